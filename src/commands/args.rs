@@ -1,0 +1,115 @@
+//! A cursor over the arguments of a command.
+
+use crate::config::{self, MAX_MS};
+use crate::error::{shown, Error};
+use crate::server::load::Args;
+use crate::server::Str;
+
+/// The longest owner, in bytes.
+const MAX_OWNER: usize = 1024;
+
+/// The arguments that are still to be read, and the command's name for error texts.
+pub(super) struct Cursor<'a> {
+    args: Args<'a>,
+    next: usize,
+    command: &'static str,
+}
+
+impl<'a> Cursor<'a> {
+    /// Begins after the command's name.
+    pub(super) fn new(command: &'static str, args: Args<'a>) -> Cursor<'a> {
+        Cursor { args, next: 1, command }
+    }
+
+    /// The key of the lock, which the server has checked to be there.
+    pub(super) fn key(&mut self) -> Result<Str<'a>, Error> {
+        let key = self.args.string(self.next).ok_or_else(|| self.problem("key is missing".to_owned()))?;
+        self.next += 1;
+        Ok(key)
+    }
+
+    /// An owner: any bytes, but not too many of them, and not a name that is kept for other fields.
+    pub(super) fn owner(&mut self) -> Result<&'a [u8], Error> {
+        let owner = self.next().ok_or_else(|| self.problem("owner is missing".to_owned()))?;
+        if owner.is_empty() || owner.len() > MAX_OWNER {
+            let len = owner.len();
+            return Err(self.problem(format!("owner must be 1 to {MAX_OWNER} bytes, not {len},")));
+        }
+        if owner[0] == b'#' {
+            return Err(self.problem("owner must not begin with '#'".to_owned()));
+        }
+        Ok(owner)
+    }
+
+    /// The next argument.
+    pub(super) fn next(&mut self) -> Option<&'a [u8]> {
+        let argument = self.args.bytes(self.next)?;
+        self.next += 1;
+        Some(argument)
+    }
+
+    /// The value of the option `name`: an integer from `min` to `max`.
+    fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
+        let text = self.next().ok_or_else(|| self.problem(format!("{name} needs a value")))?;
+        // As Redis reads integers: no sign but a minus, no space, no leading zero.
+        let digits = text.strip_prefix(b"-").unwrap_or(text);
+        let canonical = !digits.is_empty()
+            && digits.iter().all(u8::is_ascii_digit)
+            && (digits[0] != b'0' || text.len() == 1);
+        if !canonical {
+            return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
+        }
+        std::str::from_utf8(text)
+            .ok()
+            .and_then(|text| text.parse().ok())
+            .filter(|number| (min..=max).contains(number))
+            .ok_or_else(|| self.problem(format!("{name} is out of range, must be {min} to {max},")))
+    }
+
+    /// The value of `BLOCK`: milliseconds to wait, `None` for no limit.
+    pub(super) fn block(&mut self) -> Result<Option<u64>, Error> {
+        Ok(Some(self.integer("BLOCK", 0, MAX_MS)?.unsigned_abs()).filter(|ms| *ms > 0))
+    }
+
+    /// The value of `COUNT`.
+    pub(super) fn count(&mut self) -> Result<usize, Error> {
+        let count = self.integer("COUNT", 1, MAX_MS)?;
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    /// Reads `PX milliseconds` or `EX seconds` into `lease`, if `option` is one of them. Returns whether it
+    /// is.
+    pub(super) fn lease(&mut self, option: &[u8], lease: &mut Option<i64>) -> Result<bool, Error> {
+        let (name, unit) = match option {
+            _ if option.eq_ignore_ascii_case(b"PX") => ("PX", 1),
+            _ if option.eq_ignore_ascii_case(b"EX") => ("EX", 1000),
+            _ => return Ok(false),
+        };
+        if lease.is_some() {
+            return Err(self.problem("only one PX or EX is allowed".to_owned()));
+        }
+        let ms = self.integer(name, 1, MAX_MS / unit)? * unit;
+        if let Some(max) = config::max_lease().filter(|max| ms > *max) {
+            return Err(self.problem(format!("{name} is out of range, lock.max-lease is {max} ms,")));
+        }
+        *lease = Some(ms);
+        Ok(true)
+    }
+
+    /// Sets `option`, or says that it is there already.
+    pub(super) fn once<T>(&self, name: &str, option: &mut Option<T>, value: T) -> Result<(), Error> {
+        if option.replace(value).is_some() {
+            return Err(self.problem(format!("{name} is given twice")));
+        }
+        Ok(())
+    }
+
+    /// The error for an option that the command does not have.
+    pub(super) fn unknown(&self, option: &[u8]) -> Error {
+        self.problem(format!("syntax error, unknown option '{}'", shown(option)))
+    }
+
+    fn problem(&self, problem: String) -> Error {
+        Error::Argument { command: self.command, problem }
+    }
+}

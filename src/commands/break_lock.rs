@@ -1,0 +1,33 @@
+//! `LOCK.BREAK key`
+
+use super::args::Cursor;
+use crate::error::Error;
+use crate::runtime;
+use crate::server::load::{Args, Command, Spec};
+use crate::server::Ctx;
+
+pub(crate) struct Break;
+
+impl Command for Break {
+    const SPEC: Spec = Spec {
+        name: c"lock.break",
+        flags: c"write",
+        categories: c"write slow dangerous",
+        first_key: 1,
+        arity: 2,
+        summary: c"Ends every hold on a lock, whoever has it, and hands the lock to the next in line.",
+        complexity: c"O(N) where N owners hold the lock",
+    };
+
+    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+        let key = Cursor::new("lock.break", args).key()?;
+        let mut lock = super::open(ctx, &key)?;
+        let lost = runtime::with(ctx, |runtime| {
+            runtime.service.break_lock(ctx.db(), key.as_bytes(), &mut lock.holders, ctx.now())
+        });
+        lock.store();
+        runtime::settle(ctx);
+        ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
+        Ok(())
+    }
+}

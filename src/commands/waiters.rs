@@ -1,0 +1,63 @@
+//! `LOCK.WAITERS key [COUNT n]`
+
+use super::args::Cursor;
+use crate::core::MonoUs;
+use crate::error::Error;
+use crate::runtime;
+use crate::server::load::{Args, Command, Spec};
+use crate::server::Ctx;
+
+/// How many are listed unless the call says otherwise.
+const DEFAULT_COUNT: usize = 100;
+
+pub(crate) struct Waiters;
+
+impl Command for Waiters {
+    const SPEC: Spec = Spec {
+        name: c"lock.waiters",
+        flags: c"readonly",
+        categories: c"read slow",
+        first_key: 1,
+        arity: -2,
+        summary: c"Lists who waits for a lock, first in line first.",
+        complexity: c"O(N) where N waiters are listed",
+    };
+
+    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+        let mut args = Cursor::new("lock.waiters", args);
+        let key = args.key()?;
+        let mut count = None;
+        while let Some(option) = args.next() {
+            if !option.eq_ignore_ascii_case(b"COUNT") {
+                return Err(args.unknown(option));
+            }
+            let n = args.count()?;
+            args.once("COUNT", &mut count, n)?;
+        }
+        let (db, now) = (ctx.db(), ctx.now());
+        runtime::with(ctx, |runtime| {
+            let waiters = runtime.service.waiters_of(db, key.as_bytes(), now);
+            let waiters = waiters.take(count.unwrap_or(DEFAULT_COUNT)).collect::<Vec<_>>();
+            ctx.reply_array(waiters.len());
+            for waiter in waiters {
+                let client = runtime.client_of(waiter.id).and_then(|id| i64::try_from(id).ok());
+                ctx.reply_map(5);
+                ctx.reply_bulk(b"owner");
+                ctx.reply_bulk(waiter.owner.as_bytes());
+                ctx.reply_bulk(b"mode");
+                ctx.reply_bulk(b"exclusive");
+                ctx.reply_bulk(b"waited");
+                ctx.reply_integer(milliseconds(waiter.waited_us));
+                ctx.reply_bulk(b"remaining");
+                ctx.reply_integer(waiter.remaining_us.map_or(-1, milliseconds));
+                ctx.reply_bulk(b"client");
+                ctx.reply_integer(client.unwrap_or(0));
+            }
+        });
+        Ok(())
+    }
+}
+
+fn milliseconds(us: MonoUs) -> i64 {
+    i64::try_from(us / 1000).unwrap_or(i64::MAX)
+}

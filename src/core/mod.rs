@@ -1,0 +1,57 @@
+//! The lock service as pure logic: who excludes whom, who waits, who is next.
+//!
+//! Nothing here knows Redis, reads a clock or does I/O. The caller passes what the keyspace holds
+//! ([`Holders`]) and the time ([`Now`]); the core changes the holders in place and hands out what it
+//! decided for waiters ([`Decision`]). The same history of calls always gives the same decisions.
+//!
+//! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who
+//!   excludes whom.
+//! * [`service`]: the queues, deadlines and undelivered grants of all locks.
+
+pub(crate) mod holders;
+pub(crate) mod service;
+
+
+use std::fmt;
+use std::rc::Rc;
+
+pub(crate) use holders::{Admission, Hold, Holders, NotOwner};
+pub(crate) use service::{Decision, LockId, Request, Service, WaiterId};
+
+/// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
+pub(crate) type WallMs = i64;
+
+/// Microseconds of a clock that never steps: what a client's time to wait is counted in.
+pub(crate) type MonoUs = u64;
+
+/// The time of one input, on both clocks that matter.
+///
+/// Leases live in the keyspace and follow the wall clock, as every TTL does. Times to wait are promises to
+/// a client and must not change when an operator sets the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Now {
+    /// For leases.
+    pub(crate) wall: WallMs,
+    /// For times to wait.
+    pub(crate) mono: MonoUs,
+}
+
+/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Owner(Rc<[u8]>);
+
+impl Owner {
+    pub(crate) fn new(bytes: &[u8]) -> Owner {
+        Owner(Rc::from(bytes))
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({})", self.0.escape_ascii())
+    }
+}

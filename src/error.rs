@@ -1,0 +1,68 @@
+//! Why a command was refused.
+
+use std::fmt;
+
+/// Every error that a client can get from the module; the text tells what to do. The prefixes are part of the
+/// wire contract.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Error {
+    /// The key holds another type, or a hash that is no lock of this kind.
+    WrongType,
+    /// The owner holds nothing here.
+    NotOwner,
+    /// A waiter whose slot is served by another node now.
+    Moved,
+    /// The server became a replica.
+    ReadOnly,
+    /// More wait for the lock than the setting allows.
+    TooManyWaiters,
+    /// The hold count cannot grow any more.
+    TooManyHolds,
+    /// An argument is wrong; the text names it, and says what is right.
+    Argument {
+        /// The command, as the server calls it.
+        command: &'static str,
+        /// What is wrong, with the name of the argument.
+        problem: String,
+    },
+    /// The server refused to block the client.
+    CannotBlock,
+    /// The answer of another command that was asked on behalf of the client.
+    Passed(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::WrongType => {
+                f.write_str("WRONGTYPE the key holds something that is no exclusive lock; choose another key")
+            }
+            Error::NotOwner => f.write_str(
+                "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over",
+            ),
+            Error::Moved => f.write_str(
+                "UNBLOCKED the slot of the lock has moved to another node of the cluster; send the command again",
+            ),
+            Error::ReadOnly => f.write_str("READONLY You can't write against a read only replica."),
+            Error::TooManyWaiters => f.write_str(
+                "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later",
+            ),
+            Error::TooManyHolds => {
+                f.write_str("ERR this owner's hold count is at its maximum; release before acquiring again")
+            }
+            Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
+            Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),
+            Error::Passed(text) => f.write_str(text),
+        }
+    }
+}
+
+/// Bytes of a client, fit for an error text: printable, on one line, and not too long.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    const LONGEST: usize = 64;
+    let mut text = bytes.iter().take(LONGEST).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
+    if bytes.len() > LONGEST {
+        text.extend_from_slice(b"...");
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}

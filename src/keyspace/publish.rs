@@ -1,0 +1,60 @@
+//! Telling those who wait elsewhere that a lock is free: the message that Redisson's waiters listen for.
+
+use crate::config::{self, Publish};
+use crate::server::{Ctx, Str};
+
+/// The message that wakes one waiter of each client.
+const FREE: &[u8] = b"0";
+
+/// The lock is free and nobody here takes it. Publishing is no change of the keyspace, and so is allowed
+/// wherever a write is.
+pub(crate) fn freed(ctx: Ctx, lock: &Str<'_>) {
+    let chosen = match config::publish() {
+        Publish::Auto if ctx.is_cluster() => Publish::Both,
+        Publish::Auto => Publish::Classic,
+        chosen => chosen,
+    };
+    if chosen == Publish::Off {
+        return;
+    }
+    let channel = Str::new(&channel(lock.as_bytes()));
+    let message = &Str::new(FREE);
+    // In a cluster its bus takes the message to the replicas.
+    let to_replicas = !ctx.is_cluster();
+    if matches!(chosen, Publish::Classic | Publish::Both) {
+        ctx.publish(&channel, message);
+        if to_replicas {
+            ctx.replicate_publish(c"PUBLISH", &channel, message);
+        }
+    }
+    if matches!(chosen, Publish::Sharded | Publish::Both) {
+        ctx.publish_shard(&channel, message);
+        if to_replicas {
+            ctx.replicate_publish(c"SPUBLISH", &channel, message);
+        }
+    }
+}
+
+/// `redisson_lock__channel:{key}`; a key that has a brace is taken as it is, so that it keeps its own hash
+/// tag.
+fn channel(key: &[u8]) -> Vec<u8> {
+    const PREFIX: &[u8] = b"redisson_lock__channel:";
+    if key.contains(&b'{') {
+        [PREFIX, key].concat()
+    } else {
+        [PREFIX, b"{", key, b"}"].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::channel;
+
+    #[test]
+    fn the_channel_has_the_lock_as_its_hash_tag() {
+        assert_eq!(channel(b"k"), b"redisson_lock__channel:{k}");
+        assert_eq!(channel(b"a{k}"), b"redisson_lock__channel:a{k}");
+        assert_eq!(channel(b"a{"), b"redisson_lock__channel:a{");
+        assert_eq!(channel(b"\xff\0"), b"redisson_lock__channel:{\xff\0}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Distributed locks as native commands of Redis and Valkey.
+//!
+//! # Layout
+//!
+//! * `lib.rs`: what the module registers, as a table.
+//! * [`core`]: the lock service as pure logic: holders, queues, deadlines. No Redis, no clock, no `unsafe`.
+//! * [`commands`]: one file per command: parse, ask the core, write, reply.
+//! * [`keyspace`]: a lock as a Redis hash: read it, write the difference, replicate it, raise its events,
+//!   publish that it is free.
+//! * [`runtime`]: the module at work: the core's state, the blocked clients, the one timer.
+//! * [`server`]: safe wrappers over the module API; the only place with `unsafe`.
+//! * [`config`], [`metrics`], [`error`]: settings, counters and `INFO`, error texts.
+//!
+//! One acquire, from the command to the reply: [`commands::Acquire`] parses it and opens the lock
+//! ([`keyspace::Lock::open`]); the core decides ([`core::Service::acquire`]) and changes the holders;
+//! [`keyspace::Lock::store`] writes them; the reply goes out. If the lock is busy and the client waits, the
+//! core queues it and [`runtime::block`] blocks the client, until some later call, timer or event lets the
+//! core decide for it: [`runtime`] tells how that reaches the client.
+
+#![deny(unsafe_code)]
+
+mod commands;
+mod config;
+#[forbid(unsafe_code)]
+mod core;
+mod error;
+mod keyspace;
+mod metrics;
+mod runtime;
+#[allow(unsafe_code)]
+mod server;
+
+use std::ffi::{c_int, CStr};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis_module::raw;
+
+use server::load::{self, Version};
+use server::Ctx;
+
+/// The module's memory is the server's, so that `INFO memory` and `maxmemory` see it.
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+const NAME: &CStr = c"redis-lock";
+
+/// As `MODULE LIST` shows it: 0.1.0.
+const VERSION: c_int = 100;
+
+/// Redis 7.0 brought settings of modules, their command information, and absolute time-outs without a race.
+const OLDEST_SERVER: Version = Version::new(7, 0, 0);
+
+/// Before, `CLIENT UNBLOCK` raced with a grant, and could end the server.
+const CLIENT_UNBLOCK_SINCE: Version = Version::new(7, 4, 0);
+
+/// The commands that effects are replicated as.
+const REPLICATED: [&CStr; 3] = [c"hset", c"pexpireat", c"del"];
+
+static MAY_UNBLOCK: AtomicBool = AtomicBool::new(false);
+
+/// True if `CLIENT UNBLOCK` may end a wait on this server.
+fn server_may_unblock() -> bool {
+    MAY_UNBLOCK.load(Ordering::Relaxed)
+}
+
+/// Everything that the module registers.
+fn register(ctx: Ctx, args: load::Args<'_>, server: Version) -> Result<(), String> {
+    let commands = [
+        load::register::<commands::Acquire>(ctx),
+        load::register::<commands::Release>(ctx),
+        load::register::<commands::Renew>(ctx),
+        load::register::<commands::Break>(ctx),
+        load::register::<commands::Info>(ctx),
+        load::register::<commands::Waiters>(ctx),
+        load::register::<commands::Help>(ctx),
+        load::register::<commands::Config>(ctx),
+    ];
+    if commands.contains(&false) {
+        return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
+    }
+    config::register(ctx, args, server)?;
+    if !server::info::register::<metrics::Section>(ctx) || !runtime::start(ctx) {
+        return Err("the server refuses a subscription".to_owned());
+    }
+    Ok(())
+}
+
+fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
+    let server = load::server_version().filter(|version| *version >= OLDEST_SERVER);
+    let Some(server) = server else {
+        let found = load::server_version().map_or("an older one".to_owned(), |version| version.to_string());
+        return Err(format!("needs Redis {OLDEST_SERVER} or later, or Valkey; this server is {found}"));
+    };
+    let missing = load::missing_symbols();
+    if !missing.is_empty() {
+        return Err(format!("the server lacks {}", missing.join(", ")));
+    }
+    if let Some(renamed) = REPLICATED.iter().find(|name| !load::knows_command(ctx, name)) {
+        let name = renamed.to_string_lossy().to_ascii_uppercase();
+        return Err(format!("the server has no command {name}, as which locks are replicated: do not rename it"));
+    }
+    load::log_panics();
+    load::set_options(ctx);
+    MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
+    register(ctx, args, server)?;
+    if metrics::evicts() {
+        ctx.warn(
+            "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
+             owners hold one lock; set maxmemory-policy noeviction",
+        );
+    }
+    Ok(())
+}
+
+/// Called by the server when it loads the module.
+#[no_mangle]
+#[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
+pub unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the server passes a context that is valid during this call.
+    let Some(ctx) = (unsafe { load::init(ctx, NAME, VERSION) }) else {
+        return raw::REDISMODULE_ERR as c_int;
+    };
+    // SAFETY: the server passes the module's arguments.
+    let args = unsafe { load::module_args(argv, argc) };
+    match server::guard(|| load(ctx, args)) {
+        Some(Ok(())) => raw::REDISMODULE_OK as c_int,
+        Some(Err(why)) => {
+            ctx.warn(&format!("redis-lock is not loaded: {why}"));
+            raw::REDISMODULE_ERR as c_int
+        }
+        None => raw::REDISMODULE_ERR as c_int,
+    }
+}
+
+/// Called by the server before it unloads the module.
+#[no_mangle]
+#[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
+pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
+    // SAFETY: the server passes a context that is valid during this call.
+    let ctx = unsafe { Ctx::from_raw(ctx) };
+    server::guard(|| runtime::stop(ctx));
+    load::log_panics_no_more();
+    raw::REDISMODULE_OK as c_int
+}

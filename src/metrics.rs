@@ -1,0 +1,51 @@
+//! What the module counts, and its part of `INFO`.
+
+use crate::core::Decision;
+use crate::server::info::{self, Info, InfoSection};
+use crate::server::Ctx;
+
+/// Counters since the module was loaded.
+#[derive(Default)]
+pub(crate) struct Metrics {
+    /// Waiters that were granted their lock.
+    pub(crate) granted: usize,
+    /// Waiters whose time was over.
+    pub(crate) timed_out: usize,
+    /// Grants that were taken back, as their client was gone.
+    pub(crate) taken_back: usize,
+}
+
+impl Metrics {
+    pub(crate) fn count(&mut self, decision: Decision) {
+        match decision {
+            Decision::Granted(_) => self.granted += 1,
+            Decision::TimedOut => self.timed_out += 1,
+            Decision::WrongType | Decision::Moved | Decision::Overflow => {}
+        }
+    }
+}
+
+/// `INFO redis-lock`: every field is described in `docs/operations.md`.
+pub(crate) struct Section;
+
+impl InfoSection for Section {
+    fn fill(ctx: Ctx, info: &mut Info) {
+        if !info.section(c"locks") {
+            return;
+        }
+        crate::runtime::with(ctx, |runtime| {
+            info.number(c"waiters", runtime.service.waiting_total());
+            info.number(c"contended_locks", runtime.service.contended());
+            info.number(c"waiters_granted", runtime.metrics.granted);
+            info.number(c"waiters_timed_out", runtime.metrics.timed_out);
+            info.number(c"grants_taken_back", runtime.metrics.taken_back);
+        });
+        info.number(c"internal_errors", crate::server::panics());
+        info.text(c"eviction", if evicts() { c"locks-can-be-evicted" } else { c"off" });
+    }
+}
+
+/// True if the server may evict lock keys when its memory is full, and so let two owners in.
+pub(crate) fn evicts() -> bool {
+    info::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
+}

@@ -1,0 +1,376 @@
+//! The module at work in a server: the core, the clients that are blocked on its decisions, and its one timer.
+//!
+//! How a decision reaches its client:
+//!
+//! 1. A command, the timer, or a look at a touched lock changes the core, writes the lock, and calls
+//!    [`settle`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
+//!    what comes next.
+//! 2. In the same turn of the event loop the server lets [`Waits::reply`] answer the client, if it is still
+//!    there, and calls [`Waits::done`] in any case.
+//! 3. A client that is gone by then does not keep its grant. One whose connection ended in this very turn may
+//!    still look alive in step 2 and be freed right after, without getting the answer: so a grant is final
+//!    only when the turn is over and the client still exists ([`turn_is_over`]).
+//!
+//! Nothing is written from where the server tells us that a key was touched ([`Touches`]), as the replicas
+//! would get our write before the change that led to it: the lock is marked, and looked at in a timer that
+//! fires at once.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+use crate::core::{Decision, LockId, MonoUs, Owner, Service, WaiterId};
+use crate::error::Error;
+use crate::keyspace::{self, Lock};
+use crate::metrics::Metrics;
+use crate::server::blocked::{self, BlockedClient, Handle};
+use crate::server::events::{self, KeyspaceEvents};
+use crate::server::timer::{self, TimerId};
+use crate::server::{Ctx, ServerCell, Str};
+
+/// In a cluster, how often every lock that somebody waits for is looked at, in microseconds: a slot can leave
+/// without a word about its keys.
+const CLUSTER_LOOK_US: MonoUs = 500_000;
+
+static RUNTIME: ServerCell<RefCell<Option<Runtime>>> = ServerCell::new(RefCell::new(None));
+
+/// The event that is being raised is about a change of our own.
+static CHANGING: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// How a grant is answered.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    /// With the hold count.
+    Holds,
+    /// With a map that names the owner too: the server chose it.
+    Map(Owner),
+}
+
+/// A blocked client, from the call that has to wait until the server has taken its handle back.
+struct Wait {
+    handle: Handle,
+    client: u64,
+    answer: Answer,
+    /// `None` as long as it waits. The handle has been given back as soon as there is one.
+    ended: Option<Ended>,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy)]
+enum Ended {
+    By(Decision),
+    /// The client left, or the server has answered it.
+    Left,
+}
+
+/// All state in memory.
+#[derive(Default)]
+pub(crate) struct Runtime {
+    pub(crate) service: Service,
+    pub(crate) metrics: Metrics,
+    waits: HashMap<WaiterId, Wait>,
+    /// On old servers the handle is all that a callback gets.
+    by_handle: HashMap<Handle, WaiterId>,
+    /// The timer, if it is set, and when it fires. There is never more than one.
+    timer: Option<(TimerId, MonoUs)>,
+    /// Grants that were answered in this turn of the event loop, with their clients.
+    answered: Vec<(WaiterId, u64)>,
+    /// The end of every turn is listened to; ends in the timer.
+    listening: bool,
+    /// When all locks are looked at next; in a cluster only.
+    look_at_all: Option<MonoUs>,
+}
+
+/// Gives access to the state. Nothing that can make the server call us back may be done inside.
+pub(crate) fn with<T>(ctx: Ctx, body: impl FnOnce(&mut Runtime) -> T) -> T {
+    body(RUNTIME.get(ctx).borrow_mut().get_or_insert_with(Runtime::default))
+}
+
+/// Starts to listen to what happens to keys. False if the server refuses.
+pub(crate) fn start(ctx: Ctx) -> bool {
+    events::subscribe::<Touches>(ctx)
+}
+
+/// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
+pub(crate) fn stop(ctx: Ctx) {
+    RUNTIME.get(ctx).replace(None);
+}
+
+/// Raises events about a change of our own.
+pub(crate) fn while_changing(ctx: Ctx, raise: impl FnOnce()) {
+    CHANGING.get(ctx).set(true);
+    raise();
+    CHANGING.get(ctx).set(false);
+}
+
+/// Blocks the calling client until its waiter is decided.
+pub(crate) fn block(ctx: Ctx, id: WaiterId, answer: Answer) -> Result<(), Error> {
+    let may_unblock = crate::server_may_unblock();
+    let Some(handle) = blocked::block::<Waits>(ctx, may_unblock) else {
+        with(ctx, |runtime| runtime.service.leave(id));
+        settle(ctx);
+        return Err(Error::CannotBlock);
+    };
+    let wait = Wait { handle, client: ctx.client_id(), answer, ended: None };
+    with(ctx, |runtime| {
+        runtime.waits.insert(id, wait);
+        runtime.by_handle.insert(handle, id);
+    });
+    settle(ctx);
+    Ok(())
+}
+
+/// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
+/// core, when the lock is stored.
+pub(crate) fn settle(ctx: Ctx) {
+    with(ctx, |runtime| {
+        runtime.pass_on_decisions();
+        runtime.set_timer(ctx, true);
+    });
+}
+
+/// A command found something else than a lock: if somebody waits for it, that is looked at.
+pub(crate) fn look_soon(ctx: Ctx, key: &[u8]) {
+    with(ctx, |runtime| {
+        if runtime.service.touched(ctx.db(), key, false) {
+            runtime.set_timer(ctx, true);
+        }
+    });
+}
+
+impl Runtime {
+    /// The client that this waiter blocks.
+    pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
+        self.waits.get(&id).map(|wait| wait.client)
+    }
+
+    fn pass_on_decisions(&mut self) {
+        for (id, decision) in self.service.take_decisions() {
+            self.metrics.count(decision);
+            self.end(id, Ended::By(decision));
+        }
+    }
+
+    /// Ends a wait; only the first end counts, so that the handle is given back once.
+    fn end(&mut self, id: WaiterId, ended: Ended) {
+        if let Some(wait) = self.waits.get_mut(&id).filter(|wait| wait.ended.is_none()) {
+            wait.ended = Some(ended);
+            blocked::unblock(wait.handle, id.0);
+        }
+    }
+
+    /// A waiter that has not been decided leaves.
+    fn leave(&mut self, ctx: Ctx, handle: Handle) {
+        let Some(id) = self.by_handle.get(&handle).copied() else { return };
+        self.service.leave(id);
+        self.end(id, Ended::Left);
+        self.set_timer(ctx, true);
+    }
+
+    /// Sets the timer for the next thing to do, moves it if that comes earlier than planned, and stops it if
+    /// there is nothing: a module that has a timer cannot be unloaded.
+    fn set_timer(&mut self, ctx: Ctx, may_write: bool) {
+        let now = ctx.now();
+        let wanted = if self.listening && self.answered.is_empty() {
+            Some(0)
+        } else {
+            let work = self.service.next_wakeup(now, may_write);
+            let look = self.look_at_all.map(|at| at.saturating_sub(now.mono).div_ceil(1000));
+            work.into_iter().chain(look).min()
+        };
+        let due = wanted.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000)));
+        match (&self.timer, due) {
+            (Some((_, planned)), Some(due)) if *planned <= due => return,
+            (None, None) => return,
+            _ => {}
+        }
+        if let Some((timer, _)) = self.timer.take() {
+            timer::stop(ctx, timer);
+        }
+        if let (Some(ms), Some(due)) = (wanted, due) {
+            self.timer = Some((timer::set(ctx, ms, fired), due));
+        }
+    }
+}
+
+/// The timer has fired.
+fn fired(ctx: Ctx) {
+    let primary = ctx.is_primary();
+    let may_write = ctx.may_write();
+    let locks = with(ctx, |runtime| {
+        // First of all: this timer must not be stopped any more.
+        runtime.timer = None;
+        if std::mem::take(&mut runtime.listening) {
+            if runtime.answered.is_empty() {
+                events::ignore_wakeups(ctx);
+            } else {
+                runtime.listening = true;
+            }
+        }
+        if !primary {
+            runtime.service.abdicate();
+        }
+        let now = ctx.now();
+        if may_write && ctx.is_cluster() {
+            runtime.plan_look_at_all(now.mono);
+        }
+        let locks = runtime.service.tick(now, may_write);
+        // Those whose time is over are answered even if a look at a lock should fail.
+        runtime.pass_on_decisions();
+        locks
+    });
+    for lock in &locks {
+        look_at(ctx, lock);
+    }
+    with(ctx, |runtime| {
+        runtime.pass_on_decisions();
+        runtime.set_timer(ctx, may_write);
+    });
+}
+
+impl Runtime {
+    fn plan_look_at_all(&mut self, now: MonoUs) {
+        if self.look_at_all.is_some_and(|at| at <= now) {
+            self.service.look_at_all();
+        }
+        let planned = self.look_at_all.filter(|at| *at > now);
+        let waiting = self.service.waiting_total() > 0;
+        self.look_at_all = waiting.then(|| planned.unwrap_or(now + CLUSTER_LOOK_US));
+    }
+}
+
+/// Reads a lock that may have become free, and grants it to whoever is first in line.
+fn look_at(ctx: Ctx, lock: &LockId) {
+    ctx.select_db(lock.db);
+    let name = Str::new(&lock.key);
+    let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.db, &lock.key, decision));
+    // A key that has gone because its slot migrates was not released.
+    if ctx.is_cluster() && !ctx.serves_slot_of(&name) {
+        return refuse(Decision::Moved);
+    }
+    let Ok(mut open) = Lock::open(ctx, &name) else {
+        return refuse(Decision::WrongType);
+    };
+    let found_free = open.holders.is_free();
+    with(ctx, |runtime| runtime.service.serve(lock.db, &lock.key, &mut open.holders, ctx.now()));
+    let left_free = open.holders.is_free();
+    open.store();
+    if found_free && left_free {
+        keyspace::publish::freed(ctx, &name);
+    }
+}
+
+/// What the server tells about keys.
+struct Touches;
+
+impl KeyspaceEvents for Touches {
+    fn key(ctx: Ctx, event: &[u8], key: &[u8]) {
+        if CHANGING.get(ctx).get() {
+            return;
+        }
+        with(ctx, |runtime| {
+            // Nearly always: nobody waits, and the event costs no more than this.
+            if runtime.service.is_idle() {
+                return;
+            }
+            let gone = matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from");
+            if runtime.service.touched(ctx.db(), key, gone) {
+                runtime.set_timer(ctx, true);
+            }
+        });
+    }
+
+    fn database(ctx: Ctx, db: Option<i32>) {
+        with(ctx, |runtime| {
+            if !runtime.service.is_idle() {
+                runtime.service.touched_all(db);
+                runtime.set_timer(ctx, true);
+            }
+        });
+    }
+}
+
+/// What happens to blocked clients.
+struct Waits;
+
+impl BlockedClient for Waits {
+    fn reply(ctx: Ctx, token: u64) {
+        let found = with(ctx, |runtime| {
+            runtime.waits.get(&WaiterId(token)).map(|wait| (wait.ended, wait.answer.clone()))
+        });
+        let Some((Some(Ended::By(decision)), answer)) = found else { return };
+        match decision {
+            Decision::Granted(holds) => reply_grant(ctx, &answer, holds),
+            Decision::TimedOut => ctx.reply_null(),
+            Decision::WrongType => ctx.reply_error(&Error::WrongType.to_string()),
+            Decision::Moved => ctx.reply_error(&Error::Moved.to_string()),
+            Decision::Overflow => ctx.reply_error(&Error::TooManyHolds.to_string()),
+        }
+    }
+
+    fn timed_out(ctx: Ctx, handle: Handle) {
+        ctx.reply_null();
+        with(ctx, |runtime| runtime.leave(ctx, handle));
+    }
+
+    fn disconnected(ctx: Ctx, handle: Handle) {
+        with(ctx, |runtime| runtime.leave(ctx, handle));
+    }
+
+    fn done(ctx: Ctx, token: u64, gone: bool) {
+        let id = WaiterId(token);
+        with(ctx, |runtime| {
+            let Some(wait) = runtime.waits.remove(&id) else { return };
+            runtime.by_handle.remove(&wait.handle);
+            if !matches!(wait.ended, Some(Ended::By(Decision::Granted(_)))) {
+                return;
+            }
+            if gone {
+                runtime.take_back(id);
+            } else {
+                runtime.answered.push((id, wait.client));
+                if !std::mem::replace(&mut runtime.listening, true) {
+                    events::listen_to_wakeups(ctx, turn_is_over);
+                }
+            }
+            runtime.set_timer(ctx, true);
+        });
+    }
+}
+
+impl Runtime {
+    fn take_back(&mut self, id: WaiterId) {
+        self.metrics.taken_back += 1;
+        self.service.undelivered(id);
+    }
+}
+
+/// The event loop has sent what it had to send and freed what it had to free, and has read nothing since.
+fn turn_is_over(ctx: Ctx) {
+    with(ctx, |runtime| {
+        if runtime.answered.is_empty() {
+            return;
+        }
+        for (id, client) in std::mem::take(&mut runtime.answered) {
+            if ctx.client_exists(client) {
+                runtime.service.delivered(id);
+            } else {
+                runtime.take_back(id);
+            }
+        }
+        runtime.set_timer(ctx, true);
+    });
+}
+
+/// Answers a grant.
+pub(crate) fn reply_grant(ctx: Ctx, answer: &Answer, holds: i64) {
+    match answer {
+        Answer::Holds => ctx.reply_integer(holds),
+        Answer::Map(owner) => {
+            ctx.reply_map(2);
+            ctx.reply_bulk(b"owner");
+            ctx.reply_bulk(owner.as_bytes());
+            ctx.reply_bulk(b"holds");
+            ctx.reply_integer(holds);
+        }
+    }
+}

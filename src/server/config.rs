@@ -1,0 +1,124 @@
+//! Settings that `CONFIG GET`, `CONFIG SET` and `CONFIG REWRITE` know.
+
+use std::ffi::{c_char, c_int, c_longlong, c_void, CStr};
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use redis_module::raw;
+
+use crate::server::Ctx;
+
+/// How the server names the settings of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// Always behind the module's name and a dot.
+    Prefixed,
+    /// As the module says (Redis 8).
+    Free,
+}
+
+impl Naming {
+    fn flags(self) -> u32 {
+        match self {
+            Naming::Prefixed => raw::REDISMODULE_CONFIG_DEFAULT,
+            #[allow(clippy::cast_possible_truncation, reason = "the flag is bit 9 and the parameter 32 bits")]
+            Naming::Free => raw::REDISMODULE_CONFIG_UNPREFIXED as u32,
+        }
+    }
+}
+
+/// Registers a number. False if the server refuses.
+pub(crate) fn register_number(
+    ctx: Ctx,
+    name: &CStr,
+    naming: Naming,
+    default: i64,
+    (min, max): (i64, i64),
+    value: &'static AtomicI64,
+) -> bool {
+    unsafe extern "C" fn get(_name: *const c_char, value: *mut c_void) -> c_longlong {
+        // SAFETY: the private data is the static that was registered.
+        unsafe { &*value.cast::<AtomicI64>() }.load(Ordering::Relaxed)
+    }
+    unsafe extern "C" fn set(
+        _name: *const c_char,
+        new: c_longlong,
+        value: *mut c_void,
+        _error: *mut *mut raw::RedisModuleString,
+    ) -> c_int {
+        // SAFETY: the private data is the static that was registered.
+        unsafe { &*value.cast::<AtomicI64>() }.store(new, Ordering::Relaxed);
+        raw::REDISMODULE_OK as c_int
+    }
+    let data = std::ptr::from_ref(value).cast_mut().cast();
+    let flags = naming.flags();
+    // SAFETY: the server copies the name; the private data is static and only changed through an atomic.
+    unsafe {
+        call!(RedisModule_RegisterNumericConfig(
+            ctx.0,
+            name.as_ptr(),
+            default,
+            flags,
+            min,
+            max,
+            Some(get),
+            Some(set),
+            None,
+            data
+        )) == raw::REDISMODULE_OK as c_int
+    }
+}
+
+/// Registers a choice between names; the value is the place of the chosen one. False if the server refuses.
+pub(crate) fn register_choice(
+    ctx: Ctx,
+    name: &CStr,
+    naming: Naming,
+    default: i32,
+    choices: &[&'static CStr],
+    value: &'static AtomicI64,
+) -> bool {
+    unsafe extern "C" fn get(_name: *const c_char, value: *mut c_void) -> c_int {
+        // SAFETY: the private data is the static that was registered.
+        let value = unsafe { &*value.cast::<AtomicI64>() }.load(Ordering::Relaxed);
+        c_int::try_from(value).unwrap_or_default()
+    }
+    unsafe extern "C" fn set(
+        _name: *const c_char,
+        new: c_int,
+        value: *mut c_void,
+        _error: *mut *mut raw::RedisModuleString,
+    ) -> c_int {
+        // SAFETY: the private data is the static that was registered.
+        unsafe { &*value.cast::<AtomicI64>() }.store(i64::from(new), Ordering::Relaxed);
+        raw::REDISMODULE_OK as c_int
+    }
+    let mut names: Vec<*const c_char> = choices.iter().map(|choice| choice.as_ptr()).collect();
+    let values: Vec<c_int> = (0..).take(choices.len()).collect();
+    let count = c_int::try_from(choices.len()).unwrap_or_default();
+    let data = std::ptr::from_ref(value).cast_mut().cast();
+    let flags = naming.flags();
+    // SAFETY: the server copies names and values; the private data is static and only changed through an
+    // atomic.
+    unsafe {
+        call!(RedisModule_RegisterEnumConfig(
+            ctx.0,
+            name.as_ptr(),
+            default,
+            flags,
+            names.as_mut_ptr(),
+            values.as_ptr(),
+            count,
+            Some(get),
+            Some(set),
+            None,
+            data
+        )) == raw::REDISMODULE_OK as c_int
+    }
+}
+
+/// Sets all registered settings: to what the configuration file says, or else to their defaults. False if a
+/// value is out of range; the server has logged which.
+pub(crate) fn load(ctx: Ctx) -> bool {
+    // SAFETY: the context is that of the module, and every setting is registered.
+    unsafe { call!(RedisModule_LoadConfigs(ctx.0)) == raw::REDISMODULE_OK as c_int }
+}

@@ -1,0 +1,228 @@
+//! The context of a callback: where it runs, what time it is, and what leaves the server from it.
+
+use std::ffi::{c_int, CStr, CString};
+use std::ptr;
+
+use redis_module::raw;
+
+use crate::core::Now;
+use crate::server::load::Args;
+use crate::server::Str;
+
+/// The context in which the server has called the module. Valid until that call returns.
+#[derive(Clone, Copy)]
+pub(crate) struct Ctx(pub(super) *mut raw::RedisModuleCtx);
+
+impl Ctx {
+    /// # Safety
+    /// `raw` is the context of the running callback, and the result is not kept beyond it.
+    pub(crate) unsafe fn from_raw(raw: *mut raw::RedisModuleCtx) -> Ctx {
+        Ctx(raw)
+    }
+
+    /// The proof that a callback runs, from one that gets no context. Nothing can be done with it but to reach
+    /// the module's own state.
+    pub(super) fn none() -> Ctx {
+        Ctx(ptr::null_mut())
+    }
+
+    /// The number of the selected database.
+    pub(crate) fn db(self) -> i32 {
+        // SAFETY: the context is that of the running callback.
+        unsafe { call!(RedisModule_GetSelectedDb(self.0)) }
+    }
+
+    /// Selects the database in which keys are opened and for which commands are replicated.
+    pub(crate) fn select_db(self, db: i32) {
+        // SAFETY: the context is that of the running callback; numbers out of range are refused by the
+        // server, and all of ours came from it.
+        unsafe { call!(RedisModule_SelectDb(self.0, db)) };
+    }
+
+    /// The id of the calling client, as `CLIENT LIST` shows it.
+    pub(crate) fn client_id(self) -> u64 {
+        // SAFETY: the context is that of the running callback.
+        unsafe { call!(RedisModule_GetClientId(self.0)) }
+    }
+
+    /// True while the client with this id is connected.
+    pub(crate) fn client_exists(self, id: u64) -> bool {
+        // SAFETY: without a place for the answer, the function only looks the id up.
+        unsafe { call!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == raw::REDISMODULE_OK as c_int }
+    }
+
+    pub(crate) fn now(self) -> Now {
+        // SAFETY: both functions only read a clock.
+        unsafe { Now { wall: call!(RedisModule_Milliseconds()), mono: call!(RedisModule_MonotonicMicroseconds()) } }
+    }
+
+    fn has_flag(self, flags: u32) -> bool {
+        // SAFETY: the context is that of the running callback.
+        let set = unsafe { call!(RedisModule_GetContextFlags(self.0)) };
+        set.cast_unsigned() & flags != 0
+    }
+
+    /// True in a transaction, a script, a function, and for whoever else gets its reply at once or never.
+    pub(crate) fn denies_blocking(self) -> bool {
+        self.has_flag(
+            raw::REDISMODULE_CTX_FLAGS_MULTI
+                | raw::REDISMODULE_CTX_FLAGS_LUA
+                | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING,
+        )
+    }
+
+    pub(crate) fn is_primary(self) -> bool {
+        self.has_flag(raw::REDISMODULE_CTX_FLAGS_MASTER)
+    }
+
+    pub(crate) fn is_cluster(self) -> bool {
+        self.has_flag(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+    }
+
+    /// True if a callback that no command of a client led to may write now: not on a replica, not while a
+    /// file is loaded, and not while clients are paused, when a write would end the server.
+    pub(crate) fn may_write(self) -> bool {
+        // SAFETY: the function only reads the server's state.
+        let paused = unsafe { call!(RedisModule_AvoidReplicaTraffic()) } != 0;
+        !paused && self.is_primary() && !self.has_flag(raw::REDISMODULE_CTX_FLAGS_LOADING)
+    }
+
+    /// A keyspace event, as the command that `store` stands for would raise it.
+    pub(crate) fn notify(self, class: c_int, event: &CStr, key: &Str) {
+        // SAFETY: context, text and key outlive the call.
+        unsafe { call!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.as_ptr())) };
+    }
+
+    /// Tells `WATCH` and client-side caches that the key has changed.
+    pub(crate) fn signal_modified(self, key: &Str) {
+        // SAFETY: context and key outlive the call.
+        unsafe { call!(RedisModule_SignalModifiedKey(self.0, key.as_ptr())) };
+    }
+
+    /// `DEL key`, to replicas and the AOF.
+    pub(crate) fn replicate_del(self, key: &Str) {
+        // SAFETY: "s" takes one string of the server.
+        unsafe { call!(RedisModule_Replicate(self.0, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr())) };
+    }
+
+    /// `HSET key field number`, to replicas and the AOF.
+    pub(crate) fn replicate_hset(self, key: &Str, field: &[u8], number: i64) {
+        // SAFETY: "sbl" takes a string of the server, a buffer with its length, and a long long.
+        unsafe {
+            call!(RedisModule_Replicate(
+                self.0,
+                c"HSET".as_ptr(),
+                c"sbl".as_ptr(),
+                key.as_ptr(),
+                field.as_ptr(),
+                field.len(),
+                number,
+            ))
+        };
+    }
+
+    /// `PEXPIREAT key milliseconds`, to replicas and the AOF.
+    pub(crate) fn replicate_pexpireat(self, key: &Str, at: i64) {
+        // SAFETY: "sl" takes a string of the server and a long long.
+        unsafe {
+            call!(RedisModule_Replicate(self.0, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), key.as_ptr(), at))
+        };
+    }
+
+    /// Publishes to the subscribers of this server and, in a cluster, of all its nodes.
+    pub(crate) fn publish(self, channel: &Str, message: &Str) {
+        // SAFETY: context and strings outlive the call.
+        unsafe { call!(RedisModule_PublishMessage(self.0, channel.as_ptr(), message.as_ptr())) };
+    }
+
+    /// Publishes to the shard subscribers of this server and, in a cluster, of its shard.
+    pub(crate) fn publish_shard(self, channel: &Str, message: &Str) {
+        // SAFETY: context and strings outlive the call.
+        unsafe { call!(RedisModule_PublishMessageShard(self.0, channel.as_ptr(), message.as_ptr())) };
+    }
+
+    /// The same message to the subscribers of replicas: outside a cluster the API does not send it there.
+    pub(crate) fn replicate_publish(self, command: &CStr, channel: &Str, message: &Str) {
+        // SAFETY: "ss" takes two strings of the server; "A" keeps the command out of the AOF.
+        unsafe {
+            call!(RedisModule_Replicate(
+                self.0,
+                command.as_ptr(),
+                c"Ass".as_ptr(),
+                channel.as_ptr(),
+                message.as_ptr(),
+            ))
+        };
+    }
+
+    /// False if the key's slot is not served here (any more). Only to be asked in a cluster.
+    pub(crate) fn serves_slot_of(self, key: &Str) -> bool {
+        // SAFETY: "s" takes one string of the server. A null reply is the server's refusal to touch a key
+        // of another node, or one that migrates and is gone already.
+        unsafe {
+            let reply = call!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"s".as_ptr(), key.as_ptr()));
+            if reply.is_null() {
+                return false;
+            }
+            let kind = call!(RedisModule_CallReplyType(reply));
+            call!(RedisModule_FreeCallReply(reply));
+            kind == raw::REDISMODULE_REPLY_INTEGER as c_int
+        }
+    }
+
+    /// `CONFIG` with these arguments, which begin with the name of another command, as the calling user is
+    /// allowed to. The names and values that it answers, or its error.
+    pub(crate) fn config_get(self, args: Args<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+        let (argv, argc) = args.tail();
+        // SAFETY: "v" takes a list of strings with its length; "E" lets errors come as replies, "C" checks the
+        // permissions of the calling user.
+        unsafe {
+            let reply = call!(RedisModule_Call(self.0, c"CONFIG".as_ptr(), c"CEv".as_ptr(), argv, argc));
+            let result = pairs_of(reply);
+            if !reply.is_null() {
+                call!(RedisModule_FreeCallReply(reply));
+            }
+            result
+        }
+    }
+
+    /// A warning in the server's log.
+    pub(crate) fn warn(self, text: &str) {
+        warn(self.0, text);
+    }
+}
+
+/// The strings of a flat array, two by two.
+///
+/// # Safety
+/// `reply` is null or a reply of the server.
+unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+    // SAFETY: the caller's promise; the functions answer null for what is not there, and null again for null.
+    unsafe {
+        let text = |reply: *mut raw::RedisModuleCallReply| {
+            let mut len = 0;
+            let start = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
+            if start.is_null() {
+                return Vec::new();
+            }
+            std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
+        };
+        if reply.is_null() {
+            return Err("ERR the server refuses CONFIG GET".to_owned());
+        }
+        if call!(RedisModule_CallReplyType(reply)) == raw::REDISMODULE_REPLY_ERROR as c_int {
+            return Err(String::from_utf8_lossy(&text(reply)).into_owned());
+        }
+        let element = |at| text(call!(RedisModule_CallReplyArrayElement(reply, at)));
+        let len = call!(RedisModule_CallReplyLength(reply));
+        Ok((0..len / 2).map(|pair| (element(2 * pair), element(2 * pair + 1))).collect())
+    }
+}
+
+/// A warning in the server's log; the context may be null.
+pub(super) fn warn(ctx: *mut raw::RedisModuleCtx, text: &str) {
+    // A text with a NUL in it cannot be passed; none of ours has one that a client did not escape.
+    let Ok(text) = CString::new(text) else { return };
+    // SAFETY: "%s" takes one C string. The function is there on every server that has a module API.
+    unsafe { call!(RedisModule_Log(ctx, c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
+}

@@ -1,0 +1,102 @@
+//! What the server tells about keys, databases and its event loop.
+
+use std::ffi::{c_char, c_int, c_void, CStr};
+
+use redis_module::raw;
+
+use crate::server::{guard, string, Ctx};
+
+/// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
+pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
+/// `hset` and the like: raised, never listened to.
+pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
+
+/// Receives what happens in the keyspace. Nothing may be written to it from here: the stream would get our
+/// write before the change that led to it.
+pub(crate) trait KeyspaceEvents {
+    /// A key of the selected database was touched by somebody.
+    fn key(ctx: Ctx, event: &[u8], key: &[u8]);
+    /// All keys of one database, or of all, may have gone or changed.
+    fn database(ctx: Ctx, db: Option<i32>);
+}
+
+/// Subscribes to the events by which a lock can become free. False if the server refuses.
+pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
+    unsafe extern "C" fn key<E: KeyspaceEvents>(
+        ctx: *mut raw::RedisModuleCtx,
+        _class: c_int,
+        event: *const c_char,
+        key: *mut raw::RedisModuleString,
+    ) -> c_int {
+        // SAFETY: event and key live until this callback returns.
+        let (event, key) = unsafe { (CStr::from_ptr(event).to_bytes(), string::bytes(key)) };
+        guard(|| E::key(Ctx(ctx), event, key));
+        raw::REDISMODULE_OK as c_int
+    }
+    unsafe extern "C" fn flush<E: KeyspaceEvents>(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        data: *mut c_void,
+    ) {
+        // SAFETY: the data of a flush event is this structure.
+        let info = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
+        if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
+            guard(|| E::database(Ctx(ctx), u32::try_from(info.dbnum).is_ok().then_some(info.dbnum)));
+        }
+    }
+    unsafe extern "C" fn swap<E: KeyspaceEvents>(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        data: *mut c_void,
+    ) {
+        // SAFETY: the data of a swap event is this structure.
+        let info = unsafe { &*data.cast::<raw::RedisModuleSwapDbInfo>() };
+        guard(|| {
+            E::database(Ctx(ctx), Some(info.dbnum_first));
+            E::database(Ctx(ctx), Some(info.dbnum_second));
+        });
+    }
+    // Not all classes: a handler for all of them costs every SET.
+    let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    // SAFETY: the callbacks have the types that the server calls them with.
+    let keys = unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, classes, Some(key::<E>))) };
+    keys == raw::REDISMODULE_OK as c_int
+        && listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
+        && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
+}
+
+/// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
+/// [`ignore_wakeups`], as it costs every turn of the loop.
+pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx)) {
+    static AWAKE: super::ServerCell<std::cell::Cell<Option<fn(Ctx)>>> =
+        super::ServerCell::new(std::cell::Cell::new(None));
+    unsafe extern "C" fn turn(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        _data: *mut c_void,
+    ) {
+        if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP {
+            guard(|| {
+                if let Some(awake) = AWAKE.get(Ctx(ctx)).get() {
+                    awake(Ctx(ctx));
+                }
+            });
+        }
+    }
+    AWAKE.get(ctx).set(Some(awake));
+    listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, Some(turn));
+}
+
+/// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
+pub(crate) fn ignore_wakeups(ctx: Ctx) {
+    listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, None);
+}
+
+fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
+    let event = raw::RedisModuleEvent { id, dataver: 1 };
+    // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
+    unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == raw::REDISMODULE_OK as c_int }
+}

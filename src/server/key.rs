@@ -1,0 +1,140 @@
+//! An open key.
+
+use std::ffi::{c_int, c_void};
+
+use redis_module::raw;
+
+use crate::server::{string, Ctx, Str};
+
+/// What is stored under a key, as far as a lock cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Empty,
+    Hash,
+    Other,
+}
+
+/// A key of the selected database, closed on drop. Nothing that is done with it is replicated, raises an
+/// event, or tells `WATCH` about it: see [`crate::keyspace`].
+pub(crate) struct Key<'a> {
+    /// Null: opened for reading, and empty.
+    raw: *mut raw::RedisModuleKey,
+    name: &'a Str<'a>,
+}
+
+/// What a walk over a hash hands its callback; see [`Key::for_each_field`].
+struct Walk<'f> {
+    visit: &'f mut dyn FnMut(&[u8], &[u8]),
+    panicked: bool,
+}
+
+impl<'a> Key<'a> {
+    /// Opens a key to look at it. Does not count as a change, and works on a replica.
+    pub(crate) fn open_for_read(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
+        Key::open(ctx, name, raw::REDISMODULE_READ)
+    }
+
+    /// Opens a key to change it; on a primary only. If its TTL is over, the server deletes it first.
+    pub(crate) fn open_for_write(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
+        Key::open(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    }
+
+    fn open(ctx: Ctx, name: &'a Str<'a>, mode: u32) -> Key<'a> {
+        // SAFETY: context and name outlive the key.
+        let raw = unsafe { call!(RedisModule_OpenKey(ctx.0, name.as_ptr(), mode.cast_signed())) };
+        Key { raw, name }
+    }
+
+    pub(crate) fn name(&self) -> &'a Str<'a> {
+        self.name
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        // SAFETY: the key is open; null is answered as empty.
+        match unsafe { call!(RedisModule_KeyType(self.raw)) } as isize {
+            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
+            raw::REDISMODULE_KEYTYPE_HASH => Kind::Hash,
+            _ => Kind::Other,
+        }
+    }
+
+    /// The number of fields of a hash.
+    pub(crate) fn len(&self) -> usize {
+        // SAFETY: the key is open; null is answered as 0.
+        unsafe { call!(RedisModule_ValueLength(self.raw)) }
+    }
+
+    /// When the key expires, in milliseconds since the epoch.
+    pub(crate) fn expires_at(&self) -> Option<i64> {
+        // SAFETY: the key is open; null is answered as "never".
+        let at = unsafe { call!(RedisModule_GetAbsExpire(self.raw)) };
+        (at != i64::from(raw::REDISMODULE_NO_EXPIRE)).then_some(at)
+    }
+
+    /// Calls `visit` with every field and value of a hash.
+    pub(crate) fn for_each_field(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
+        unsafe extern "C" fn field(
+            _key: *mut raw::RedisModuleKey,
+            field: *mut raw::RedisModuleString,
+            value: *mut raw::RedisModuleString,
+            data: *mut c_void,
+        ) {
+            // SAFETY: `data` is the walk that started this scan and waits for it to end.
+            let walk = unsafe { &mut *data.cast::<Walk<'_>>() };
+            // SAFETY: both strings live until this callback returns.
+            let (field, value) = unsafe { (string::bytes(field), string::bytes(value)) };
+            if !walk.panicked && super::guard(|| (walk.visit)(field, value)).is_none() {
+                walk.panicked = true;
+            }
+        }
+        if self.raw.is_null() {
+            return;
+        }
+        let mut walk = Walk { visit, panicked: false };
+        // SAFETY: the cursor is made and destroyed here; the callback only uses `walk`, which outlives the
+        // scan. The hash is not changed meanwhile, so that the scan ends.
+        unsafe {
+            let cursor = call!(RedisModule_ScanCursorCreate());
+            let data = (&raw mut walk).cast();
+            while call!(RedisModule_ScanKey(self.raw, cursor, Some(field), data)) != 0 {}
+            call!(RedisModule_ScanCursorDestroy(cursor));
+        }
+        assert!(!walk.panicked, "the visitor of a hash panicked");
+    }
+
+    /// Sets a field to a number; makes the hash if there is none.
+    pub(crate) fn set_field(&mut self, field: &[u8], number: i64) {
+        let field = Str::new(field);
+        let value = Str::from_number(number);
+        // SAFETY: the key is open for writing; the list of fields and values ends with a null.
+        unsafe {
+            call!(RedisModule_HashSet(
+                self.raw,
+                raw::REDISMODULE_HASH_NONE.cast_signed(),
+                field.as_ptr(),
+                value.as_ptr(),
+                std::ptr::null_mut::<raw::RedisModuleString>(),
+            ))
+        };
+    }
+
+    /// Sets the TTL, in milliseconds since the epoch.
+    pub(crate) fn set_expires_at(&mut self, at: i64) {
+        // SAFETY: the key is open for writing and not empty.
+        unsafe { call!(RedisModule_SetAbsExpire(self.raw, at)) };
+    }
+
+    /// Deletes the key; the handle stays open and can be written to.
+    pub(crate) fn delete(&mut self) {
+        // SAFETY: the key is open for writing.
+        let deleted: c_int = unsafe { call!(RedisModule_DeleteKey(self.raw)) };
+        debug_assert_eq!(deleted, raw::REDISMODULE_OK as c_int);
+    }
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open` and closed once; null is allowed.
+        unsafe { call!(RedisModule_CloseKey(self.raw)) };
+    }
+}

@@ -1,0 +1,252 @@
+//! Loading: what the server must be able to do, and registering what the module offers.
+
+use std::ffi::{c_int, CStr};
+
+use redis_module::raw;
+
+use crate::server::ctx::warn;
+use crate::server::reply::INTERNAL_ERROR;
+use crate::server::{guard, Ctx, Str};
+
+/// A version as `RedisModule_GetServerVersion` packs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(i32);
+
+impl Version {
+    pub(crate) const fn new(major: u8, minor: u8, patch: u8) -> Version {
+        Version(((major as i32) << 16) | ((minor as i32) << 8) | patch as i32)
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}.{}", self.0 >> 16, (self.0 >> 8) & 0xff, self.0 & 0xff)
+    }
+}
+
+/// A command of the module.
+pub(crate) trait Command {
+    /// How the server knows it.
+    const SPEC: Spec;
+    /// Carries it out and replies, or says why not.
+    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), crate::error::Error>;
+}
+
+/// What the server is told about a command.
+pub(crate) struct Spec {
+    pub(crate) name: &'static CStr,
+    /// See `RedisModule_CreateCommand`.
+    pub(crate) flags: &'static CStr,
+    /// ACL categories, on servers that let modules choose them (Redis 7.2, Valkey 8).
+    pub(crate) categories: &'static CStr,
+    /// 1 if the first argument is a key, 0 if there is none.
+    pub(crate) first_key: c_int,
+    /// With the name; negative if more may follow. As in `COMMAND INFO`.
+    pub(crate) arity: c_int,
+    pub(crate) summary: &'static CStr,
+    pub(crate) complexity: &'static CStr,
+}
+
+/// The arguments of a command, its name first.
+#[derive(Clone, Copy)]
+pub(crate) struct Args<'a>(&'a [*mut raw::RedisModuleString]);
+
+impl<'a> Args<'a> {
+    /// # Safety
+    /// `argv` has `argc` strings of the server, which live as long as `'a`.
+    unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Args<'a> {
+        let len = usize::try_from(argc).unwrap_or(0);
+        if len == 0 {
+            return Args(&[]);
+        }
+        // SAFETY: the caller's promise.
+        Args(unsafe { std::slice::from_raw_parts(argv, len) })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// All but the first, as the API takes a list.
+    pub(super) fn tail(&self) -> (*const *mut raw::RedisModuleString, usize) {
+        let tail = self.0.get(1..).unwrap_or_default();
+        (tail.as_ptr(), tail.len())
+    }
+
+    /// The argument at this place as a string of the server.
+    pub(crate) fn string(&self, at: usize) -> Option<Str<'a>> {
+        // SAFETY: the strings live as long as `'a`.
+        self.0.get(at).map(|raw| unsafe { Str::borrowed(*raw) })
+    }
+
+    /// The content of the argument at this place.
+    pub(crate) fn bytes(&self, at: usize) -> Option<&'a [u8]> {
+        // SAFETY: the strings live, unchanged, as long as `'a`.
+        self.0.get(at).map(|raw| unsafe { super::string::bytes(*raw) })
+    }
+}
+
+/// Introduces the module to the server: before anything else, memory included.
+///
+/// # Safety
+/// `ctx` is the context that `RedisModule_OnLoad` got.
+pub(crate) unsafe fn init(ctx: *mut raw::RedisModuleCtx, name: &'static CStr, version: c_int) -> Option<Ctx> {
+    let api = raw::REDISMODULE_APIVER_1.cast_signed();
+    // SAFETY: the caller's promise; the name is a C string.
+    let status = unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) };
+    (status == raw::REDISMODULE_OK as c_int).then_some(Ctx(ctx))
+}
+
+/// The arguments that `loadmodule` has after the path.
+///
+/// # Safety
+/// `argv` and `argc` are what `RedisModule_OnLoad` got; the result is not kept.
+pub(crate) unsafe fn module_args<'a>(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Args<'a> {
+    // SAFETY: the caller's promise.
+    unsafe { Args::new(argv, argc) }
+}
+
+/// The version of the server; `None` if it is too old to tell (before 6.0.9).
+pub(crate) fn server_version() -> Option<Version> {
+    // SAFETY: the function only returns a constant.
+    unsafe { raw::RedisModule_GetServerVersion.map(|version| Version(version())) }
+}
+
+/// Functions of the API that the module calls without asking first whether they are there. All came with
+/// Redis 7.0 or before.
+pub(crate) fn missing_symbols() -> Vec<&'static str> {
+    macro_rules! absent {
+        ($($function:ident)*) => {
+            // SAFETY: the table of functions is filled by `init` and not changed after.
+            unsafe { [$((stringify!($function), { raw::$function }.is_none())),*] }
+        };
+    }
+    let symbols = absent!(
+        RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
+        RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyLength
+        RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
+        RedisModule_CommandFilterArgReplace RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
+        RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
+        RedisModule_DeleteKey RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
+        RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags
+        RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashSet RedisModule_InfoAddFieldCString
+        RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyType RedisModule_LoadConfigs
+        RedisModule_Log RedisModule_Milliseconds RedisModule_MonotonicMicroseconds
+        RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
+        RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterEnumConfig
+        RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig RedisModule_Replicate
+        RedisModule_ReplyWithArray RedisModule_ReplyWithError RedisModule_ReplyWithLongLong
+        RedisModule_ReplyWithMap RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString RedisModule_ReplyWithStringBuffer
+        RedisModule_ScanCursorCreate RedisModule_ScanCursorDestroy RedisModule_ScanKey RedisModule_SelectDb
+        RedisModule_ServerInfoGetField
+        RedisModule_SetAbsExpire RedisModule_SetCommandInfo RedisModule_SetDisconnectCallback
+        RedisModule_SetModuleOptions RedisModule_SignalModifiedKey RedisModule_StopTimer
+        RedisModule_StringPtrLen RedisModule_SubscribeToKeyspaceEvents RedisModule_SubscribeToServerEvent
+        RedisModule_UnblockClient RedisModule_ValueLength RedisModule_WrongArity
+    );
+    symbols.into_iter().filter_map(|(name, absent)| absent.then_some(name)).collect()
+}
+
+/// Sends panics to the server's log, with their place.
+pub(crate) fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        warn(std::ptr::null_mut(), &format!("defect in redis-lock, please report: {panic}"));
+    }));
+}
+
+/// Undoes [`log_panics`], whose code goes away with the module.
+pub(crate) fn log_panics_no_more() {
+    drop(std::panic::take_hook());
+}
+
+/// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands
+/// in the way of a replica that loads while it serves.
+pub(crate) fn set_options(ctx: Ctx) {
+    let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
+        | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
+    // SAFETY: the context is that of the module.
+    unsafe { call!(RedisModule_SetModuleOptions(ctx.0, options.cast_signed())) };
+}
+
+/// True if the server knows this command under this name: an operator may have renamed it.
+pub(crate) fn knows_command(ctx: Ctx, name: &CStr) -> bool {
+    // SAFETY: "cc" takes two C strings. The reply is an array with one element, null if there is none such.
+    unsafe {
+        let reply = call!(RedisModule_Call(
+            ctx.0,
+            c"COMMAND".as_ptr(),
+            c"cc".as_ptr(),
+            c"INFO".as_ptr(),
+            name.as_ptr()
+        ));
+        if reply.is_null() {
+            return false;
+        }
+        let element = call!(RedisModule_CallReplyArrayElement(reply, 0));
+        let known = !element.is_null()
+            && call!(RedisModule_CallReplyType(element)) == raw::REDISMODULE_REPLY_ARRAY as c_int;
+        call!(RedisModule_FreeCallReply(reply));
+        known
+    }
+}
+
+/// Registers a command. False if the server refuses.
+pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
+    unsafe extern "C" fn run<C: Command>(
+        ctx: *mut raw::RedisModuleCtx,
+        argv: *mut *mut raw::RedisModuleString,
+        argc: c_int,
+    ) -> c_int {
+        let ctx = Ctx(ctx);
+        let ran = guard(|| {
+            let few = argc.unsigned_abs() < C::SPEC.arity.unsigned_abs();
+            if few || (C::SPEC.arity > 0 && argc != C::SPEC.arity) {
+                return ctx.reply_wrong_arity();
+            }
+            // SAFETY: the server passes the arguments of the command, which live until it returns.
+            let args = unsafe { Args::new(argv, argc) };
+            if let Err(error) = C::run(ctx, args) {
+                ctx.reply_error(&error.to_string());
+            }
+        });
+        if ran.is_none() {
+            guard(|| ctx.reply_error(INTERNAL_ERROR));
+        }
+        raw::REDISMODULE_OK as c_int
+    }
+    let spec = C::SPEC;
+    let ok = raw::REDISMODULE_OK as c_int;
+    let (name, flags, key) = (spec.name.as_ptr(), spec.flags.as_ptr(), spec.first_key);
+    let version = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let info = raw::RedisModuleCommandInfo {
+        version: &version,
+        summary: spec.summary.as_ptr(),
+        complexity: spec.complexity.as_ptr(),
+        since: c"0.1.0".as_ptr(),
+        history: std::ptr::null_mut(),
+        tips: std::ptr::null(),
+        arity: spec.arity,
+        key_specs: std::ptr::null_mut(),
+        args: std::ptr::null_mut(),
+    };
+    // SAFETY: all texts are static; the server copies what it keeps of the information.
+    unsafe {
+        if call!(RedisModule_CreateCommand(ctx.0, name, Some(run::<C>), flags, key, key, key)) != ok {
+            return false;
+        }
+        let command = call!(RedisModule_GetCommand(ctx.0, name));
+        if command.is_null() || call!(RedisModule_SetCommandInfo(command, &info)) != ok {
+            return false;
+        }
+        match raw::RedisModule_SetCommandACLCategories {
+            Some(set) => set(command, spec.categories.as_ptr()) == ok,
+            None => true,
+        }
+    }
+}

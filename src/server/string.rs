@@ -1,0 +1,70 @@
+//! Strings of the server.
+
+use std::marker::PhantomData;
+use std::ptr;
+
+use redis_module::raw;
+
+/// A string of the server: an argument that it passed in, or one that was made here and is freed on drop.
+pub(crate) struct Str<'a> {
+    raw: *mut raw::RedisModuleString,
+    owned: bool,
+    lives: PhantomData<&'a ()>,
+}
+
+impl<'a> Str<'a> {
+    /// Makes a string with this content.
+    pub(crate) fn new(content: &[u8]) -> Str<'static> {
+        // SAFETY: pointer and length are those of a slice; without a context the string is ours to free.
+        let raw = unsafe {
+            call!(RedisModule_CreateString(ptr::null_mut(), content.as_ptr().cast(), content.len()))
+        };
+        Str { raw, owned: true, lives: PhantomData }
+    }
+
+    /// Makes a string with the decimal form of a number.
+    pub(crate) fn from_number(number: i64) -> Str<'static> {
+        // SAFETY: without a context the string is ours to free.
+        let raw = unsafe { call!(RedisModule_CreateStringFromLongLong(ptr::null_mut(), number)) };
+        Str { raw, owned: true, lives: PhantomData }
+    }
+
+    /// Borrows a string that the server passed in.
+    ///
+    /// # Safety
+    /// `raw` is a string of the server that lives as long as `'a`.
+    pub(super) unsafe fn borrowed(raw: *mut raw::RedisModuleString) -> Str<'a> {
+        Str { raw, owned: false, lives: PhantomData }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the string is alive, and the server does not change it while a callback runs.
+        unsafe { bytes(self.raw) }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut raw::RedisModuleString {
+        self.raw
+    }
+}
+
+impl Drop for Str<'_> {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: made by `new` or `from_number` without a context, and freed once.
+            unsafe { call!(RedisModule_FreeString(ptr::null_mut(), self.raw)) };
+        }
+    }
+}
+
+/// The content of a string.
+///
+/// # Safety
+/// `raw` is a string of the server that lives, unchanged, as long as `'a`.
+pub(super) unsafe fn bytes<'a>(raw: *const raw::RedisModuleString) -> &'a [u8] {
+    let mut len = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let start = call!(RedisModule_StringPtrLen(raw, &mut len));
+        std::slice::from_raw_parts(start.cast(), len)
+    }
+}

@@ -1,0 +1,33 @@
+//! The module's one timer.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use redis_module::raw;
+
+use crate::server::{guard, Ctx};
+
+/// A timer that is set; see [`set`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TimerId(raw::RedisModuleTimerID);
+
+/// Calls `FIRED` in this many milliseconds, once. The timer is gone when it fires: whoever keeps its id
+/// forgets it first thing then, as stopping the firing timer would free it twice.
+pub(crate) fn set(ctx: Ctx, milliseconds: u64, fired: fn(Ctx)) -> TimerId {
+    unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
+        // SAFETY: `data` is the function pointer that `set` passed.
+        let fired = unsafe { std::mem::transmute::<*mut c_void, fn(Ctx)>(data) };
+        guard(|| fired(Ctx(ctx)));
+    }
+    let period = i64::try_from(milliseconds).unwrap_or(i64::MAX / 1_000_000);
+    // SAFETY: the data is a function, valid as long as the module is loaded; a module with a timer cannot be
+    // unloaded.
+    let id = unsafe { call!(RedisModule_CreateTimer(ctx.0, period, Some(trampoline), fired as *mut c_void)) };
+    TimerId(id)
+}
+
+/// Stops a timer that has not fired yet.
+pub(crate) fn stop(ctx: Ctx, timer: TimerId) {
+    // SAFETY: the timer has not fired, see `set`; the data is no allocation.
+    unsafe { call!(RedisModule_StopTimer(ctx.0, timer.0, ptr::null_mut())) };
+}
