@@ -12,6 +12,9 @@ pub(crate) mod holders;
 pub(crate) mod service;
 
 
+#[cfg(test)]
+mod model_tests;
+
 use std::fmt;
 use std::rc::Rc;
 

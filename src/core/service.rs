@@ -387,6 +387,14 @@ impl Service {
         self.queues.is_empty() && self.dirty.is_empty()
     }
 
+    /// Fails if anything is kept.
+    #[cfg(test)]
+    pub(crate) fn assert_empty(&self) {
+        assert!(self.queues.is_empty() && self.waiters.is_empty() && self.waits_of.is_empty());
+        assert!(self.in_flight.is_empty() && self.deadlines.is_empty() && self.leases.is_empty());
+        assert!(self.dirty.is_empty() && self.decisions.is_empty());
+    }
+
     /// How many wait for this lock.
     pub(crate) fn waiting(&self, db: i32, key: &[u8]) -> usize {
         self.queue(db, key).map_or(0, |queue| queue.waiting.len())

@@ -1,0 +1,7 @@
+//! What clients see, on real servers. Each test starts its own; see `support`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks)]
+
+mod support;
+
+mod basics;

@@ -1,0 +1,157 @@
+//! A connection whose every byte a test controls.
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use redis::{Parser, Value};
+
+/// No reply takes longer, unless something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Client {
+    stream: TcpStream,
+    parser: Parser,
+    /// As `CLIENT LIST` shows it.
+    pub id: i64,
+}
+
+impl Client {
+    pub fn connect(port: u16) -> Client {
+        Client::try_connect(port).unwrap_or_else(|error| panic!("no connection to port {port}: {error}"))
+    }
+
+    pub fn try_connect(port: u16) -> Result<Client, String> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut client = Client { stream, parser: Parser::new(), id: 0 };
+        client.try_send("CLIENT ID")?;
+        match client.try_recv()? {
+            Value::Int(id) => client.id = id,
+            other => return Err(show(&other)),
+        }
+        Ok(client)
+    }
+
+    /// Sends a command whose words are separated by spaces.
+    pub fn send(&mut self, command: &str) {
+        self.try_send(command).unwrap();
+    }
+
+    pub fn try_send(&mut self, command: &str) -> Result<(), String> {
+        let words: Vec<&[u8]> = command.split_whitespace().map(str::as_bytes).collect();
+        self.stream.write_all(&packed(&words)).map_err(|error| error.to_string())
+    }
+
+    /// Sends several commands in one piece, so that the server reads them in one turn of its event loop.
+    pub fn send_at_once(&mut self, commands: &[&str]) {
+        let bytes: Vec<u8> = commands
+            .iter()
+            .flat_map(|command| packed(&command.split_whitespace().map(str::as_bytes).collect::<Vec<_>>()))
+            .collect();
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// Sends bytes as they are.
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The next reply, in the form of [`show`].
+    pub fn recv(&mut self) -> String {
+        show(&self.recv_value())
+    }
+
+    pub fn recv_value(&mut self) -> Value {
+        self.try_recv().unwrap_or_else(|error| panic!("client {} got no reply: {error}", self.id))
+    }
+
+    pub fn try_recv(&mut self) -> Result<Value, String> {
+        self.parser.parse_value(&mut self.stream).map_err(|error| error.to_string())
+    }
+
+    pub fn call(&mut self, command: &str) -> String {
+        self.send(command);
+        self.recv()
+    }
+
+    pub fn call_args(&mut self, args: &[&[u8]]) -> String {
+        self.stream.write_all(&packed(args)).unwrap();
+        self.recv()
+    }
+
+    pub fn call_value(&mut self, command: &str) -> Value {
+        self.send(command);
+        self.recv_value()
+    }
+
+    /// The reply as a number.
+    pub fn number(&mut self, command: &str) -> i64 {
+        let reply = self.call(command);
+        reply.parse().unwrap_or_else(|_| panic!("{command} answered {reply}"))
+    }
+
+    /// A field of `INFO`.
+    pub fn info(&mut self, section: &str, field: &str) -> String {
+        let text = self.call(&format!("INFO {section}"));
+        text.lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+            .unwrap_or_else(|| panic!("no {field} in INFO {section}: {text}"))
+            .trim()
+            .to_owned()
+    }
+
+    /// True if nothing has arrived that was not read.
+    pub fn has_nothing(&self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        let peeked = self.stream.peek(&mut [0]);
+        self.stream.set_nonblocking(false).unwrap();
+        matches!(peeked, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
+    /// Closes the connection in both directions.
+    pub fn close(self) {
+        self.stream.shutdown(Shutdown::Both).unwrap();
+    }
+
+    /// True once the server has closed the connection.
+    pub fn is_closed(&mut self) -> bool {
+        self.try_recv().is_err()
+    }
+}
+
+fn packed(words: &[&[u8]]) -> Vec<u8> {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        command.arg(*word);
+    }
+    command.get_packed_command()
+}
+
+/// A reply as text: numbers and strings as they are, `nil`, `[a, b]`, `{k: v}`, errors as the server words
+/// them.
+pub fn show(value: &Value) -> String {
+    let list = |values: &[Value]| values.iter().map(show).collect::<Vec<_>>().join(", ");
+    match value {
+        Value::Nil => "nil".to_owned(),
+        Value::Int(number) => number.to_string(),
+        Value::BulkString(bytes) => match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned(),
+            Err(_) => bytes.escape_ascii().to_string(),
+        },
+        Value::SimpleString(text) => text.clone(),
+        Value::Okay => "OK".to_owned(),
+        Value::Array(values) | Value::Set(values) => format!("[{}]", list(values)),
+        Value::Map(pairs) => {
+            let pairs: Vec<_> = pairs.iter().map(|(key, value)| format!("{}: {}", show(key), show(value))).collect();
+            format!("{{{}}}", pairs.join(", "))
+        }
+        Value::Push { data, .. } => format!("push[{}]", list(data)),
+        Value::ServerError(error) => {
+            let code = error.code();
+            format!("{code} {}", error.details().unwrap_or_default())
+        }
+        other => format!("{other:?}"),
+    }
+}

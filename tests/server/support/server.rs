@@ -1,0 +1,255 @@
+//! Real servers: each in a folder of its own, on a free port, gone with its test.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::client::{Client, PATIENCE};
+
+/// The servers that the module is tested on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavor {
+    Redis7,
+    Redis8,
+    Valkey8,
+    /// Too old for the module.
+    Redis6,
+}
+
+impl Flavor {
+    /// Where `make setup` puts the program. Redis 7.0 is the one that Debian installs.
+    fn program(self) -> PathBuf {
+        let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/servers");
+        match self {
+            Flavor::Redis7 => PathBuf::from("redis-server"),
+            Flavor::Redis8 => servers.join("redis-8/redis-server"),
+            Flavor::Valkey8 => servers.join("valkey-8/valkey-server"),
+            Flavor::Redis6 => servers.join("redis-6/redis-server"),
+        }
+    }
+
+    /// False, with a word about it, if the server is not installed. With `REQUIRE_ALL_SERVERS` set, that is a
+    /// failure.
+    pub fn is_installed(self) -> bool {
+        let found = Command::new(self.program()).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if found.is_ok_and(|status| status.success()) {
+            return true;
+        }
+        assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "{self:?} is not installed");
+        eprintln!("SKIPPED: {self:?} is not installed, see `make setup`");
+        false
+    }
+
+    /// True if `CLIENT UNBLOCK` can end a wait: on other servers it would race with a grant.
+    pub fn may_unblock(self) -> bool {
+        self != Flavor::Redis7
+    }
+}
+
+/// The module that is tested, built from the sources as they are.
+pub fn module() -> &'static Path {
+    static MODULE: OnceLock<PathBuf> = OnceLock::new();
+    MODULE.get_or_init(|| {
+        if let Some(path) = std::env::var_os("REDIS_LOCK_MODULE") {
+            return PathBuf::from(path);
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo).args(["build", "--release", "--quiet"]).current_dir(root).status();
+        assert!(built.is_ok_and(|status| status.success()), "the module does not build");
+        root.join("target/release/libredis_lock.so")
+    })
+}
+
+/// A running server.
+pub struct Server {
+    pub flavor: Flavor,
+    pub port: u16,
+    pub dir: TempDir,
+    child: Child,
+}
+
+impl Server {
+    /// Starts a server that has loaded the module, with more arguments if need be.
+    pub fn with_module(flavor: Flavor, args: &[&str]) -> Server {
+        Server::with_module_args(flavor, &[], args)
+    }
+
+    /// The same with arguments for the module.
+    pub fn with_module_args(flavor: Flavor, module_args: &[&str], args: &[&str]) -> Server {
+        let mut all = vec!["--loadmodule", module().to_str().unwrap()];
+        all.extend(module_args);
+        all.extend(args);
+        Server::start(flavor, &all)
+    }
+
+    /// Starts a server without the module.
+    pub fn start(flavor: Flavor, args: &[&str]) -> Server {
+        Server::start_in(flavor, tempfile::tempdir().unwrap(), args)
+    }
+
+    /// Starts a server in a folder that may have data already.
+    pub fn start_in(flavor: Flavor, dir: TempDir, args: &[&str]) -> Server {
+        for _ in 0..10 {
+            let port = free_port();
+            let mut child = Server::spawn(flavor, port, dir.path(), args);
+            match wait_until_ready(&mut child, port) {
+                Ok(()) => return Server { flavor, port, dir, child },
+                Err(log) if log.is_none() => {
+                    let log = fs::read_to_string(dir.path().join("log")).unwrap_or_default();
+                    // Somebody else was faster to take the port.
+                    if log.contains("Address already in use") {
+                        continue;
+                    }
+                    panic!("{flavor:?} did not start:\n{log}");
+                }
+                Err(why) => panic!("{flavor:?} did not answer: {why:?}"),
+            }
+        }
+        panic!("no free port")
+    }
+
+    /// Starts a server that is expected to end by itself; returns its log.
+    pub fn log_of_failing(flavor: Flavor, args: &[&str]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Server::spawn(flavor, free_port(), dir.path(), args);
+        let deadline = Instant::now() + PATIENCE;
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{flavor:?} runs, where it should have refused to start");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::read_to_string(dir.path().join("log")).unwrap()
+    }
+
+    fn spawn(flavor: Flavor, port: u16, dir: &Path, args: &[&str]) -> Child {
+        let log = fs::File::create(dir.join("log")).unwrap();
+        let mut command = Command::new(flavor.program());
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
+        command.args(["--dir", dir.to_str().unwrap()]);
+        command.args(["--repl-diskless-sync-delay", "0", "--appendfsync", "no"]);
+        if flavor != Flavor::Redis6 {
+            command.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
+        }
+        command.args(args).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        command.spawn().unwrap_or_else(|error| panic!("{flavor:?} cannot be started: {error}"))
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(self.port)
+    }
+
+    /// A client that has sent this command and is blocked by it.
+    pub fn waiting(&self, command: &str) -> Client {
+        let mut client = self.client();
+        client.send(command);
+        self.until_blocked(&client);
+        client
+    }
+
+    /// Waits until the client is blocked.
+    pub fn until_blocked(&self, client: &Client) {
+        let mut watcher = self.client();
+        until(&format!("client {} is blocked", client.id), || {
+            let line = watcher.call(&format!("CLIENT LIST ID {}", client.id));
+            line.split_whitespace().any(|word| word.starts_with("flags=") && word.contains('b'))
+        });
+    }
+
+    /// What the server has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// Sends a signal to the process.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: the process is our child, and not reaped before `self` is dropped.
+        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+    }
+
+    /// Waits until the process has ended; true if it did so by itself and without an error.
+    pub fn ended_well(&mut self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.success();
+            }
+            assert!(Instant::now() < deadline, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Fails if the server is not alive and well.
+    pub fn assert_healthy(&mut self) {
+        assert!(self.child.try_wait().unwrap().is_none(), "the server has ended");
+        let log = self.log();
+        for bad in ["defect in redis-lock", "ASSERTION FAILED", "BUG REPORT", "API misuse"] {
+            assert!(!log.contains(bad), "the log says: {bad}");
+        }
+        assert_eq!(self.client().call("PING"), "PONG");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            let last: Vec<&str> = log.lines().rev().take(40).collect();
+            eprintln!("--- log of {:?} on port {}", self.flavor, self.port);
+            for line in last.into_iter().rev() {
+                eprintln!("{line}");
+            }
+        }
+    }
+}
+
+/// Waits for a condition, and fails if it does not come.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// `Err(None)`: the process has ended.
+fn wait_until_ready(child: &mut Child, port: u16) -> Result<(), Option<String>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if child.try_wait().unwrap().is_some() {
+            return Err(None);
+        }
+        let why = match Client::try_connect(port) {
+            Ok(_) => return Ok(()),
+            Err(why) => why,
+        };
+        if Instant::now() > deadline {
+            return Err(Some(why));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn free_port() -> u16 {
+    loop {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        // A node of a cluster listens 10000 above too.
+        if port < 55_000 {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A primary with the module, a replica without it, and an AOF: after each scenario all three have the same
+//! keys.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::path::Path;
+use std::time::Instant;
+
+use redis::Value;
+use tempfile::TempDir;
+
+use super::client::{show, Client, PATIENCE};
+use super::server::{until, Flavor, Server};
+
+/// Acts as its primary, and compares when its test is over.
+pub struct World {
+    pub primary: Server,
+    pub replica: Server,
+}
+
+impl Deref for World {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.primary
+    }
+}
+
+impl World {
+    pub fn start(flavor: Flavor, args: &[&str]) -> World {
+        let mut all = vec!["--appendonly", "yes"];
+        all.extend(args);
+        let primary = Server::with_module(flavor, &all);
+        let replica = Server::start(flavor, &[]);
+        let mut client = replica.client();
+        client.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+        until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
+        World { primary, replica }
+    }
+
+    /// Fails unless primary, replica and replayed AOF have the same keys, and nothing of the module stays
+    /// behind.
+    pub fn verify(mut self) {
+        self.primary.assert_healthy();
+        self.replica.assert_healthy();
+        let mut client = self.primary.client();
+        assert_eq!(client.info("redis-lock", "redis-lock_internal_errors"), "0");
+        let (primary, replica) = (self.primary.client(), self.replica.client());
+        assert_same_keys("the replica", primary, replica);
+        let replayed = replay(self.primary.flavor, self.primary.dir.path());
+        assert_same_keys("the replayed AOF", self.primary.client(), replayed.client());
+    }
+}
+
+/// Starts a server without the module on a copy of an AOF.
+pub fn replay(flavor: Flavor, dir: &Path) -> Server {
+    let copy = TempDir::new().unwrap();
+    let aof = copy.path().join("appendonlydir");
+    std::fs::create_dir(&aof).unwrap();
+    for file in std::fs::read_dir(dir.join("appendonlydir")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), aof.join(file.file_name())).unwrap();
+    }
+    Server::start_in(flavor, copy, &["--appendonly", "yes"])
+}
+
+/// Every key of every database with its content and its absolute expiry.
+pub fn keys(client: &mut Client) -> BTreeMap<(usize, String), String> {
+    let mut found = BTreeMap::new();
+    for db in 0..16 {
+        client.call(&format!("SELECT {db}"));
+        let Value::Array(keys) = client.call_value("KEYS *") else { panic!("KEYS failed") };
+        for key in keys {
+            let Value::BulkString(name) = key else { panic!("not a name: {key:?}") };
+            let kind = client.call_args(&[b"TYPE", &name]);
+            let content = match kind.as_str() {
+                "none" => continue,
+                "hash" => client.call_args(&[b"HGETALL", &name]),
+                "string" => client.call_args(&[b"GET", &name]),
+                _ => client.call_args(&[b"DUMP", &name]),
+            };
+            let at = client.call_args(&[b"PEXPIRETIME", &name]);
+            found.insert((db, show(&Value::BulkString(name))), format!("{kind} {content} until {at}"));
+        }
+    }
+    client.call("SELECT 0");
+    found
+}
+
+fn assert_same_keys(of: &str, mut primary: Client, mut other: Client) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (ours, theirs) = (keys(&mut primary), keys(&mut other));
+        if ours == theirs {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{of} differs:\nprimary {ours:#?}\n{of} {theirs:#?}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
