@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
-use crate::server::{guard, string, Ctx};
+use crate::server::{guard, lent_client, string, Ctx};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
@@ -30,7 +30,10 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     ) -> c_int {
         // SAFETY: event and key live until this callback returns.
         let (event, key) = unsafe { (CStr::from_ptr(event).to_bytes(), string::bytes(key)) };
-        guard(|| E::key(Ctx(ctx), event, key));
+        guard(|| {
+            E::key(Ctx(ctx), event, key);
+            lent_client::give_back(Ctx(ctx), event);
+        });
         raw::REDISMODULE_OK as c_int
     }
     unsafe extern "C" fn flush<E: KeyspaceEvents>(

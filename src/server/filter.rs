@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use redis_module::raw;
 
-use crate::server::{guard, string, Ctx, Str};
+use crate::server::{guard, lent_client, string, Ctx, Str};
 
 /// A command that is about to be looked up.
 pub(crate) struct Filtered(*mut raw::RedisModuleCommandFilterCtx);
@@ -28,6 +28,12 @@ impl Filtered {
         }
     }
 
+    /// The client that sent the command, where the server tells.
+    pub(super) fn client(&self) -> Option<u64> {
+        // SAFETY: the filter's context is valid until the callback returns.
+        unsafe { raw::RedisModule_CommandFilterGetClientId.map(|id| id(self.0)) }
+    }
+
     pub(crate) fn replace(&mut self, at: usize, content: &[u8]) {
         let new = std::mem::ManuallyDrop::new(Str::new(content));
         // SAFETY: as in `len`; the server takes the string over.
@@ -49,7 +55,10 @@ pub(crate) trait CommandFilter {
 /// Registers a filter for what clients send, not for what modules call. False if the server refuses.
 pub(crate) fn register<F: CommandFilter>(ctx: Ctx) -> bool {
     unsafe extern "C" fn filter<F: CommandFilter>(command: *mut raw::RedisModuleCommandFilterCtx) {
-        guard(|| F::filter(&mut Filtered(command)));
+        guard(|| {
+            lent_client::look_at(&Filtered(command));
+            F::filter(&mut Filtered(command));
+        });
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
     // SAFETY: the callback has the type that the server calls it with.

@@ -23,6 +23,7 @@ pub(crate) mod events;
 pub(crate) mod filter;
 pub(crate) mod info;
 pub(crate) mod key;
+mod lent_client;
 pub(crate) mod load;
 pub(crate) mod reply;
 pub(crate) mod string;

@@ -1,7 +1,12 @@
 //! What clients see, on real servers. Each test starts its own; see `support`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, unreachable_pub)]
 
 mod support;
 
 mod basics;
+mod becoming_free;
+mod errors;
+mod races;
+mod examples;
+mod waiting;

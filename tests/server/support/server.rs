@@ -7,9 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use redis::Value;
 use tempfile::TempDir;
 
-use super::client::{Client, PATIENCE};
+use super::client::{show, Client, PATIENCE};
 
 /// The servers that the module is tested on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,8 +234,13 @@ fn wait_until_ready(child: &mut Child, port: u16) -> Result<(), Option<String>> 
         if child.try_wait().unwrap().is_some() {
             return Err(None);
         }
-        let why = match Client::try_connect(port) {
-            Ok(_) => return Ok(()),
+        let answer = Client::try_connect(port).and_then(|mut client| {
+            client.try_send("PING")?;
+            client.try_recv()
+        });
+        let why = match answer {
+            Ok(Value::SimpleString(pong)) if pong == "PONG" => return Ok(()),
+            Ok(loading) => show(&loading),
             Err(why) => why,
         };
         if Instant::now() > deadline {

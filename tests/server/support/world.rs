@@ -69,7 +69,10 @@ pub fn keys(client: &mut Client) -> BTreeMap<(usize, String), String> {
     let mut found = BTreeMap::new();
     for db in 0..16 {
         client.call(&format!("SELECT {db}"));
-        let Value::Array(keys) = client.call_value("KEYS *") else { panic!("KEYS failed") };
+        let keys = match client.call_value("KEYS *") {
+            Value::Array(keys) => keys,
+            other => panic!("KEYS answered {}", show(&other)),
+        };
         for key in keys {
             let Value::BulkString(name) = key else { panic!("not a name: {key:?}") };
             let kind = client.call_args(&[b"TYPE", &name]);

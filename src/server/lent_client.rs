@@ -1,0 +1,57 @@
+//! A way around a defect of Valkey 8.1.
+//!
+//! For a keyspace event that a client's command raises, that server lends the module the client itself as its
+//! context, and selects the event's database in it, without undoing that. After `MOVE key db` and
+//! `COPY key other DB db` the client then works in another database than it chose, and the command is
+//! replicated for that one: the replica loses the key. Any module that listens to keyspace events does that to
+//! it. So the database that the client had is selected again after such an event. On other servers the
+//! context's client is one of the server's own, to which this does nothing.
+//!
+//! `MOVE` raises an event in the client's database just before. `COPY` does not: its database is looked up when
+//! the command is filtered. That is not possible for one in a script, whose client has no id.
+
+use std::cell::Cell;
+
+use redis_module::raw;
+
+use crate::server::filter::Filtered;
+use crate::server::{Ctx, ServerCell};
+
+/// The database that the latest `MOVE` moved from.
+static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
+
+/// The client of the latest `COPY` into another database, and its own.
+static COPIES: ServerCell<Cell<Option<(u64, i32)>>> = ServerCell::new(Cell::new(None));
+
+/// Gives the lent client its database back, after this event.
+pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
+    match event {
+        b"move_from" => MOVED_FROM.get(ctx).set(ctx.db()),
+        b"move_to" => ctx.select_db(MOVED_FROM.get(ctx).get()),
+        b"copy_to" => {
+            if let Some((_, db)) = COPIES.get(ctx).take().filter(|(client, _)| *client == ctx.client_id()) {
+                ctx.select_db(db);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Notes the client of a `COPY key other DB db`. This runs for every command of every client.
+pub(super) fn look_at(command: &Filtered) {
+    if command.len() < 5 || !command.bytes(0).eq_ignore_ascii_case(b"copy") {
+        return;
+    }
+    let copies = command.client().and_then(|client| Some((client, selected_db(client)?)));
+    COPIES.get(Ctx::none()).set(copies);
+}
+
+/// The database that a client has selected.
+fn selected_db(client: u64) -> Option<i32> {
+    // SAFETY: all fields are numbers or arrays of them, for which zero is a value.
+    let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
+    info.version = 1;
+    // SAFETY: the structure is of the version that it says.
+    let found = unsafe { call!(RedisModule_GetClientInfoById((&raw mut info).cast(), client)) };
+    (found == raw::REDISMODULE_OK as std::ffi::c_int).then(|| i32::from(info.db))
+}

@@ -1,0 +1,353 @@
+//! Whichever way a lock becomes free, and whoever did it, the first in line has it at once.
+
+use redis::Value;
+
+use crate::support::{in_world, in_world_with, show, until, Client, Flavor, World};
+
+crate::on_every_server!(
+    by_release,
+    by_break,
+    by_the_lease_ending,
+    by_a_stranger_deleting_it,
+    by_renaming_or_moving_it_away,
+    moving_between_databases_leaves_clients_alone,
+    by_flushing,
+    by_swapping_databases,
+    by_expiry_in_the_past,
+    by_eviction,
+    by_a_redisson_client,
+    by_a_shorter_lease_of_a_stranger,
+    by_a_release_in_a_script_or_transaction,
+    by_lazy_expiry_of_a_touched_key,
+    a_lease_that_is_renewed_is_not_over,
+    a_reload_frees_nothing,
+    another_lock_in_its_place_is_respected,
+    something_else_in_its_place_ends_all_waits,
+    a_string_set_over_it_is_noticed_when_the_lease_ends,
+    among_twenty_thousand_volatile_keys,
+);
+
+/// A lock `k` of `a`, with two waiters; `free` frees it, and the first waiter must have it and nobody else. Then
+/// the second gets it by an ordinary release.
+fn hands_over(world: &World, free: impl FnOnce(&mut Client)) {
+    hands_over_after(world, "LOCK.ACQUIRE k a PX 100000", free);
+}
+
+fn hands_over_after(world: &World, acquire: &str, free: impl FnOnce(&mut Client)) {
+    let mut a = world.client();
+    a.call("DEL k");
+    assert_eq!(a.call(acquire), "1");
+    let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 50000");
+    let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0 PX 60000");
+    free(&mut a);
+    assert_eq!(b.recv(), "1");
+    let mut fresh = world.client();
+    assert_eq!(fresh.call("HGETALL k"), "[b, 1]");
+    assert!((45_000..=50_000).contains(&fresh.number("PTTL k")));
+    assert!(c.has_nothing());
+    assert_eq!(fresh.call("LOCK.RELEASE k a").split(' ').next(), Some("NOTOWNER"));
+    assert_eq!(b.call("LOCK.RELEASE k b"), "0");
+    assert_eq!(c.recv(), "1");
+    assert_eq!(fresh.call("LOCK.WAITERS k"), "[]");
+    fresh.call("DEL k");
+}
+
+fn by_release(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| assert_eq!(a.call("LOCK.RELEASE k a"), "0"));
+        hands_over(world, |a| {
+            a.call("LOCK.ACQUIRE k a");
+            assert_eq!(a.call("LOCK.RELEASE k a ALL PX 5"), "0");
+        });
+    });
+}
+
+fn by_break(flavor: Flavor) {
+    in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("LOCK.BREAK k"), "1")));
+}
+
+fn by_the_lease_ending(flavor: Flavor) {
+    in_world(flavor, |world| hands_over_after(world, "LOCK.ACQUIRE k a PX 200", |_| {}));
+}
+
+fn by_a_stranger_deleting_it(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| assert_eq!(a.call("DEL k"), "1"));
+        hands_over(world, |a| assert_eq!(a.call("UNLINK k"), "1"));
+        hands_over(world, |a| assert_eq!(a.call("HDEL k a"), "1"));
+        hands_over(world, |a| {
+            a.send_at_once(&["MULTI", "DEL k", "PING", "EXEC"]);
+            assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["OK", "QUEUED", "QUEUED", "[1, PONG]"]);
+        });
+        hands_over(world, |a| {
+            assert_eq!(a.call_args(&[b"EVAL", b"return redis.call('DEL', KEYS[1])", b"1", b"k"]), "1");
+        });
+    });
+}
+
+fn by_renaming_or_moving_it_away(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| assert_eq!(a.call("RENAME k elsewhere"), "OK"));
+        hands_over(world, |a| assert_eq!(a.call("MOVE k 5"), "1"));
+        let mut client = world.client();
+        assert_eq!(client.call("HGETALL elsewhere"), "[a, 1]", "a renamed lock is still held there");
+        // And it is a lock there: whoever waits for that one gets it when it ends.
+        let mut d = world.waiting("LOCK.ACQUIRE elsewhere d BLOCK 0");
+        assert_eq!(client.call("LOCK.RELEASE elsewhere a"), "0");
+        assert_eq!(d.recv(), "1");
+    });
+}
+
+/// Listening to keyspace events changes nothing for those who do not use locks (Valkey 8.1 lets it).
+fn moving_between_databases_leaves_clients_alone(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for lock_too in [false, true] {
+            a.call("SELECT 2");
+            a.call("SET moved x");
+            a.call("SET copied x");
+            if lock_too {
+                a.call("LOCK.ACQUIRE k a");
+                let mut b = world.client();
+                b.send_at_once(&["SELECT 2", "LOCK.ACQUIRE k b BLOCK 0"]);
+                assert_eq!(b.recv(), "OK");
+                world.until_blocked(&b);
+                assert_eq!(a.call("MOVE k 3"), "1");
+                assert_eq!(b.recv(), "1");
+            }
+            assert_eq!(a.call("MOVE moved 3"), "1");
+            assert!(a.call("CLIENT INFO").contains(" db=2 "), "MOVE took the client along");
+            assert_eq!(a.call("COPY copied copied DB 4 REPLACE"), "1");
+            assert!(a.call("CLIENT INFO").contains(" db=2 "), "COPY took the client along");
+            a.send_at_once(&["MULTI", "COPY copied again DB 4 REPLACE", "SET here x", "EXEC"]);
+            assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["OK", "QUEUED", "QUEUED", "[1, OK]"]);
+            assert!(a.call("CLIENT INFO").contains(" db=2 "));
+            a.call("FLUSHALL");
+        }
+        a.call("SET moved x");
+        a.call("SET copied x");
+        a.call("MOVE moved 3");
+        a.call("COPY copied copied DB 4");
+    });
+}
+
+fn by_flushing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "FLUSHDB SYNC"] {
+            hands_over(world, |a| assert_eq!(a.call(flush), "OK"));
+        }
+        // Of another database, it frees nothing here.
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let mut other = world.client();
+        other.call("SELECT 2");
+        other.call("FLUSHDB");
+        assert_eq!(a.call("HGETALL k"), "[a, 1]");
+        assert!(b.has_nothing());
+        other.call("FLUSHALL");
+        assert_eq!(b.recv(), "1");
+    });
+}
+
+fn by_swapping_databases(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| assert_eq!(a.call("SWAPDB 0 7"), "OK"));
+        let mut a = world.client();
+        a.call("FLUSHALL");
+        a.call("LOCK.ACQUIRE k a");
+        let mut there = world.client();
+        there.call("SELECT 7");
+        there.call("LOCK.ACQUIRE k there PX 100000");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        // Held by another owner after the swap: still held.
+        a.call("SWAPDB 0 7");
+        assert_eq!(a.call("HGETALL k"), "[there, 1]");
+        assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 1);
+        assert_eq!(a.call("LOCK.RELEASE k there"), "0");
+        assert_eq!(b.recv(), "1");
+    });
+}
+
+fn by_expiry_in_the_past(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| assert_eq!(a.call("PEXPIREAT k 1"), "1"));
+        hands_over(world, |a| assert_eq!(a.call("EXPIRE k -1"), "1"));
+    });
+}
+
+fn by_eviction(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| {
+            a.call("CONFIG SET maxmemory-policy volatile-ttl");
+            // All in one turn, so that the lock is evicted once and not again after it was handed over. The
+            // lock is all that can go, so that the write is refused still.
+            a.send_at_once(&["CONFIG SET maxmemory 1", "SET x y", "EXISTS k", "CONFIG SET maxmemory 0"]);
+            assert_eq!(a.recv(), "OK");
+            a.recv();
+            assert_eq!([a.recv(), a.recv()], ["0", "OK"]);
+            a.call("CONFIG SET maxmemory-policy noeviction");
+        });
+    });
+}
+
+/// The steps of its release, and of its forced one.
+fn by_a_redisson_client(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| {
+            let script = b"if redis.call('hincrby', KEYS[1], ARGV[1], -1) > 0 then return 0 end \
+                redis.call('del', KEYS[1]); redis.call('publish', KEYS[2], '0'); return 1";
+            let channel = b"redisson_lock__channel:{k}";
+            assert_eq!(a.call_args(&[b"EVAL", script, b"2", b"k", channel, b"a"]), "1");
+        });
+    });
+}
+
+fn by_a_shorter_lease_of_a_stranger(flavor: Flavor) {
+    in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("PEXPIRE k 100"), "1")));
+}
+
+fn by_a_release_in_a_script_or_transaction(flavor: Flavor) {
+    in_world(flavor, |world| {
+        hands_over(world, |a| {
+            let script = b"return redis.call('LOCK.RELEASE', KEYS[1], 'a')";
+            assert_eq!(a.call_args(&[b"EVAL", script, b"1", b"k"]), "0");
+        });
+        hands_over(world, |a| {
+            a.send_at_once(&["MULTI", "LOCK.RELEASE k a", "EXEC"]);
+            assert_eq!([a.recv(), a.recv(), a.recv()], ["OK", "QUEUED", "[0]"]);
+        });
+    });
+}
+
+/// The server finds an expired key by itself late, or when somebody touches it.
+fn by_lazy_expiry_of_a_touched_key(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        client.call("DEBUG SET-ACTIVE-EXPIRE 0");
+        hands_over_after(world, "LOCK.ACQUIRE k a PX 100", |_| {});
+        for touch in ["GET k", "EXISTS k", "LOCK.INFO k", "LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
+            hands_over_after(world, "LOCK.ACQUIRE k a PX 60", |a| {
+                // Over and touched before the module's timer can fire.
+                a.send_at_once(&["DEBUG SLEEP 0.1", touch]);
+                a.recv();
+                a.recv();
+            });
+        }
+        client.call("DEBUG SET-ACTIVE-EXPIRE 1");
+    });
+}
+
+fn a_lease_that_is_renewed_is_not_over(flavor: Flavor) {
+    in_world(flavor, |world| {
+        for renew in [
+            "LOCK.RENEW k a PX 100000",
+            "LOCK.ACQUIRE k a PX 100000",
+            "PEXPIRE k 100000",
+            "EXPIRE k 100",
+            "PEXPIREAT k 99999999999999",
+        ] {
+            let mut a = world.client();
+            a.call("LOCK.ACQUIRE k a PX 300");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 600");
+            assert_ne!(a.call(renew), "0");
+            assert_eq!(b.recv(), "nil", "{renew} did not keep the lock");
+            assert_eq!(a.call("HKEYS k"), "[a]");
+            a.call("DEL k");
+        }
+    });
+}
+
+fn a_reload_frees_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(a.call("DEBUG RELOAD"), "OK");
+        assert_eq!(a.call("HGETALL k"), "[a, 1]");
+        // The look that the flush of the reload has led to, has been.
+        assert_eq!(a.call("LOCK.RENEW k a PX 100000"), "1");
+        assert!(b.has_nothing());
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        assert_eq!(b.recv(), "1");
+    });
+}
+
+fn another_lock_in_its_place_is_respected(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        a.call("LOCK.ACQUIRE other o PX 100000");
+        let dump = a.call_value("DUMP other");
+        let Value::BulkString(dump) = dump else { panic!("no dump") };
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        for replace in ["RENAME other k", "COPY back k REPLACE"] {
+            assert!(["OK", "1"].contains(&a.call(replace).as_str()));
+            assert_eq!(a.call("HGETALL k"), "[o, 1]");
+            assert!(b.has_nothing());
+            a.call("COPY k back");
+        }
+        assert_eq!(a.call_args(&[b"RESTORE", b"k", b"100000", &dump, b"REPLACE"]), "OK");
+        assert_eq!(a.call("LOCK.RELEASE k a").split(' ').next(), Some("NOTOWNER"));
+        assert!(b.has_nothing());
+        assert_eq!(a.call("LOCK.RELEASE k o"), "0");
+        assert_eq!(b.recv(), "1");
+    });
+}
+
+fn something_else_in_its_place_ends_all_waits(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for replace in ["RENAME s k", "COPY s k REPLACE", "PERSIST k", "SET k x"] {
+            a.call("DEL k");
+            a.call("SET s x");
+            a.call("LOCK.ACQUIRE k a PX 100000");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+            a.call(replace);
+            if replace.starts_with("SET") {
+                // The server says nothing of it to the module; any lock command that finds it does.
+                assert!(a.call("LOCK.RELEASE k a").starts_with("WRONGTYPE "));
+            }
+            for waiter in [&mut b, &mut c] {
+                let reply = waiter.recv();
+                assert!(reply.starts_with("WRONGTYPE "), "{replace}: {reply}");
+            }
+            assert_eq!(a.call("LOCK.WAITERS k"), "[]");
+        }
+    });
+}
+
+fn a_string_set_over_it_is_noticed_when_the_lease_ends(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 400");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(a.call("SET k x"), "OK");
+        assert!(b.recv().starts_with("WRONGTYPE "));
+        assert_eq!(a.call("GET k"), "x");
+    });
+}
+
+/// The server's own expiry is no clock: with so many keys it gets to a lock only after many seconds.
+fn among_twenty_thousand_volatile_keys(flavor: Flavor) {
+    in_world_with(flavor, &["--repl-timeout", "600"], |world| {
+        let mut a = world.client();
+        let fill = b"for n = 1, 20000 do redis.call('SET', 'v' .. n, n, 'PX', ARGV[1] + n % 500) end return 'OK'";
+        assert_eq!(a.call_args(&[b"EVAL", fill, b"0", b"300"]), "OK");
+        let mut waiters = Vec::new();
+        for n in 0..50 {
+            a.call(&format!("LOCK.ACQUIRE k{n} a PX {}", 400 + n));
+            let mut b = world.client();
+            b.send(&format!("LOCK.ACQUIRE k{n} b BLOCK 0 PX 100000"));
+            waiters.push(b);
+        }
+        for (n, waiter) in waiters.iter_mut().enumerate() {
+            assert_eq!(waiter.recv(), "1");
+            assert_eq!(a.call(&format!("HGETALL k{n}")), "[b, 1]");
+        }
+        until("the other keys are gone", || a.call("DBSIZE") == "50");
+        let shown = show(&a.call_value("KEYS v*"));
+        assert_eq!(shown, "[]");
+    });
+}

@@ -1,0 +1,246 @@
+//! A release, a disconnect, a deadline and an unblock that meet in one turn of the server's event loop.
+
+use std::time::Duration;
+
+use crate::support::{in_world, until, Flavor, Server, World};
+
+crate::on_every_server!(
+    a_grant_to_a_killed_client_goes_to_the_next,
+    a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next,
+    a_grant_to_the_last_client_is_taken_back,
+    a_deadline_in_the_turn_of_a_release_counts,
+    an_unblock_in_the_turn_of_a_release_has_one_outcome,
+    a_grant_that_was_given_back_meanwhile_is_not_taken_back_twice,
+    a_client_that_got_its_answer_and_left_keeps_the_lock,
+    many_waiters_come_and_go,
+    waiters_of_an_unloaded_module,
+);
+
+fn taken_back(world: &World) -> i64 {
+    world.client().info("redis-lock", "redis-lock_grants_taken_back").parse().unwrap()
+}
+
+/// The server reads both commands in one go: the waiter is granted, and killed before it is answered.
+fn a_grant_to_a_killed_client_goes_to_the_next(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 0");
+        a.send_at_once(&[
+            "LOCK.RELEASE k a",
+            &format!("CLIENT KILL ID {}", b.id),
+            &format!("CLIENT KILL ID {}", c.id),
+        ]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "1"]);
+        assert_eq!(d.recv(), "1");
+        assert_eq!(a.call("HGETALL k"), "[d, 1]");
+        assert_eq!(taken_back(world), 1, "c was still in line");
+    });
+}
+
+/// The server sleeps while the waiter hangs up and the holder releases, and finds both when it wakes up.
+fn a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next(flavor: Flavor) {
+    in_world(flavor, |world| {
+        for round in 0..10 {
+            let mut a = world.client();
+            let mut sleeper = world.client();
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+            let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0 PX 100000");
+            sleeper.send("DEBUG SLEEP 0.05");
+            std::thread::sleep(Duration::from_millis(10));
+            // In either order.
+            if round % 2 == 0 {
+                b.close();
+                a.send("LOCK.RELEASE k a");
+            } else {
+                a.send("LOCK.RELEASE k a");
+                b.close();
+            }
+            assert_eq!(a.recv(), "0");
+            assert_eq!(c.recv(), "1", "round {round}");
+            assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+        }
+    });
+}
+
+fn a_grant_to_the_last_client_is_taken_back(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id), "HGETALL k"]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "[b, 1]"]);
+        until("the grant is taken back", || a.call("EXISTS k") == "0");
+    });
+}
+
+/// The server sleeps past the deadline, and reads the release first when it wakes up.
+fn a_deadline_in_the_turn_of_a_release_counts(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.client();
+        let mut c = world.waiting("LOCK.ACQUIRE k c2 BLOCK 0");
+        b.send("LOCK.ACQUIRE k b BLOCK 50");
+        world.until_blocked(&b);
+        let mut first = world.waiting("LOCK.ACQUIRE k late BLOCK 60");
+        a.send_at_once(&["DEBUG SLEEP 0.15", "LOCK.RELEASE k a"]);
+        assert_eq!([a.recv(), a.recv()], ["OK", "0"]);
+        assert_eq!(c.recv(), "1");
+        assert_eq!(b.recv(), "nil");
+        assert_eq!(first.recv(), "nil");
+        // The first in line is over time itself.
+        let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 50");
+        let mut e = world.waiting("LOCK.ACQUIRE k e BLOCK 0");
+        a.send_at_once(&["DEBUG SLEEP 0.15", "LOCK.RELEASE k c2", "HGETALL k"]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["OK", "0", "[e, 1]"]);
+        assert_eq!(d.recv(), "nil");
+        assert_eq!(e.recv(), "1");
+    });
+}
+
+fn an_unblock_in_the_turn_of_a_release_has_one_outcome(flavor: Flavor) {
+    in_world(flavor, |world| {
+        for how in ["TIMEOUT", "ERROR"] {
+            let mut a = world.client();
+            a.call("LOCK.ACQUIRE k a");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+            a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT UNBLOCK {} {how}", b.id)]);
+            assert_eq!(a.recv(), "0");
+            a.recv();
+            let reply = b.recv();
+            if reply == "1" {
+                assert!(c.has_nothing());
+                assert_eq!(a.call("LOCK.RELEASE k b"), "0");
+            } else {
+                assert!(reply.starts_with("UNBLOCKED ") || reply == "nil", "{reply}");
+            }
+            assert_eq!(c.recv(), "1");
+            assert_eq!(b.call("PING"), "PONG");
+            assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+        }
+    });
+}
+
+/// The owner has another connection, which gives the grant back before the first one is found to be gone, and
+/// takes the lock anew: that newer hold is not the one to take back.
+fn a_grant_that_was_given_back_meanwhile_is_not_taken_back_twice(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let kill = format!("CLIENT KILL ID {}", b.id);
+        a.send_at_once(&["LOCK.RELEASE k a", "LOCK.RELEASE k b", "LOCK.ACQUIRE k b", &kill]);
+        assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["0", "0", "1", "1"]);
+        // Whatever was to come, has come when a later timer has fired.
+        let mut c = world.client();
+        assert_eq!(c.call("LOCK.ACQUIRE k c BLOCK 30"), "nil");
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+        // One of two holds was not delivered: the other stays.
+        a.call("LOCK.RELEASE k b");
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let kill = format!("CLIENT KILL ID {}", b.id);
+        a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k b PX 100000", &kill]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "2", "1"]);
+        until("one hold is taken back", || a.call("HGETALL k") == "[b, 1]");
+        // BREAK and DEL end it like a release.
+        for end in ["LOCK.BREAK k", "DEL k"] {
+            a.call("DEL k");
+            a.call("LOCK.ACQUIRE k a");
+            let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            let kill = format!("CLIENT KILL ID {}", b.id);
+            a.send_at_once(&["LOCK.RELEASE k a", end, "LOCK.ACQUIRE k b", &kill]);
+            assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["0", "1", "1", "1"]);
+            assert_eq!(c.call("LOCK.ACQUIRE k c BLOCK 30"), "nil");
+            assert_eq!(a.call("HGETALL k"), "[b, 1]", "after {end}");
+        }
+    });
+}
+
+/// As `redis-cli` does with a single command.
+fn a_client_that_got_its_answer_and_left_keeps_the_lock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        for _ in 0..20 {
+            let mut a = world.client();
+            a.call("LOCK.ACQUIRE k a");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+            a.send("LOCK.RELEASE k a");
+            assert_eq!(b.recv(), "1");
+            b.close();
+            assert_eq!(a.recv(), "0");
+            let mut c = world.client();
+            assert_eq!(c.call("LOCK.ACQUIRE k c BLOCK 5"), "nil");
+            assert_eq!(c.call("LOCK.RELEASE k b"), "0");
+        }
+        assert_eq!(taken_back(world), 0);
+    });
+}
+
+/// After a crowd of waiters that time out, hang up, are killed and are served, nothing is left of them.
+fn many_waiters_come_and_go(flavor: Flavor) {
+    in_world(flavor, |world| {
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                scope.spawn(move || {
+                    for round in 0..60 {
+                        let key = format!("k{}", (thread + round) % 3);
+                        let owner = format!("{thread}:{round}");
+                        let mut client = world.client();
+                        match (thread + round) % 4 {
+                            0 => {
+                                client.send(&format!("LOCK.ACQUIRE {key} {owner} BLOCK 0 PX 20"));
+                                client.close();
+                            }
+                            1 => {
+                                client.send(&format!("LOCK.ACQUIRE {key} {owner} BLOCK 3 PX 20"));
+                                let id = client.id;
+                                world.client().call(&format!("CLIENT KILL ID {id}"));
+                            }
+                            _ => {
+                                let reply = client.call(&format!("LOCK.ACQUIRE {key} {owner} BLOCK 40 PX 20"));
+                                if reply == "1" {
+                                    let _ = client.call(&format!("LOCK.RELEASE {key} {owner}"));
+                                }
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let mut a = world.client();
+        until("all are gone", || a.info("redis-lock", "redis-lock_waiters") == "0");
+        until("all locks are free", || a.call("EXISTS k0 k1 k2") == "0");
+        until("no client is blocked", || a.info("clients", "blocked_clients") == "0");
+        assert_eq!(a.call("MODULE UNLOAD redis-lock"), "OK", "a timer or a client was left");
+        a.call_args(&[b"MODULE", b"LOAD", crate::support::server::module().to_str().unwrap().as_bytes()]);
+    });
+}
+
+fn waiters_of_an_unloaded_module(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 100000");
+    assert!(a.call("MODULE UNLOAD redis-lock").starts_with("ERR "), "unloaded under a waiter");
+    a.call("LOCK.RELEASE k a");
+    assert_eq!(b.recv(), "1");
+    until("it can be unloaded", || a.call("MODULE UNLOAD redis-lock") == "OK");
+    assert!(a.call("LOCK.INFO k").starts_with("ERR unknown command"));
+    assert_eq!(a.call("HGETALL k"), "[b, 1]", "the lock needs no module");
+    assert_eq!(a.call("CONFIG GET lock.default-lease"), "[]");
+    a.call("DEL k");
+    // And again, with a fresh start.
+    let module = crate::support::server::module().to_str().unwrap();
+    assert_eq!(a.call(&format!("MODULE LOAD {module}")), "OK");
+    a.call("LOCK.ACQUIRE k a");
+    let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");
+    a.call("DEL k");
+    assert_eq!(c.recv(), "1");
+    assert_eq!(a.info("redis-lock", "redis-lock_waiters_granted"), "1");
+    server.assert_healthy();
+}

@@ -1,0 +1,300 @@
+//! The queue: who is served when, and how a wait ends.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::support::{in_world, in_world_with, show, until, Flavor};
+
+crate::on_every_server!(
+    waiters_are_served_in_order,
+    a_wait_ends_in_time,
+    a_lease_runs_from_the_grant,
+    nobody_waits_where_nothing_can_block,
+    whoever_leaves_is_not_served,
+    client_unblock_ends_a_wait,
+    waiters_are_listed,
+    the_queue_is_bounded,
+    a_re_entry_does_not_queue,
+    a_star_is_granted_by_hand_over,
+    a_release_hands_over_in_the_same_step,
+    ten_thousand_wait_for_one_lock,
+);
+
+fn waiters_are_served_in_order(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut waiters: Vec<_> =
+            (0..5).map(|n| world.waiting(&format!("LOCK.ACQUIRE k w{n} BLOCK 0"))).collect();
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        for n in 0..5 {
+            assert_eq!(waiters[n].recv(), "1");
+            assert_eq!(a.call("HGETALL k"), format!("[w{n}, 1]"));
+            assert!(waiters[n + 1..].iter().all(|other| other.has_nothing()), "another one was woken too");
+            assert_eq!(waiters[n].call(&format!("LOCK.RELEASE k w{n}")), "0");
+        }
+        assert_eq!(a.call("EXISTS k"), "0");
+    });
+}
+
+fn a_wait_ends_in_time(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut other = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        let mut b = world.client();
+        let started = Instant::now();
+        assert_eq!(b.call("LOCK.ACQUIRE k b BLOCK 150"), "nil");
+        assert!(started.elapsed() >= Duration::from_millis(150), "it gave up early");
+        assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 1);
+        assert!(other.has_nothing());
+        // The connection goes on as before.
+        assert_eq!(b.call("LOCK.ACQUIRE k b BLOCK 1"), "nil");
+        assert_eq!(b.call("LOCK.ACQUIRE k b"), "nil");
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        assert_eq!(other.recv(), "1");
+    });
+}
+
+fn a_lease_runs_from_the_grant(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b PX 60000 BLOCK 0");
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        // However long they waited.
+        until("they waited a while", || {
+            let Value::Array(waiters) = a.call_value("LOCK.WAITERS k") else { panic!("no array") };
+            waiters.iter().all(|waiter| show(waiter).split(", ").nth(5).unwrap().parse::<i64>().unwrap() > 1200)
+        });
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(b.recv(), "1");
+        let ttl = a.number("PTTL k");
+        assert!((59_000..=60_000).contains(&ttl), "{ttl}");
+        a.call("LOCK.RELEASE k b");
+        assert_eq!(c.recv(), "1");
+        let ttl = a.number("PTTL k");
+        assert!((29_000..=30_000).contains(&ttl), "{ttl}");
+    });
+}
+
+fn nobody_waits_where_nothing_can_block(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.client();
+        b.send_at_once(&["MULTI", "LOCK.ACQUIRE k b BLOCK 0", "LOCK.ACQUIRE free b BLOCK 0 PX 60000", "EXEC"]);
+        assert_eq!([b.recv(), b.recv(), b.recv(), b.recv()], ["OK", "QUEUED", "QUEUED", "[nil, 1]"]);
+        let script = b"return redis.call('LOCK.ACQUIRE', KEYS[1], 'b', 'BLOCK', '0')";
+        assert_eq!(b.call_args(&[b"EVAL", script, b"1", b"k"]), "nil");
+        let function = b"#!lua name=l\nredis.register_function('take', function(keys) \
+            return redis.call('LOCK.ACQUIRE', keys[1], 'b', 'BLOCK', '0') end)";
+        assert_eq!(b.call_args(&[b"FUNCTION", b"LOAD", function]), "l");
+        assert_eq!(b.call("FCALL take 1 k"), "nil");
+        assert_eq!(b.call("LOCK.WAITERS k"), "[]");
+        // A release from there hands over all the same.
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        b.send_at_once(&["MULTI", "LOCK.RELEASE k a", "LOCK.ACQUIRE k b BLOCK 0", "EXEC"]);
+        assert_eq!([b.recv(), b.recv(), b.recv(), b.recv()], ["OK", "QUEUED", "QUEUED", "[0, nil]"]);
+        assert_eq!(c.recv(), "1");
+        let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 0");
+        let script = b"return {redis.call('LOCK.RELEASE', KEYS[1], 'c'), redis.call('HGETALL', KEYS[1])}";
+        assert_eq!(b.call_args(&[b"EVAL", script, b"1", b"k"]), "[0, [d, 1]]");
+        assert_eq!(d.recv(), "1");
+    });
+}
+
+fn whoever_leaves_is_not_served(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 0");
+        b.close();
+        a.call(&format!("CLIENT KILL ID {}", c.id));
+        until("both have left", || a.call("LOCK.WAITERS k").matches("owner").count() == 1);
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(d.recv(), "1");
+        assert_eq!(a.call("HGETALL k"), "[d, 1]");
+    });
+}
+
+fn client_unblock_ends_a_wait(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        let mut d = world.waiting("LOCK.ACQUIRE k d BLOCK 0");
+        if flavor.may_unblock() {
+            assert_eq!(a.call(&format!("CLIENT UNBLOCK {}", b.id)), "1");
+            assert_eq!(b.recv(), "nil");
+            assert_eq!(a.call(&format!("CLIENT UNBLOCK {} ERROR", c.id)), "1");
+            assert!(c.recv().starts_with("UNBLOCKED "));
+            a.call("LOCK.RELEASE k a");
+        } else {
+            assert_eq!(a.call(&format!("CLIENT UNBLOCK {}", b.id)), "0");
+            assert_eq!(a.call(&format!("CLIENT UNBLOCK {} ERROR", c.id)), "0");
+            a.call("LOCK.RELEASE k a");
+            assert_eq!(b.recv(), "1");
+            b.call("LOCK.RELEASE k b");
+            assert_eq!(c.recv(), "1");
+            c.call("LOCK.RELEASE k c");
+        }
+        assert_eq!(d.recv(), "1");
+        for client in [&mut b, &mut c, &mut d] {
+            assert_eq!(client.call("PING"), "PONG");
+        }
+    });
+}
+
+fn waiters_are_listed(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.WAITERS k"), "[]");
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let c = world.waiting("LOCK.ACQUIRE k c BLOCK 100000");
+        let Value::Array(waiters) = a.call_value("LOCK.WAITERS k") else { panic!("no array") };
+        let [first, second] = &waiters[..] else { panic!("{waiters:?}") };
+        let fields = |waiter: &Value| show(waiter).trim_matches(['[', ']']).split(", ").map(str::to_owned).collect();
+        let first: Vec<String> = fields(first);
+        let second: Vec<String> = fields(second);
+        assert_eq!(first[..5], ["owner", "b", "mode", "exclusive", "waited"]);
+        assert_eq!(first[6..], ["remaining", "-1", "client", &b.id.to_string()]);
+        assert_eq!(second[..2], ["owner", "c"]);
+        assert_eq!(second[9], c.id.to_string());
+        let (waited, remaining): (i64, i64) = (second[5].parse().unwrap(), second[7].parse().unwrap());
+        assert!(waited < 20_000 && (80_000..=100_000).contains(&remaining), "{second:?}");
+        assert_eq!(a.call("LOCK.WAITERS k COUNT 1").matches("owner").count(), 1);
+        a.call("HELLO 3");
+        assert!(a.call("LOCK.WAITERS k").starts_with("[{owner: b, mode: exclusive, waited: "));
+    });
+}
+
+fn the_queue_is_bounded(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("CONFIG SET lock.max-waiters 2");
+        a.call("LOCK.ACQUIRE k a");
+        a.call("LOCK.ACQUIRE other a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let _c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        let mut d = world.client();
+        let refused = "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later";
+        assert_eq!(d.call("LOCK.ACQUIRE k d BLOCK 0"), refused);
+        assert_eq!(d.call("LOCK.ACQUIRE k d"), "nil");
+        assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 0"), "2", "the holder does not queue");
+        let _other = world.waiting("LOCK.ACQUIRE other d BLOCK 0");
+        a.call("LOCK.RELEASE k a ALL");
+        assert_eq!(b.recv(), "1");
+        world.until_blocked({
+            d.send("LOCK.ACQUIRE k d BLOCK 0");
+            &d
+        });
+    });
+}
+
+fn a_re_entry_does_not_queue(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        let mut b2 = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 0"), "2");
+        a.call("LOCK.RELEASE k a ALL");
+        // Both of the owner's calls are in, as if the second had come now.
+        assert_eq!(b.recv(), "1");
+        assert_eq!(b2.recv(), "2");
+        assert!(c.has_nothing());
+        assert_eq!(b.call("LOCK.RELEASE k b"), "1");
+        assert_eq!(b.call("LOCK.RELEASE k b"), "0");
+        assert_eq!(c.recv(), "1");
+    });
+}
+
+fn a_star_is_granted_by_hand_over(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.client();
+        b.call("HELLO 3");
+        b.send("LOCK.ACQUIRE k * BLOCK 0");
+        world.until_blocked(&b);
+        a.call("LOCK.RELEASE k a");
+        let Value::Map(reply) = b.recv_value() else { panic!("no map") };
+        assert_eq!(a.call("HGETALL k"), format!("[{}, 1]", show(&reply[0].1)));
+    });
+}
+
+/// Nobody can slip in between: not even in the same pipeline.
+fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k a", "HGETALL k"]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "nil", "[b, 1]"]);
+        assert_eq!(b.recv(), "1");
+        // The same after a stranger's DEL, which the module only hears of.
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        a.send_at_once(&["DEL k", "LOCK.ACQUIRE k a", "HGETALL k"]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["1", "nil", "[c, 1]"]);
+        assert_eq!(c.recv(), "1");
+    });
+}
+
+fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
+    const WAITERS: usize = 10_000;
+    // One at a time: each takes as many descriptors here as it has waiters.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = raise_open_files();
+    assert!(limit > 15_000, "10,000 connections need more than {limit} open files, see ulimit -Hn");
+    in_world_with(flavor, &["--maxclients", "12000"], |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 600000");
+        let mut clients: Vec<_> = (0..WAITERS)
+            .map(|n| {
+                let mut client = world.client();
+                client.send(&format!("LOCK.ACQUIRE k w{n} BLOCK 0 PX 600000"));
+                client
+            })
+            .collect();
+        until("all are in line", || a.info("redis-lock", "redis-lock_waiters") == WAITERS.to_string());
+        assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 100);
+        // Some leave from the middle, most are served.
+        for client in clients.drain(5_000..6_000) {
+            client.close();
+        }
+        until("they have left", || a.info("redis-lock", "redis-lock_waiters") == "9000");
+        let Value::Array(order) = a.call_value("LOCK.WAITERS k COUNT 10000") else { panic!("no array") };
+        let order: Vec<String> = order.iter().map(|waiter| show(waiter).split(", ").nth(1).unwrap().to_owned()).collect();
+        a.call("LOCK.RELEASE k a");
+        for owner in &order {
+            assert_eq!(a.call("HGETALL k"), format!("[{owner}, 1]"));
+            assert_eq!(a.call(&format!("LOCK.RELEASE k {owner}")), "0");
+        }
+        for client in &mut clients {
+            assert_eq!(client.recv(), "1");
+        }
+        assert_eq!(a.info("redis-lock", "redis-lock_waiters"), "0");
+        assert_eq!(a.info("redis-lock", "redis-lock_grants_taken_back"), "0");
+    });
+}
+
+/// Each waiter takes a descriptor here and one in the server.
+fn raise_open_files() -> u64 {
+    // SAFETY: the structure is filled by the first call and only read by the second.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        limit.rlim_cur = limit.rlim_max.min(65_536);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+        limit.rlim_cur
+    }
+}
