@@ -11,6 +11,16 @@ pub(crate) struct Hold {
     pub(crate) holds: i64,
     /// When the lease runs out.
     pub(crate) expires_at: WallMs,
+    /// The lease was set by the call at hand. That is a change to be written even if it ends in the same
+    /// millisecond as before, so that what is seen of a renewal does not depend on the clock.
+    pub(crate) renewed: bool,
+}
+
+impl Hold {
+    fn renew(&mut self, expires_at: WallMs) {
+        self.expires_at = expires_at;
+        self.renewed = true;
+    }
 }
 
 /// Everything that is stored about a lock: a value that is read from the keyspace, changed by the core and
@@ -85,7 +95,7 @@ impl Holders {
     pub(crate) fn acquire(&mut self, owner: &Owner, expires_at: WallMs) -> Admission {
         let admission = self.admits(owner.as_bytes());
         if let Admission::Grant(holds) = admission {
-            *self = Holders::Exclusive(Hold { owner: owner.clone(), holds, expires_at });
+            *self = Holders::Exclusive(Hold { owner: owner.clone(), holds, expires_at, renewed: true });
         }
         admission
     }
@@ -105,7 +115,7 @@ impl Holders {
         }
         hold.holds -= 1;
         if let Some(at) = expires_at {
-            hold.expires_at = at;
+            hold.renew(at);
         }
         Ok(hold.holds)
     }
@@ -113,7 +123,7 @@ impl Holders {
     /// Sets the lease of `owner` anew, shorter or longer. Returns its hold count.
     pub(crate) fn renew(&mut self, owner: &[u8], expires_at: WallMs) -> Result<i64, NotOwner> {
         let hold = self.of_mut(owner)?;
-        hold.expires_at = expires_at;
+        hold.renew(expires_at);
         Ok(hold.holds)
     }
 

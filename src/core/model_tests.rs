@@ -121,7 +121,10 @@ impl Real {
         }
     }
 
-    fn store(&mut self, key: &'static [u8], holders: Holders) {
+    fn store(&mut self, key: &'static [u8], mut holders: Holders) {
+        if let Holders::Exclusive(hold) = &mut holders {
+            hold.renewed = false;
+        }
         self.keys.insert(key, Stored::Lock(holders));
     }
 
@@ -461,6 +464,7 @@ impl Model {
                 owner: Owner::new(OWNERS[hold.owner]),
                 holds: hold.holds,
                 expires_at: hold.expires_at,
+                renewed: false,
             }),
             _ => Holders::Free,
         })
@@ -639,7 +643,7 @@ fn check_decisions(
 #[test]
 fn a_hold_count_that_cannot_grow_is_refused() {
     let owner = Owner::new(b"a");
-    let mut holders = Holders::Exclusive(Hold { owner: owner.clone(), holds: i64::MAX, expires_at: 5 });
+    let mut holders = Holders::Exclusive(Hold { owner: owner.clone(), holds: i64::MAX, expires_at: 5, renewed: false });
     let before = holders.clone();
     assert_eq!(holders.acquire(&owner, 9), Admission::Overflow);
     assert_eq!(holders, before);
@@ -649,7 +653,7 @@ fn a_hold_count_that_cannot_grow_is_refused() {
 fn many_locks_that_end_at_once_are_looked_at_in_portions() {
     let mut service = Service::default();
     let now = Now { wall: 0, mono: 0 };
-    let held = Holders::Exclusive(Hold { owner: Owner::new(b"a"), holds: 1, expires_at: 10 });
+    let held = Holders::Exclusive(Hold { owner: Owner::new(b"a"), holds: 1, expires_at: 10, renewed: false });
     for lock in 0..1000u32 {
         let request = Request { owner: Owner::new(b"b"), lease_ms: 10 };
         service.wait(0, &lock.to_be_bytes(), &held, request, None, now);

@@ -51,7 +51,7 @@ impl<'a> Lock<'a> {
                 self.ctx.replicate_hset(name, new.owner.as_bytes(), new.holds);
                 self.notify(events::HASH, c"hset");
             }
-            if old.map(|old| old.expires_at) != Some(new.expires_at) {
+            if new.renewed {
                 self.key.set_expires_at(new.expires_at);
                 self.ctx.replicate_pexpireat(name, new.expires_at);
                 self.notify(events::GENERIC, c"expire");
@@ -88,6 +88,7 @@ fn read(key: &Key<'_>) -> Result<Holders, Error> {
             owner: Owner::new(owner),
             holds,
             expires_at,
+            renewed: false,
         });
     });
     hold.map(Holders::Exclusive).ok_or(Error::WrongType)

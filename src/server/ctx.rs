@@ -192,6 +192,8 @@ impl Ctx {
     }
 }
 
+const NO_PERMISSION: &str = "NOPERM this user has no permissions to run the 'config|get' command";
+
 /// The strings of a flat array, two by two.
 ///
 /// # Safety
@@ -211,7 +213,10 @@ unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<(Vec<u8>
             return Err("ERR the server refuses CONFIG GET".to_owned());
         }
         if call!(RedisModule_CallReplyType(reply)) == raw::REDISMODULE_REPLY_ERROR as c_int {
-            return Err(String::from_utf8_lossy(&text(reply)).into_owned());
+            let error = String::from_utf8_lossy(&text(reply)).into_owned();
+            // Redis 7.0 has another text for a call from a module.
+            let denied = error.contains("acl verification failed");
+            return Err(if denied { NO_PERMISSION.to_owned() } else { error });
         }
         let element = |at| text(call!(RedisModule_CallReplyArrayElement(reply, at)));
         let len = call!(RedisModule_CallReplyLength(reply));

@@ -6,7 +6,10 @@ mod support;
 
 mod basics;
 mod becoming_free;
+mod effects;
 mod errors;
+mod loading;
+mod pauses;
 mod races;
 mod examples;
 mod waiting;

@@ -134,6 +134,12 @@ impl Server {
     fn spawn(flavor: Flavor, port: u16, dir: &Path, args: &[&str]) -> Child {
         let log = fs::File::create(dir.join("log")).unwrap();
         let mut command = Command::new(flavor.program());
+        // A configuration file comes before the options.
+        let (file, args) = match args.split_first() {
+            Some((first, rest)) if first.ends_with(".conf") => (Some(first), rest),
+            _ => (None, args),
+        };
+        command.args(file);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.args(["--dir", dir.to_str().unwrap()]);
         command.args(["--repl-diskless-sync-delay", "0", "--appendfsync", "no"]);
@@ -190,6 +196,11 @@ impl Server {
             assert!(Instant::now() < deadline, "the server does not end");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Ends the server at once and keeps its folder.
+    pub fn stop(mut self) -> TempDir {
+        std::mem::replace(&mut self.dir, TempDir::new().unwrap())
     }
 
     /// Fails if the server is not alive and well.

@@ -1,0 +1,339 @@
+//! What leaves the server: plain commands to replicas and the AOF, keyspace events, `WATCH`, client-side
+//! caches, and the message that a lock is free.
+
+use std::collections::BTreeSet;
+
+use crate::support::{in_world, until, Client, Flavor, Server, World};
+
+crate::on_every_server!(
+    the_stream_has_plain_commands_with_absolute_times,
+    events_are_those_of_plain_commands,
+    a_watched_lock_that_changes_aborts,
+    client_side_caches_hear_of_changes,
+    a_free_lock_is_published_once,
+    publishing_is_a_setting,
+    a_lock_that_somebody_takes_is_not_published,
+    a_client_can_wait_for_replicas,
+    a_server_without_the_module_goes_on_with_the_locks,
+    a_restart_keeps_the_locks,
+);
+
+/// The commands that a replica gets, one a line, without what the servers say to each other.
+fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
+    let mut monitor = world.replica.client();
+    assert_eq!(monitor.call("MONITOR"), "OK");
+    act();
+    world.client().call("SET end of-stream");
+    let mut commands = Vec::new();
+    loop {
+        let line = monitor.recv();
+        let Some((_, command)) = line.split_once("] ") else { continue };
+        let words: Vec<String> = command.split(' ').map(|word| word.trim_matches('"').to_owned()).collect();
+        match words[0].to_ascii_uppercase().as_str() {
+            "SET" if words[1] == "end" => return commands,
+            "SET" => {}
+            "PING" | "REPLCONF" | "INFO" | "CLIENT" => {}
+            _ => commands.push(words.join(" ")),
+        }
+    }
+}
+
+/// With every number of 13 digits, a time, as `<time>`.
+fn timeless(lines: Vec<String>) -> Vec<String> {
+    let hide = |word: &str| match word.len() {
+        13 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<time>".to_owned(),
+        _ => word.to_owned(),
+    };
+    lines.iter().map(|line| line.split(' ').map(hide).collect::<Vec<_>>().join(" ")).collect()
+}
+
+fn the_stream_has_plain_commands_with_absolute_times(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let commands = stream(world, || {
+            let mut a = world.client();
+            a.call("LOCK.ACQUIRE k a");
+            a.call("LOCK.ACQUIRE k a");
+            a.call("LOCK.ACQUIRE k b");
+            a.call("LOCK.RELEASE k a");
+            a.call("LOCK.RENEW k a PX 70000");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            a.call("LOCK.RELEASE k a");
+            b.recv();
+            a.call("LOCK.BREAK k");
+        });
+        let expected = [
+            "MULTI", "HSET k a 1", "PEXPIREAT k <time>", "EXEC",
+            "MULTI", "HSET k a 2", "PEXPIREAT k <time>", "EXEC",
+            "HSET k a 1",
+            "PEXPIREAT k <time>",
+            "MULTI", "DEL k", "HSET k b 1", "PEXPIREAT k <time>", "EXEC",
+            "MULTI", "DEL k", "PUBLISH redisson_lock__channel:{k} 0", "EXEC",
+        ];
+        let commands: Vec<_> = timeless(commands).into_iter().filter(|line| !line.starts_with("SELECT")).collect();
+        assert_eq!(commands, expected);
+        // The AOF has the same, without the message.
+        let aof = aof(&world.primary);
+        assert!(aof.contains("PEXPIREAT") && !aof.to_uppercase().contains("PUBLISH"), "{aof}");
+        assert!(!aof.to_uppercase().contains("LOCK.") && !aof.contains("PX"), "{aof}");
+    });
+}
+
+fn aof(server: &Server) -> String {
+    let dir = server.dir.path().join("appendonlydir");
+    let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
+    let incremental = files.filter(|path| path.to_str().unwrap().ends_with(".incr.aof"));
+    incremental.map(|path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned()).collect()
+}
+
+/// Subscribes to all keyspace events of a server.
+fn subscriber(server: &Server) -> Client {
+    let mut client = server.client();
+    client.call("CONFIG SET notify-keyspace-events AKE");
+    assert_eq!(client.call("PSUBSCRIBE __keyevent@*__:* end"), "[psubscribe, __keyevent@*__:*, 1]");
+    assert_eq!(client.recv(), "[psubscribe, end, 2]");
+    client
+}
+
+/// The events that arrived at each subscriber before a message that the primary sends now, as `event key`.
+fn events(world: &World, subscribers: &mut [Client]) -> Vec<Vec<String>> {
+    world.client().call("PUBLISH end now");
+    subscribers.iter_mut().map(events_before_the_end).collect()
+}
+
+fn events_before_the_end(subscriber: &mut Client) -> Vec<String> {
+    let mut events = Vec::new();
+    loop {
+        let message = subscriber.recv();
+        let parts: Vec<&str> = message.trim_matches(['[', ']']).split(", ").collect();
+        match parts[..] {
+            [_, _, "end", _] => return events,
+            [_, _, channel, key] => events.push(format!("{} {key}", channel.split_once(':').unwrap().1)),
+            _ => panic!("{message}"),
+        }
+    }
+}
+
+fn events_are_those_of_plain_commands(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut subscribers = [subscriber(&world.primary), subscriber(&world.replica)];
+        let mut check = |a: &mut Client, acts: &[&str], expected: &[&str]| {
+            for act in acts {
+                a.call(act);
+            }
+            let [here, there] = &events(world, &mut subscribers)[..] else { panic!("two subscribers") };
+            assert_eq!(here, expected, "{acts:?}");
+            assert_eq!(there, expected, "at the replica: {acts:?}");
+        };
+        check(&mut a, &["LOCK.ACQUIRE k a"], &["hset k", "expire k"]);
+        check(&mut a, &["LOCK.ACQUIRE k a"], &["hset k", "expire k"]);
+        check(&mut a, &["LOCK.RELEASE k a"], &["hset k"]);
+        check(&mut a, &["LOCK.RENEW k a PX 80000"], &["expire k"]);
+        check(&mut a, &["LOCK.ACQUIRE k b", "LOCK.RELEASE k b", "LOCK.INFO k", "LOCK.WAITERS k"], &[]);
+        check(&mut a, &["LOCK.RELEASE k a"], &["del k"]);
+        check(&mut a, &["LOCK.BREAK k", "LOCK.RELEASE k a", "LOCK.RENEW k a"], &[]);
+        a.call("LOCK.ACQUIRE k a");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        check(&mut a, &["LOCK.RELEASE k a"], &["hset k", "expire k", "del k", "hset k", "expire k"]);
+        b.recv();
+    });
+}
+
+fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let changes = ["LOCK.RENEW k a", "LOCK.ACQUIRE k a", "LOCK.RELEASE k a", "LOCK.BREAK k"];
+        let nothing = ["LOCK.ACQUIRE k b", "LOCK.INFO k", "LOCK.WAITERS k", "LOCK.RELEASE k b", "LOCK.BREAK other"];
+        let (mut a, mut watcher) = (world.client(), world.client());
+        for (commands, aborts) in [(&nothing[..], false), (&changes[..], true)] {
+            for command in commands {
+                a.call("LOCK.ACQUIRE k a");
+                watcher.call("WATCH k other");
+                a.call(command);
+                watcher.call("MULTI");
+                watcher.call("PING");
+                assert_eq!(watcher.call("EXEC") == "nil", aborts, "{command}");
+            }
+        }
+        // A hand-over is a change too, also one by the timer.
+        a.call("DEL k");
+        a.call("LOCK.ACQUIRE k a PX 100");
+        watcher.call("WATCH k");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(b.recv(), "1");
+        watcher.call("MULTI");
+        assert_eq!(watcher.call("EXEC"), "nil");
+    });
+}
+
+fn client_side_caches_hear_of_changes(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut cache) = (world.client(), world.client());
+        cache.call("HELLO 3");
+        cache.call("CLIENT TRACKING ON");
+        let mut heard = |a: &mut Client, command: &str| {
+            cache.call("HGETALL k");
+            a.call(command);
+            cache.send("PING");
+            let first = cache.recv();
+            let invalidated = first.starts_with("push[");
+            if invalidated {
+                assert_eq!(cache.recv(), "PONG");
+            }
+            invalidated
+        };
+        assert!(heard(&mut a, "LOCK.ACQUIRE k a"));
+        assert!(!heard(&mut a, "LOCK.ACQUIRE k b"));
+        assert!(!heard(&mut a, "LOCK.RELEASE k b"));
+        assert!(heard(&mut a, "LOCK.RENEW k a"));
+        assert!(heard(&mut a, "LOCK.RELEASE k a"));
+    });
+}
+
+/// Listens on the channels of a lock, at a server.
+fn listener(server: &Server, channels: &[&str]) -> Client {
+    let mut client = server.client();
+    for channel in channels {
+        assert!(client.call(&format!("SUBSCRIBE {channel}")).starts_with("[subscribe"));
+    }
+    client
+}
+
+/// How many messages have arrived at each listener before one that is sent now.
+fn messages(world: &World, listeners: &mut [Client]) -> Vec<usize> {
+    world.client().call("PUBLISH end now");
+    listeners.iter_mut().map(messages_before_the_end).collect()
+}
+
+fn messages_before_the_end(listener: &mut Client) -> usize {
+    let mut count = 0;
+    loop {
+        match listener.recv().as_str() {
+            "[message, end, now]" => return count,
+            text if text.ends_with(", 0]") => count += 1,
+            text => panic!("{text}"),
+        }
+    }
+}
+
+fn a_free_lock_is_published_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let channels = ["redisson_lock__channel:{k}", "redisson_lock__channel:x{k}", "end"];
+        let mut listeners = [listener(&world.primary, &channels), listener(&world.replica, &channels)];
+        let mut check = |world: &World, what: &str, expected: usize| {
+            assert_eq!(messages(world, &mut listeners), [expected; 2], "{what}, here and at the replica");
+        };
+        for key in ["k", "x{k}"] {
+            a.call(&format!("LOCK.ACQUIRE {key} a"));
+            a.call(&format!("LOCK.ACQUIRE {key} a"));
+            a.call(&format!("LOCK.RELEASE {key} a"));
+            a.call(&format!("LOCK.RELEASE {key} b"));
+            check(world, "not free yet", 0);
+            a.call(&format!("LOCK.RELEASE {key} a"));
+            check(world, "released", 1);
+            a.call(&format!("LOCK.ACQUIRE {key} a"));
+            a.call(&format!("LOCK.BREAK {key}"));
+            check(world, "broken", 1);
+            a.call(&format!("LOCK.BREAK {key}"));
+            check(world, "it was free", 0);
+        }
+        a.send_at_once(&["MULTI", "LOCK.ACQUIRE k a", "LOCK.RELEASE k a", "EXEC"]);
+        for _ in 0..4 {
+            a.recv();
+        }
+        check(world, "in a transaction", 1);
+        // A grant that is taken back frees the lock for others.
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id)]);
+        until("it is taken back", || a.call("EXISTS k") == "0");
+        check(world, "taken back", 1);
+    });
+}
+
+fn publishing_is_a_setting(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut classic = [listener(&world.primary, &["redisson_lock__channel:{k}", "end"])];
+        let mut sharded = world.client();
+        assert!(sharded.call("SSUBSCRIBE redisson_lock__channel:{k}").starts_with("[ssubscribe"));
+        for (setting, by_publish, by_spublish) in
+            [("auto", 1, 0), ("off", 0, 0), ("publish", 1, 0), ("spublish", 0, 1), ("both", 1, 1)]
+        {
+            assert_eq!(a.call(&format!("CONFIG SET lock.publish {setting}")), "OK");
+            a.call("LOCK.ACQUIRE k a");
+            a.call("LOCK.RELEASE k a");
+            assert_eq!(messages(world, &mut classic), [by_publish], "{setting}");
+            if by_spublish == 1 {
+                assert_eq!(sharded.recv(), "[smessage, redisson_lock__channel:{k}, 0]", "{setting}");
+            }
+            assert!(sharded.has_nothing(), "{setting}");
+        }
+    });
+}
+
+fn a_lock_that_somebody_takes_is_not_published(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut here = [listener(&world.primary, &["redisson_lock__channel:{k}", "end"])];
+        for free in ["LOCK.RELEASE k a", "LOCK.BREAK k", "DEL k", "PEXPIRE k 20"] {
+            a.call("LOCK.ACQUIRE k a");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            a.call(free);
+            assert_eq!(b.recv(), "1");
+            assert_eq!(messages(world, &mut here), [0], "{free}");
+            a.call("LOCK.RELEASE k b");
+            assert_eq!(messages(world, &mut here), [1]);
+        }
+    });
+}
+
+fn a_client_can_wait_for_replicas(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        assert_eq!(a.call("WAIT 1 10000"), "1");
+        // After a blocked grant too.
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(b.recv(), "1");
+        assert_eq!(b.call("WAIT 1 10000"), "1");
+        assert_eq!(world.replica.client().call("HGETALL k"), "[b, 1]");
+    });
+}
+
+fn a_server_without_the_module_goes_on_with_the_locks(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        a.call("LOCK.ACQUIRE short a PX 3000");
+        let mut r = world.replica.client();
+        until("the replica has them", || r.call("EXISTS k short") == "2");
+        let at = a.call("PEXPIRETIME k");
+        assert_eq!(r.call("PEXPIRETIME k"), at);
+        until("the short one is gone there too", || r.call("EXISTS short") == "0");
+        assert_eq!(r.call("HGETALL k"), "[a, 1]");
+    });
+}
+
+/// Killed without a chance to say goodbye, and started again on its AOF: with and without the module.
+fn a_restart_keeps_the_locks(flavor: Flavor) {
+    let server = Server::with_module(flavor, &["--appendonly", "yes"]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    a.call("LOCK.ACQUIRE free a");
+    a.call("LOCK.RELEASE free a");
+    let expires_at = a.call("PEXPIRETIME k");
+    server.signal(libc::SIGKILL);
+    let plain = crate::support::world::replay(flavor, server.dir.path());
+    let mut p = plain.client();
+    let found: BTreeSet<String> = ["HGETALL k", "PEXPIRETIME k", "DBSIZE"].iter().map(|ask| p.call(ask)).collect();
+    assert_eq!(found, BTreeSet::from(["[a, 2]".to_owned(), expires_at, "1".to_owned()]));
+    let module = crate::support::server::module().to_str().unwrap();
+    assert_eq!(p.call(&format!("MODULE LOAD {module}")), "OK");
+    assert_eq!(p.call("LOCK.RELEASE k a"), "1");
+    let mut b = plain.waiting("LOCK.ACQUIRE k b BLOCK 0");
+    assert_eq!(p.call("LOCK.RELEASE k a"), "0");
+    assert_eq!(b.recv(), "1");
+}

@@ -1,0 +1,162 @@
+//! Loading the module, and its settings.
+
+use crate::support::server::module;
+use crate::support::{until, Flavor, Server};
+
+crate::on_every_server!(
+    settings_have_bounds,
+    settings_count_from_the_next_call,
+    settings_are_module_arguments,
+    wrong_module_arguments_stop_the_server,
+    settings_survive_a_rewrite,
+    a_policy_that_evicts_is_warned_of,
+    a_renamed_command_is_refused,
+    config_is_what_it_was,
+);
+
+#[test]
+fn an_older_server_is_told_why() {
+    if !Flavor::Redis6.is_installed() {
+        return;
+    }
+    let log = Server::log_of_failing(Flavor::Redis6, &["--loadmodule", module().to_str().unwrap()]);
+    assert!(log.contains("redis-lock is not loaded: needs Redis 7.0.0 or later, or Valkey; this server is 6."), "{log}");
+}
+
+fn settings_have_bounds(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    for (name, default, good, bad) in [
+        ("lock.default-lease", "30000", &["1", "9007199254740991"][..], &["0", "-1", "x", "9007199254740992", "1.5"][..]),
+        ("lock.max-lease", "0", &["0", "1", "9007199254740991"], &["-1", "x", "9007199254740992"]),
+        ("lock.max-waiters", "0", &["0", "1", "4294967295"], &["-1", "4294967296", ""]),
+        ("lock.publish", "auto", &["off", "publish", "SPUBLISH", "both", "auto"], &["on", "yes", "", "0"]),
+    ] {
+        assert_eq!(a.call(&format!("CONFIG GET {name}")), format!("[{name}, {default}]"));
+        for value in good {
+            assert_eq!(a.call(&format!("CONFIG SET {name} {value}")), "OK", "{name} {value}");
+            let now = format!("[{name}, {}]", value.to_lowercase());
+            assert_eq!(a.call(&format!("CONFIG GET {name}")), now);
+            for value in bad {
+                let reply = a.call_args(&[b"CONFIG", b"SET", name.as_bytes(), value.as_bytes()]);
+                assert!(reply.starts_with("ERR ") && reply.contains(name), "{name} {value}: {reply}");
+                assert_eq!(a.call(&format!("CONFIG GET {name}")), now, "changed by '{value}'");
+            }
+        }
+    }
+}
+
+fn settings_count_from_the_next_call(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    a.call("CONFIG SET lock.default-lease 70000");
+    a.call("LOCK.ACQUIRE k a");
+    assert!((69_000..=70_000).contains(&a.number("PTTL k")));
+    a.call("CONFIG SET lock.max-lease 60000");
+    let error = "ERR PX is out of range, lock.max-lease is 60000 ms, in 'lock.acquire' command";
+    assert_eq!(a.call("LOCK.ACQUIRE k a PX 60001"), error);
+    assert_eq!(a.call("LOCK.RENEW k a EX 61"), error.replace("PX", "EX").replace("acquire", "renew"));
+    assert_eq!(a.call("LOCK.RENEW k a EX 60"), "1");
+    // A lease that nobody asked for is as long as it may be.
+    assert_eq!(a.call("LOCK.RENEW k a"), "1");
+    assert!((59_000..=60_000).contains(&a.number("PTTL k")));
+    a.call("CONFIG SET lock.max-lease 0 lock.default-lease 40000");
+    assert_eq!(a.call("LOCK.RENEW k a"), "1");
+    assert!((39_000..=40_000).contains(&a.number("PTTL k")));
+}
+
+fn settings_are_module_arguments(flavor: Flavor) {
+    let args = ["lock.default-lease", "5000", "LOCK.MAX-WAITERS", "7", "lock.publish", "Both"];
+    let server = Server::with_module_args(flavor, &args, &[]);
+    let mut a = server.client();
+    assert_eq!(a.call("CONFIG GET lock.default-lease"), "[lock.default-lease, 5000]");
+    assert_eq!(a.call("CONFIG GET lock.max-waiters"), "[lock.max-waiters, 7]");
+    assert_eq!(a.call("CONFIG GET lock.publish"), "[lock.publish, both]");
+    assert_eq!(a.call("CONFIG GET lock.max-lease"), "[lock.max-lease, 0]");
+}
+
+fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
+    for (args, why) in [
+        (&["lock.default-lease", "0"][..], "lock.default-lease must be an integer from 1 to 9007199254740991, not '0'"),
+        (&["lock.max-waiters", "x"], "lock.max-waiters must be an integer from 0 to 4294967295, not 'x'"),
+        (&["lock.publish", "loud"], "lock.publish must be auto, off, publish, spublish or both, not 'loud'"),
+        (&["lock.events", "yes"], "unknown module argument 'lock.events'; settings are given as 'name value' pairs"),
+        (&["lock.max-lease"], "module argument lock.max-lease has no value"),
+        (&["lock.max-lease", "1", "lock.max-lease", "2"], "module argument lock.max-lease is given twice"),
+    ] {
+        let mut all = vec!["--loadmodule", module().to_str().unwrap()];
+        all.extend(args);
+        let log = Server::log_of_failing(flavor, &all);
+        assert!(log.contains(&format!("redis-lock is not loaded: {why}")), "{args:?}: {log}");
+    }
+}
+
+fn settings_survive_a_rewrite(flavor: Flavor) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("redis.conf");
+    let module = module().to_str().unwrap();
+    std::fs::write(&file, format!("loadmodule {module} lock.default-lease 5000\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let server = Server::start(flavor, &[file]);
+    let mut a = server.client();
+    assert_eq!(a.call("CONFIG GET lock.default-lease"), "[lock.default-lease, 5000]");
+    assert_eq!(a.call("CONFIG SET lock.max-waiters 9 lock.default-lease 6000 maxclients 100"), "OK");
+    assert_eq!(a.call("CONFIG REWRITE"), "OK");
+    let server = Server::start_in(flavor, server.stop(), &[file]);
+    let mut a = server.client();
+    assert_eq!(a.call("CONFIG GET lock.max-waiters"), "[lock.max-waiters, 9]");
+    assert_eq!(a.call("CONFIG GET lock.default-lease"), "[lock.default-lease, 6000]");
+}
+
+fn a_policy_that_evicts_is_warned_of(flavor: Flavor) {
+    let warning = "maxmemory-policy lets the server evict locks";
+    let server = Server::with_module(flavor, &["--maxmemory-policy", "volatile-lru"]);
+    assert!(server.log().contains(warning), "{}", server.log());
+    let mut a = server.client();
+    assert_eq!(a.info("redis-lock", "redis-lock_eviction"), "locks-can-be-evicted");
+    a.call("CONFIG SET maxmemory-policy noeviction");
+    assert_eq!(a.info("redis-lock", "redis-lock_eviction"), "off");
+    let server = Server::with_module(flavor, &[]);
+    assert!(!server.log().contains(warning));
+}
+
+fn a_renamed_command_is_refused(flavor: Flavor) {
+    let module = module().to_str().unwrap();
+    let log = Server::log_of_failing(flavor, &["--rename-command", "HSET", "H_SET", "--loadmodule", module]);
+    assert!(log.contains("redis-lock is not loaded: the server has no command HSET"), "{log}");
+}
+
+/// Where the settings' names are translated, nothing else of `CONFIG` may be different.
+fn config_is_what_it_was(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let plain = Server::start(flavor, &[]);
+    let (mut a, mut p) = (server.client(), plain.client());
+    for command in [
+        "CONFIG GET maxmemory",
+        "CONFIG GET nothing",
+        "CONFIG GET",
+        "CONFIG",
+        "CONFIG SET maxmemory",
+        "CONFIG SET nothing 1",
+        "CONFIG SET maxmemory lock.max-waiters",
+        "CONFIG RESETSTAT",
+        "CONFIG lock.max-waiters x",
+    ] {
+        assert_eq!(a.call(command), p.call(command), "{command}");
+    }
+    let both = a.call("config get maxmemory-samples LOCK.MAX-*");
+    for name in ["[maxmemory-samples, 5", "lock.max-lease, 0", "lock.max-waiters, 0"] {
+        assert!(both.replace("maxmemory-samples", "[maxmemory-samples").contains(name), "{both}");
+    }
+    assert_eq!(a.call("CONFIG SET lock.nothing 1").split(' ').next(), Some("ERR"));
+    a.call("HELLO 3");
+    assert_eq!(a.call("CONFIG GET lock.max-lease"), "{lock.max-lease: 0}");
+    // Only who may read settings may read these.
+    a.call("ACL SETUSER reader on nopass ~* +@all -config");
+    let mut reader = server.client();
+    assert_eq!(reader.call("AUTH reader x"), "OK");
+    assert!(reader.call("CONFIG GET lock.max-lease").starts_with("NOPERM "));
+    assert!(reader.call("CONFIG GET maxmemory").starts_with("NOPERM "));
+    assert!(reader.call("CONFIG SET lock.max-lease 1").starts_with("NOPERM "));
+    until("it is as before", || a.call("CONFIG GET lock.max-lease") == "{lock.max-lease: 0}");
+}
