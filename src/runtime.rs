@@ -114,6 +114,9 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId, answer: Answer) -> Result<(), Error>
     with(ctx, |runtime| {
         runtime.waits.insert(id, wait);
         runtime.by_handle.insert(handle, id);
+        if ctx.is_cluster() {
+            runtime.look_at_all.get_or_insert(ctx.now().mono + CLUSTER_LOOK_US);
+        }
     });
     settle(ctx);
     Ok(())

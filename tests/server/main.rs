@@ -6,6 +6,7 @@ mod support;
 
 mod basics;
 mod becoming_free;
+mod cluster;
 mod effects;
 mod errors;
 mod loading;
