@@ -60,7 +60,8 @@ impl fmt::Display for Error {
 /// Bytes of a client, fit for an error text: printable, on one line, and not too long.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     const LONGEST: usize = 64;
-    let mut text = bytes.iter().take(LONGEST).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
+    let mut text =
+        bytes.iter().take(LONGEST).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
     if bytes.len() > LONGEST {
         text.extend_from_slice(b"...");
     }

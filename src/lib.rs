@@ -98,7 +98,9 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     }
     if let Some(renamed) = REPLICATED.iter().find(|name| !load::knows_command(ctx, name)) {
         let name = renamed.to_string_lossy().to_ascii_uppercase();
-        return Err(format!("the server has no command {name}, as which locks are replicated: do not rename it"));
+        return Err(format!(
+            "the server has no command {name}, as which locks are replicated: do not rename it"
+        ));
     }
     load::log_panics();
     load::set_options(ctx);

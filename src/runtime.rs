@@ -271,11 +271,11 @@ impl KeyspaceEvents for Touches {
             return;
         }
         with(ctx, |runtime| {
+            let gone = matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from");
             // Nearly always: nobody waits, and the event costs no more than this.
-            if runtime.service.is_idle() {
+            if runtime.service.ignores(gone) {
                 return;
             }
-            let gone = matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from");
             if runtime.service.touched(ctx.db(), key, gone) {
                 runtime.set_timer(ctx, true);
             }

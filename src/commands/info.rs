@@ -23,8 +23,7 @@ impl Command for Info {
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.info", args).key()?;
         let holders = keyspace::look(ctx, &key)?;
-        let waiters =
-            runtime::with(ctx, |runtime| runtime.service.waiting(ctx.db(), key.as_bytes()));
+        let waiters = runtime::with(ctx, |runtime| runtime.service.waiting(ctx.db(), key.as_bytes()));
         let Some(expires_at) = holders.expires_at() else {
             ctx.reply_null();
             return Ok(());

@@ -8,9 +8,9 @@
 //!   excludes whom.
 //! * [`service`]: the queues, deadlines and undelivered grants of all locks.
 
+mod held;
 pub(crate) mod holders;
 pub(crate) mod service;
-
 
 #[cfg(test)]
 mod model_tests;

@@ -15,25 +15,55 @@ const OWNERS: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
 /// Something that can happen, with small numbers that name one of what there is.
 #[derive(Clone, Debug)]
 enum Op {
-    Acquire { lock: usize, owner: usize, lease: i64, block: Option<u64> },
-    Release { lock: usize, owner: usize, all: bool, lease: Option<i64> },
-    Renew { lock: usize, owner: usize, lease: i64 },
-    Break { lock: usize },
+    Acquire {
+        lock: usize,
+        owner: usize,
+        lease: i64,
+        block: Option<u64>,
+    },
+    Release {
+        lock: usize,
+        owner: usize,
+        all: bool,
+        lease: Option<i64>,
+    },
+    Renew {
+        lock: usize,
+        owner: usize,
+        lease: i64,
+    },
+    Break {
+        lock: usize,
+    },
     /// A stranger deletes the key.
-    Delete { lock: usize },
+    Delete {
+        lock: usize,
+    },
     /// A stranger changes the key's TTL.
-    Expire { lock: usize, lease: i64 },
+    Expire {
+        lock: usize,
+        lease: i64,
+    },
     /// A stranger puts something else there; or takes it away again.
-    Overwrite { lock: usize },
+    Overwrite {
+        lock: usize,
+    },
     /// All keys are flushed.
     Flush,
     /// A waiter's client goes away.
-    Leave { which: usize },
+    Leave {
+        which: usize,
+    },
     /// A grant reaches its client, or does not.
-    Deliver { which: usize, arrives: bool },
+    Deliver {
+        which: usize,
+        arrives: bool,
+    },
     /// The server is paused, or goes on.
     Pause(bool),
-    Advance { ms: i64 },
+    Advance {
+        ms: i64,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -363,8 +393,10 @@ impl Model {
 
     fn apply(&mut self, op: &Op) -> Option<Seen> {
         let now = self.now;
-        if let Op::Acquire { lock, .. } | Op::Release { lock, .. } | Op::Renew { lock, .. } | Op::Break { lock } =
-            *op
+        if let Op::Acquire { lock, .. }
+        | Op::Release { lock, .. }
+        | Op::Renew { lock, .. }
+        | Op::Break { lock } = *op
         {
             if self.locks[lock].other {
                 return Some(Seen::WrongType);
@@ -643,7 +675,8 @@ fn check_decisions(
 #[test]
 fn a_hold_count_that_cannot_grow_is_refused() {
     let owner = Owner::new(b"a");
-    let mut holders = Holders::Exclusive(Hold { owner: owner.clone(), holds: i64::MAX, expires_at: 5, renewed: false });
+    let mut holders =
+        Holders::Exclusive(Hold { owner: owner.clone(), holds: i64::MAX, expires_at: 5, renewed: false });
     let before = holders.clone();
     assert_eq!(holders.acquire(&owner, 9), Admission::Overflow);
     assert_eq!(holders, before);

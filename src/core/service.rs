@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
+use super::held::Held;
 use super::{Admission, Holders, MonoUs, NotOwner, Now, Owner, WallMs};
 
 /// How many locks one [`Service::tick`] asks its caller to look at, so that thousands of leases that end in
@@ -126,6 +127,8 @@ pub(crate) struct Service {
     /// Locks that may have become free without a call of ours.
     dirty: VecDeque<LockId>,
     decisions: Vec<(WaiterId, Decision)>,
+    /// Which keys are likely to be locks that were granted here.
+    held: Held,
     last_id: u64,
 }
 
@@ -143,6 +146,9 @@ impl Service {
         // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
         self.serve(db, key, holders, now);
         let admission = holders.acquire(&request.owner, request.expires_at(now));
+        if admission == Admission::Grant(1) {
+            self.held.insert(db, key);
+        }
         self.watch_lease(db, key, holders);
         admission
     }
@@ -192,6 +198,7 @@ impl Service {
             self.void(db, key, Some(owner));
         }
         self.serve(db, key, holders, now);
+        self.forget_if_free(db, key, holders);
         Ok(left)
     }
 
@@ -215,6 +222,7 @@ impl Service {
         self.void(db, key, None);
         let lost = holders.clear();
         self.serve(db, key, holders, now);
+        self.forget_if_free(db, key, holders);
         lost
     }
 
@@ -286,8 +294,13 @@ impl Service {
     /// Somebody else changed the key, in a way that ended every hold on it (`gone`) or not necessarily.
     /// True if anybody here cares, so that the caller must see to a [`tick`](Service::tick) soon.
     pub(crate) fn touched(&mut self, db: i32, key: &[u8], gone: bool) -> bool {
+        let was_held = gone && self.held.remove(db, key);
         if self.queue_mut(db, key).is_none() {
-            return false;
+            // Nobody here will take it, but somebody elsewhere may wait to hear that it is free.
+            if was_held {
+                self.dirty.push_back(LockId { db, key: Rc::from(key) });
+            }
+            return was_held;
         }
         if gone {
             self.void(db, key, None);
@@ -313,6 +326,7 @@ impl Service {
     /// This server is not the primary, and grants nothing. Those who still wait leave by themselves.
     pub(crate) fn abdicate(&mut self) {
         self.dirty.clear();
+        self.held = Held::default();
         for lock in self.locks(None) {
             self.void(lock.db, &lock.key, None);
             self.set_lease_end(lock.db, &lock.key, None);
@@ -387,6 +401,11 @@ impl Service {
         self.queues.is_empty() && self.dirty.is_empty()
     }
 
+    /// True if [`touched`](Service::touched) would do nothing, whatever the key.
+    pub(crate) fn ignores(&self, gone: bool) -> bool {
+        self.queues.is_empty() && (!gone || self.held.is_empty())
+    }
+
     /// Fails if anything is kept.
     #[cfg(test)]
     pub(crate) fn assert_empty(&self) {
@@ -447,6 +466,7 @@ impl Service {
         let Some(waiter) = self.remove_waiter(id) else { return };
         if let Decision::Granted(_) = decision {
             let Waiter { lock, request, .. } = waiter;
+            self.held.insert(lock.db, &lock.key);
             if let Some(queue) = self.queue_mut(lock.db, &lock.key) {
                 queue.in_flight.push(id);
             }
@@ -502,6 +522,12 @@ impl Service {
             }
             _ => true,
         });
+    }
+
+    fn forget_if_free(&mut self, db: i32, key: &[u8], holders: &Holders) {
+        if holders.is_free() {
+            self.held.remove(db, key);
+        }
     }
 
     fn mark_dirty(&mut self, db: i32, key: &[u8]) {

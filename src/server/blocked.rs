@@ -88,5 +88,7 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Han
 pub(crate) fn unblock(handle: Handle, token: u64) {
     debug_assert_ne!(token, 0, "the server calls `done` only for a token that is not null");
     // SAFETY: the handle came from `block` and has not been given back.
-    unsafe { call!(RedisModule_UnblockClient(handle.raw(), std::ptr::without_provenance_mut(token as usize))) };
+    unsafe {
+        call!(RedisModule_UnblockClient(handle.raw(), std::ptr::without_provenance_mut(token as usize)))
+    };
 }

@@ -53,7 +53,9 @@ impl Ctx {
 
     pub(crate) fn now(self) -> Now {
         // SAFETY: both functions only read a clock.
-        unsafe { Now { wall: call!(RedisModule_Milliseconds()), mono: call!(RedisModule_MonotonicMicroseconds()) } }
+        unsafe {
+            Now { wall: call!(RedisModule_Milliseconds()), mono: call!(RedisModule_MonotonicMicroseconds()) }
+        }
     }
 
     fn has_flag(self, flags: u32) -> bool {

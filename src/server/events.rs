@@ -101,5 +101,7 @@ pub(crate) fn ignore_wakeups(ctx: Ctx) {
 fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
-    unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == raw::REDISMODULE_OK as c_int }
+    unsafe {
+        call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == raw::REDISMODULE_OK as c_int
+    }
 }

@@ -20,7 +20,8 @@ impl Filtered {
         // SAFETY: as in `len`; the server answers null for a place that is not there, and the strings live
         // until they are replaced, which takes a mutable reference.
         unsafe {
-            let arg = call!(RedisModule_CommandFilterArgGet(self.0, c_int::try_from(at).unwrap_or(c_int::MAX)));
+            let arg =
+                call!(RedisModule_CommandFilterArgGet(self.0, c_int::try_from(at).unwrap_or(c_int::MAX)));
             if arg.is_null() {
                 return &[];
             }

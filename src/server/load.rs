@@ -163,8 +163,8 @@ pub(crate) fn log_panics_no_more() {
 /// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands
 /// in the way of a replica that loads while it serves.
 pub(crate) fn set_options(ctx: Ctx) {
-    let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED
-        | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
+    let options =
+        raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
     // SAFETY: the context is that of the module.
     unsafe { call!(RedisModule_SetModuleOptions(ctx.0, options.cast_signed())) };
 }

@@ -226,7 +226,9 @@ fn by_lazy_expiry_of_a_touched_key(flavor: Flavor) {
         let mut client = world.client();
         client.call("DEBUG SET-ACTIVE-EXPIRE 0");
         hands_over_after(world, "LOCK.ACQUIRE k a PX 100", |_| {});
-        for touch in ["GET k", "EXISTS k", "LOCK.INFO k", "LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
+        for touch in
+            ["GET k", "EXISTS k", "LOCK.INFO k", "LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"]
+        {
             hands_over_after(world, "LOCK.ACQUIRE k a PX 60", |a| {
                 // Over and touched before the module's timer can fire.
                 a.send_at_once(&["DEBUG SLEEP 0.1", touch]);
@@ -333,7 +335,8 @@ fn a_string_set_over_it_is_noticed_when_the_lease_ends(flavor: Flavor) {
 fn among_twenty_thousand_volatile_keys(flavor: Flavor) {
     in_world_with(flavor, &["--repl-timeout", "600"], |world| {
         let mut a = world.client();
-        let fill = b"for n = 1, 20000 do redis.call('SET', 'v' .. n, n, 'PX', ARGV[1] + n % 500) end return 'OK'";
+        let fill =
+            b"for n = 1, 20000 do redis.call('SET', 'v' .. n, n, 'PX', ARGV[1] + n % 500) end return 'OK'";
         assert_eq!(a.call_args(&[b"EVAL", fill, b"0", b"300"]), "OK");
         let mut waiters = Vec::new();
         for n in 0..50 {

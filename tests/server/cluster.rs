@@ -86,8 +86,10 @@ fn a_slot_that_migrates_takes_its_lock_along(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, mut second] = cluster.clients();
     assert_eq!(first.call("LOCK.ACQUIRE b o PX 100000"), "1");
-    let mut waiters =
-        [cluster.nodes[0].waiting("LOCK.ACQUIRE b w BLOCK 0"), cluster.nodes[0].waiting("LOCK.ACQUIRE b v BLOCK 0")];
+    let mut waiters = [
+        cluster.nodes[0].waiting("LOCK.ACQUIRE b w BLOCK 0"),
+        cluster.nodes[0].waiting("LOCK.ACQUIRE b v BLOCK 0"),
+    ];
     cluster.migrate("b");
     for waiter in &mut waiters {
         assert!(waiter.recv().starts_with("UNBLOCKED the slot of the lock has moved"), "granted twice");

@@ -62,14 +62,28 @@ fn the_stream_has_plain_commands_with_absolute_times(flavor: Flavor) {
             a.call("LOCK.BREAK k");
         });
         let expected = [
-            "MULTI", "HSET k a 1", "PEXPIREAT k <time>", "EXEC",
-            "MULTI", "HSET k a 2", "PEXPIREAT k <time>", "EXEC",
+            "MULTI",
             "HSET k a 1",
             "PEXPIREAT k <time>",
-            "MULTI", "DEL k", "HSET k b 1", "PEXPIREAT k <time>", "EXEC",
-            "MULTI", "DEL k", "PUBLISH redisson_lock__channel:{k} 0", "EXEC",
+            "EXEC",
+            "MULTI",
+            "HSET k a 2",
+            "PEXPIREAT k <time>",
+            "EXEC",
+            "HSET k a 1",
+            "PEXPIREAT k <time>",
+            "MULTI",
+            "DEL k",
+            "HSET k b 1",
+            "PEXPIREAT k <time>",
+            "EXEC",
+            "MULTI",
+            "DEL k",
+            "PUBLISH redisson_lock__channel:{k} 0",
+            "EXEC",
         ];
-        let commands: Vec<_> = timeless(commands).into_iter().filter(|line| !line.starts_with("SELECT")).collect();
+        let commands: Vec<_> =
+            timeless(commands).into_iter().filter(|line| !line.starts_with("SELECT")).collect();
         assert_eq!(commands, expected);
         // The AOF has the same, without the message.
         let aof = aof(&world.primary);
@@ -142,7 +156,8 @@ fn events_are_those_of_plain_commands(flavor: Flavor) {
 fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
     in_world(flavor, |world| {
         let changes = ["LOCK.RENEW k a", "LOCK.ACQUIRE k a", "LOCK.RELEASE k a", "LOCK.BREAK k"];
-        let nothing = ["LOCK.ACQUIRE k b", "LOCK.INFO k", "LOCK.WAITERS k", "LOCK.RELEASE k b", "LOCK.BREAK other"];
+        let nothing =
+            ["LOCK.ACQUIRE k b", "LOCK.INFO k", "LOCK.WAITERS k", "LOCK.RELEASE k b", "LOCK.BREAK other"];
         let (mut a, mut watcher) = (world.client(), world.client());
         for (commands, aborts) in [(&nothing[..], false), (&changes[..], true)] {
             for command in commands {
@@ -242,6 +257,23 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
             a.recv();
         }
         check(world, "in a transaction", 1);
+        // Ways that the module only hears of, with nobody in line here.
+        for free in ["DEL k", "UNLINK k", "PEXPIRE k -1", "RENAME k elsewhere", "MOVE k 9"] {
+            a.call("LOCK.ACQUIRE k a PX 100000");
+            a.call(free);
+            until_looked_at(world);
+            check(world, free, 1);
+            a.call(free);
+            check(world, "a key that is not there", 0);
+        }
+        a.call("LOCK.ACQUIRE k a PX 30");
+        until("the lease is over", || a.call("EXISTS k") == "0");
+        until_looked_at(world);
+        check(world, "expired", 1);
+        a.call("SET k x");
+        a.call("DEL k");
+        until_looked_at(world);
+        check(world, "it was no lock", 0);
         // A grant that is taken back frees the lock for others.
         a.call("LOCK.ACQUIRE k a");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -249,6 +281,16 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
         until("it is taken back", || a.call("EXISTS k") == "0");
         check(world, "taken back", 1);
     });
+}
+
+/// Whatever a timer was to do at once, it has done.
+fn until_looked_at(world: &World) {
+    let mut client = world.client();
+    client.call("LOCK.ACQUIRE timer a");
+    assert_eq!(client.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
+    client.call("DEL timer");
+    assert_eq!(client.call("LOCK.ACQUIRE timer a"), "1");
+    assert_eq!(client.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
 }
 
 fn publishing_is_a_setting(flavor: Flavor) {
@@ -328,7 +370,8 @@ fn a_restart_keeps_the_locks(flavor: Flavor) {
     server.signal(libc::SIGKILL);
     let plain = crate::support::world::replay(flavor, server.dir.path());
     let mut p = plain.client();
-    let found: BTreeSet<String> = ["HGETALL k", "PEXPIRETIME k", "DBSIZE"].iter().map(|ask| p.call(ask)).collect();
+    let found: BTreeSet<String> =
+        ["HGETALL k", "PEXPIRETIME k", "DBSIZE"].iter().map(|ask| p.call(ask)).collect();
     assert_eq!(found, BTreeSet::from(["[a, 2]".to_owned(), expires_at, "1".to_owned()]));
     let module = crate::support::server::module().to_str().unwrap();
     assert_eq!(p.call(&format!("MODULE LOAD {module}")), "OK");

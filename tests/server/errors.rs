@@ -25,8 +25,14 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
             ("LOCK.ACQUIRE free o PX 1.5", format!("ERR PX is not an integer, but '1.5', {acquire}")),
             ("LOCK.ACQUIRE free o PX +1", format!("ERR PX is not an integer, but '+1', {acquire}")),
             ("LOCK.ACQUIRE free o PX 01", format!("ERR PX is not an integer, but '01', {acquire}")),
-            ("LOCK.ACQUIRE free o PX 0", format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}")),
-            ("LOCK.ACQUIRE free o PX -5", format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}")),
+            (
+                "LOCK.ACQUIRE free o PX 0",
+                format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
+            ),
+            (
+                "LOCK.ACQUIRE free o PX -5",
+                format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
+            ),
             (
                 "LOCK.ACQUIRE free o PX 9007199254740992",
                 format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
@@ -48,7 +54,10 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
             ),
             ("LOCK.ACQUIRE held o BLOCK 1 BLOCK 1", format!("ERR BLOCK is given twice {acquire}")),
             ("LOCK.ACQUIRE free #o", format!("ERR owner must not begin with '#' {acquire}")),
-            ("LOCK.RENEW held #fence", "ERR owner must not begin with '#' in 'lock.renew' command".to_owned()),
+            (
+                "LOCK.RENEW held #fence",
+                "ERR owner must not begin with '#' in 'lock.renew' command".to_owned(),
+            ),
             ("LOCK.ACQUIRE free", "ERR wrong number of arguments for 'lock.acquire' command".to_owned()),
             ("LOCK.RELEASE held", "ERR wrong number of arguments for 'lock.release' command".to_owned()),
             ("LOCK.RELEASE held a ALL ALL", "ERR ALL is given twice in 'lock.release' command".to_owned()),
@@ -63,9 +72,13 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
             ("LOCK.BREAK held x", "ERR wrong number of arguments for 'lock.break' command".to_owned()),
             (
                 "LOCK.WAITERS held COUNT 0",
-                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.waiters' command".to_owned(),
+                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.waiters' command"
+                    .to_owned(),
             ),
-            ("LOCK.WAITERS held COUNT 1 COUNT 1", "ERR COUNT is given twice in 'lock.waiters' command".to_owned()),
+            (
+                "LOCK.WAITERS held COUNT 1 COUNT 1",
+                "ERR COUNT is given twice in 'lock.waiters' command".to_owned(),
+            ),
             ("LOCK.HELP x", "ERR wrong number of arguments for 'lock.help' command".to_owned()),
         ];
         let mut b = world.client();
@@ -100,9 +113,9 @@ fn what_is_no_lock_is_left_alone(flavor: Flavor) {
             "RPUSH s x",
             "HSET s mode read uuid:1 1 uuid:1:1 1",
             "HSET s name Ada age 36",
-            "HSET s a 1",       // as a lock would be, but for the TTL
-            "HSETLOCK s a x",   // not a number
-            "HSETLOCK s a 0",   // not positive
+            "HSET s a 1",     // as a lock would be, but for the TTL
+            "HSETLOCK s a x", // not a number
+            "HSETLOCK s a 0", // not positive
             "HSETLOCK s a -1",
             "HSETLOCK s a 01",
             "HSETLOCK s a 1e3",
@@ -192,7 +205,9 @@ fn hostile_bytes_do_not_break_the_protocol(flavor: Flavor) {
         let long = vec![b'x'; 1 << 20];
         let reply = a.call_args(&[b"LOCK.ACQUIRE", b"k", b"o", &long]);
         assert!(reply.len() < 200, "an error of {} bytes", reply.len());
-        assert!(a.call_args(&[b"LOCK.ACQUIRE", b"k", &long]).starts_with("ERR owner must be 1 to 1024 bytes"));
+        assert!(a
+            .call_args(&[b"LOCK.ACQUIRE", b"k", &long])
+            .starts_with("ERR owner must be 1 to 1024 bytes"));
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", &long, b"o"]), "1");
         assert_eq!(a.call_args(&[b"LOCK.RELEASE", &long, b"o"]), "0");
         let mut many: Vec<&[u8]> = vec![b"LOCK.ACQUIRE", b"k", b"o"];

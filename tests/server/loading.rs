@@ -20,14 +20,22 @@ fn an_older_server_is_told_why() {
         return;
     }
     let log = Server::log_of_failing(Flavor::Redis6, &["--loadmodule", module().to_str().unwrap()]);
-    assert!(log.contains("redis-lock is not loaded: needs Redis 7.0.0 or later, or Valkey; this server is 6."), "{log}");
+    assert!(
+        log.contains("redis-lock is not loaded: needs Redis 7.0.0 or later, or Valkey; this server is 6."),
+        "{log}"
+    );
 }
 
 fn settings_have_bounds(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     for (name, default, good, bad) in [
-        ("lock.default-lease", "30000", &["1", "9007199254740991"][..], &["0", "-1", "x", "9007199254740992", "1.5"][..]),
+        (
+            "lock.default-lease",
+            "30000",
+            &["1", "9007199254740991"][..],
+            &["0", "-1", "x", "9007199254740992", "1.5"][..],
+        ),
         ("lock.max-lease", "0", &["0", "1", "9007199254740991"], &["-1", "x", "9007199254740992"]),
         ("lock.max-waiters", "0", &["0", "1", "4294967295"], &["-1", "4294967296", ""]),
         ("lock.publish", "auto", &["off", "publish", "SPUBLISH", "both", "auto"], &["on", "yes", "", "0"]),
@@ -77,10 +85,16 @@ fn settings_are_module_arguments(flavor: Flavor) {
 
 fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
     for (args, why) in [
-        (&["lock.default-lease", "0"][..], "lock.default-lease must be an integer from 1 to 9007199254740991, not '0'"),
+        (
+            &["lock.default-lease", "0"][..],
+            "lock.default-lease must be an integer from 1 to 9007199254740991, not '0'",
+        ),
         (&["lock.max-waiters", "x"], "lock.max-waiters must be an integer from 0 to 4294967295, not 'x'"),
         (&["lock.publish", "loud"], "lock.publish must be auto, off, publish, spublish or both, not 'loud'"),
-        (&["lock.events", "yes"], "unknown module argument 'lock.events'; settings are given as 'name value' pairs"),
+        (
+            &["lock.events", "yes"],
+            "unknown module argument 'lock.events'; settings are given as 'name value' pairs",
+        ),
         (&["lock.max-lease"], "module argument lock.max-lease has no value"),
         (&["lock.max-lease", "1", "lock.max-lease", "2"], "module argument lock.max-lease is given twice"),
     ] {

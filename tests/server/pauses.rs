@@ -102,7 +102,8 @@ fn a_demotion_ends_all_waits(flavor: Flavor) {
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 100");
     a.call("LOCK.ACQUIRE l a PX 100000");
-    let mut waiters = [server.waiting("LOCK.ACQUIRE l b BLOCK 0"), server.waiting("LOCK.ACQUIRE l c BLOCK 100000")];
+    let mut waiters =
+        [server.waiting("LOCK.ACQUIRE l b BLOCK 0"), server.waiting("LOCK.ACQUIRE l c BLOCK 100000")];
     // A grant is under way when it happens.
     let mut granted = server.waiting("LOCK.ACQUIRE l first BLOCK 0");
     a.send_at_once(&["LOCK.RELEASE l a", &format!("REPLICAOF 127.0.0.1 {}", other.port)]);

@@ -202,7 +202,8 @@ fn many_waiters_come_and_go(flavor: Flavor) {
                                 world.client().call(&format!("CLIENT KILL ID {id}"));
                             }
                             _ => {
-                                let reply = client.call(&format!("LOCK.ACQUIRE {key} {owner} BLOCK 40 PX 20"));
+                                let reply =
+                                    client.call(&format!("LOCK.ACQUIRE {key} {owner} BLOCK 40 PX 20"));
                                 if reply == "1" {
                                     let _ = client.call(&format!("LOCK.RELEASE {key} {owner}"));
                                 }

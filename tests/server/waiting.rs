@@ -67,7 +67,9 @@ fn a_lease_runs_from_the_grant(flavor: Flavor) {
         // However long they waited.
         until("they waited a while", || {
             let Value::Array(waiters) = a.call_value("LOCK.WAITERS k") else { panic!("no array") };
-            waiters.iter().all(|waiter| show(waiter).split(", ").nth(5).unwrap().parse::<i64>().unwrap() > 1200)
+            waiters
+                .iter()
+                .all(|waiter| show(waiter).split(", ").nth(5).unwrap().parse::<i64>().unwrap() > 1200)
         });
         a.call("LOCK.RELEASE k a");
         assert_eq!(b.recv(), "1");
@@ -85,7 +87,12 @@ fn nobody_waits_where_nothing_can_block(flavor: Flavor) {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let mut b = world.client();
-        b.send_at_once(&["MULTI", "LOCK.ACQUIRE k b BLOCK 0", "LOCK.ACQUIRE free b BLOCK 0 PX 60000", "EXEC"]);
+        b.send_at_once(&[
+            "MULTI",
+            "LOCK.ACQUIRE k b BLOCK 0",
+            "LOCK.ACQUIRE free b BLOCK 0 PX 60000",
+            "EXEC",
+        ]);
         assert_eq!([b.recv(), b.recv(), b.recv(), b.recv()], ["OK", "QUEUED", "QUEUED", "[nil, 1]"]);
         let script = b"return redis.call('LOCK.ACQUIRE', KEYS[1], 'b', 'BLOCK', '0')";
         assert_eq!(b.call_args(&[b"EVAL", script, b"1", b"k"]), "nil");
@@ -160,7 +167,8 @@ fn waiters_are_listed(flavor: Flavor) {
         let c = world.waiting("LOCK.ACQUIRE k c BLOCK 100000");
         let Value::Array(waiters) = a.call_value("LOCK.WAITERS k") else { panic!("no array") };
         let [first, second] = &waiters[..] else { panic!("{waiters:?}") };
-        let fields = |waiter: &Value| show(waiter).trim_matches(['[', ']']).split(", ").map(str::to_owned).collect();
+        let fields =
+            |waiter: &Value| show(waiter).trim_matches(['[', ']']).split(", ").map(str::to_owned).collect();
         let first: Vec<String> = fields(first);
         let second: Vec<String> = fields(second);
         assert_eq!(first[..5], ["owner", "b", "mode", "exclusive", "waited"]);
@@ -273,7 +281,8 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
         }
         until("they have left", || a.info("redis-lock", "redis-lock_waiters") == "9000");
         let Value::Array(order) = a.call_value("LOCK.WAITERS k COUNT 10000") else { panic!("no array") };
-        let order: Vec<String> = order.iter().map(|waiter| show(waiter).split(", ").nth(1).unwrap().to_owned()).collect();
+        let order: Vec<String> =
+            order.iter().map(|waiter| show(waiter).split(", ").nth(1).unwrap().to_owned()).collect();
         a.call("LOCK.RELEASE k a");
         for owner in &order {
             assert_eq!(a.call("HGETALL k"), format!("[{owner}, 1]"));

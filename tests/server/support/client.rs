@@ -144,7 +144,8 @@ pub fn show(value: &Value) -> String {
         Value::Okay => "OK".to_owned(),
         Value::Array(values) | Value::Set(values) => format!("[{}]", list(values)),
         Value::Map(pairs) => {
-            let pairs: Vec<_> = pairs.iter().map(|(key, value)| format!("{}: {}", show(key), show(value))).collect();
+            let pairs: Vec<_> =
+                pairs.iter().map(|(key, value)| format!("{}: {}", show(key), show(value))).collect();
             format!("{{{}}}", pairs.join(", "))
         }
         Value::Push { data, .. } => format!("push[{}]", list(data)),

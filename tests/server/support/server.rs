@@ -37,7 +37,11 @@ impl Flavor {
     /// False, with a word about it, if the server is not installed. With `REQUIRE_ALL_SERVERS` set, that is a
     /// failure.
     pub fn is_installed(self) -> bool {
-        let found = Command::new(self.program()).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let found = Command::new(self.program())
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
         if found.is_ok_and(|status| status.success()) {
             return true;
         }
