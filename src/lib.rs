@@ -116,6 +116,9 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
 }
 
 /// Called by the server when it loads the module.
+///
+/// # Safety
+/// The arguments are valid during the call, and nothing of the module runs yet.
 #[no_mangle]
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnLoad(
@@ -125,21 +128,24 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 ) -> c_int {
     // SAFETY: the server passes a context that is valid during this call.
     let Some(ctx) = (unsafe { load::init(ctx, NAME, VERSION) }) else {
-        return raw::REDISMODULE_ERR as c_int;
+        return server::ERR;
     };
     // SAFETY: the server passes the module's arguments.
     let args = unsafe { load::module_args(argv, argc) };
     match server::guard(|| load(ctx, args)) {
-        Some(Ok(())) => raw::REDISMODULE_OK as c_int,
+        Some(Ok(())) => server::OK,
         Some(Err(why)) => {
             ctx.warn(&format!("redis-lock is not loaded: {why}"));
-            raw::REDISMODULE_ERR as c_int
+            server::ERR
         }
-        None => raw::REDISMODULE_ERR as c_int,
+        None => server::ERR,
     }
 }
 
 /// Called by the server before it unloads the module.
+///
+/// # Safety
+/// The context is valid during the call.
 #[no_mangle]
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
@@ -147,5 +153,5 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
     let ctx = unsafe { Ctx::from_raw(ctx) };
     server::guard(|| runtime::stop(ctx));
     load::log_panics_no_more();
-    raw::REDISMODULE_OK as c_int
+    server::OK
 }

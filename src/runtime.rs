@@ -18,7 +18,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use crate::core::{Decision, LockId, MonoUs, Owner, Service, WaiterId};
+use crate::core::{Decision, LockId, LockRef, MonoUs, Owner, Service, WaiterId};
 use crate::error::Error;
 use crate::keyspace::{self, Lock};
 use crate::metrics::Metrics;
@@ -134,7 +134,7 @@ pub(crate) fn settle(ctx: Ctx) {
 /// A command found something else than a lock: if somebody waits for it, that is looked at.
 pub(crate) fn look_soon(ctx: Ctx, key: &[u8]) {
     with(ctx, |runtime| {
-        if runtime.service.touched(ctx.db(), key, false) {
+        if runtime.service.touched(LockRef { db: ctx.db(), key }, false) {
             runtime.set_timer(ctx, true);
         }
     });
@@ -245,7 +245,7 @@ impl Runtime {
 fn look_at(ctx: Ctx, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
-    let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.db, &lock.key, decision));
+    let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.as_ref(), decision));
     // A key that has gone because its slot migrates was not released.
     if ctx.is_cluster() && !ctx.serves_slot_of(&name) {
         return refuse(Decision::Moved);
@@ -254,7 +254,7 @@ fn look_at(ctx: Ctx, lock: &LockId) {
         return refuse(Decision::WrongType);
     };
     let found_free = open.holders.is_free();
-    with(ctx, |runtime| runtime.service.serve(lock.db, &lock.key, &mut open.holders, ctx.now()));
+    with(ctx, |runtime| runtime.service.serve(lock.as_ref(), &mut open.holders, ctx.now()));
     let left_free = open.holders.is_free();
     open.store();
     if found_free && left_free {
@@ -276,7 +276,7 @@ impl KeyspaceEvents for Touches {
             if runtime.service.ignores(gone) {
                 return;
             }
-            if runtime.service.touched(ctx.db(), key, gone) {
+            if runtime.service.touched(LockRef { db: ctx.db(), key }, gone) {
                 runtime.set_timer(ctx, true);
             }
         });

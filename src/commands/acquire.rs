@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::args::Cursor;
 use crate::config;
-use crate::core::{Admission, Owner, Request};
+use crate::core::{Admission, LockRef, Owner, Request};
 use crate::error::Error;
 use crate::runtime::{self, Answer};
 use crate::server::load::{Args, Command, Spec};
@@ -40,12 +40,11 @@ impl Command for Acquire {
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let call = parse(args)?;
-        let (db, key) = (ctx.db(), call.key.as_bytes());
+        let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let mut lock = super::open(ctx, &call.key)?;
         let now = ctx.now();
-        let admission = runtime::with(ctx, |runtime| {
-            runtime.service.acquire(db, key, &mut lock.holders, &call.request, now)
-        });
+        let admission =
+            runtime::with(ctx, |runtime| runtime.service.acquire(at, &mut lock.holders, &call.request, now));
         let holders = lock.holders.clone();
         lock.store();
         runtime::settle(ctx);
@@ -59,10 +58,9 @@ impl Command for Acquire {
                 }
                 let deadline = block.ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000)));
                 let id = runtime::with(ctx, |runtime| {
-                    let full =
-                        config::max_waiters().is_some_and(|max| runtime.service.waiting(db, key) >= max);
+                    let full = config::max_waiters().is_some_and(|max| runtime.service.waiting(at) >= max);
                     (!full)
-                        .then(|| runtime.service.wait(db, key, &holders, call.request, deadline, now))
+                        .then(|| runtime.service.wait(at, &holders, call.request, deadline, now))
                         .ok_or(Error::TooManyWaiters)
                 })?;
                 runtime::block(ctx, id, call.answer)?;

@@ -1,6 +1,7 @@
 //! `LOCK.BREAK key`
 
 use super::args::Cursor;
+use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, Spec};
@@ -23,7 +24,11 @@ impl Command for Break {
         let key = Cursor::new("lock.break", args).key()?;
         let mut lock = super::open(ctx, &key)?;
         let lost = runtime::with(ctx, |runtime| {
-            runtime.service.break_lock(ctx.db(), key.as_bytes(), &mut lock.holders, ctx.now())
+            runtime.service.break_lock(
+                LockRef { db: ctx.db(), key: key.as_bytes() },
+                &mut lock.holders,
+                ctx.now(),
+            )
         });
         lock.store();
         runtime::settle(ctx);

@@ -1,6 +1,7 @@
 //! `LOCK.INFO key`
 
 use super::args::Cursor;
+use crate::core::LockRef;
 use crate::error::Error;
 use crate::keyspace;
 use crate::runtime;
@@ -23,7 +24,9 @@ impl Command for Info {
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.info", args).key()?;
         let holders = keyspace::look(ctx, &key)?;
-        let waiters = runtime::with(ctx, |runtime| runtime.service.waiting(ctx.db(), key.as_bytes()));
+        let waiters = runtime::with(ctx, |runtime| {
+            runtime.service.waiting(LockRef { db: ctx.db(), key: key.as_bytes() })
+        });
         let Some(expires_at) = holders.expires_at() else {
             ctx.reply_null();
             return Ok(());

@@ -1,6 +1,7 @@
 //! `LOCK.RELEASE key owner [PX milliseconds | EX seconds] [ALL]`
 
 use super::args::Cursor;
+use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, Spec};
@@ -34,8 +35,8 @@ impl Command for Release {
         }
         let mut lock = super::open(ctx, &key)?;
         let left = runtime::with(ctx, |runtime| {
-            let (db, key, holders) = (ctx.db(), key.as_bytes(), &mut lock.holders);
-            runtime.service.release(db, key, holders, owner, all.is_some(), lease, ctx.now())
+            let at = LockRef { db: ctx.db(), key: key.as_bytes() };
+            runtime.service.release(at, &mut lock.holders, owner, all.is_some(), lease, ctx.now())
         });
         let left = left.map_err(|_| Error::NotOwner)?;
         lock.store();

@@ -2,6 +2,7 @@
 
 use super::args::Cursor;
 use crate::config;
+use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, Spec};
@@ -33,7 +34,13 @@ impl Command for Renew {
         let lease_ms = lease.unwrap_or_else(config::default_lease);
         let mut lock = super::open(ctx, &key)?;
         let held = runtime::with(ctx, |runtime| {
-            runtime.service.renew(ctx.db(), key.as_bytes(), &mut lock.holders, owner, lease_ms, ctx.now())
+            runtime.service.renew(
+                LockRef { db: ctx.db(), key: key.as_bytes() },
+                &mut lock.holders,
+                owner,
+                lease_ms,
+                ctx.now(),
+            )
         });
         let held = held.map_err(|_| Error::NotOwner)?;
         lock.store();

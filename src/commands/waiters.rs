@@ -1,7 +1,7 @@
 //! `LOCK.WAITERS key [COUNT n]`
 
 use super::args::Cursor;
-use crate::core::MonoUs;
+use crate::core::{LockRef, MonoUs};
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, Spec};
@@ -34,9 +34,9 @@ impl Command for Waiters {
             let n = args.count()?;
             args.once("COUNT", &mut count, n)?;
         }
-        let (db, now) = (ctx.db(), ctx.now());
+        let (at, now) = (LockRef { db: ctx.db(), key: key.as_bytes() }, ctx.now());
         runtime::with(ctx, |runtime| {
-            let waiters = runtime.service.waiters_of(db, key.as_bytes(), now);
+            let waiters = runtime.service.waiters_of(at, now);
             let waiters = waiters.take(count.unwrap_or(DEFAULT_COUNT)).collect::<Vec<_>>();
             ctx.reply_array(waiters.len());
             for waiter in waiters {

@@ -7,6 +7,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::LockRef;
+
 /// How many entries there are: 256 KiB, from the first grant on. Of 10,000 locks that are held at once, about
 /// 4 in 100 share a place with another.
 const PLACES: usize = 1 << 17;
@@ -22,22 +24,22 @@ pub(super) struct Held {
 
 impl Held {
     /// A lock was granted.
-    pub(super) fn insert(&mut self, db: i32, key: &[u8]) {
+    pub(super) fn insert(&mut self, lock: LockRef<'_>) {
         if self.tags.is_empty() {
             self.tags = vec![0; PLACES];
         }
-        let (place, tag) = place_and_tag(db, key);
+        let (place, tag) = place_and_tag(lock);
         if std::mem::replace(&mut self.tags[place], tag) == 0 {
             self.count += 1;
         }
     }
 
     /// The key is gone. True if it was a lock.
-    pub(super) fn remove(&mut self, db: i32, key: &[u8]) -> bool {
+    pub(super) fn remove(&mut self, lock: LockRef<'_>) -> bool {
         if self.count == 0 {
             return false;
         }
-        let (place, tag) = place_and_tag(db, key);
+        let (place, tag) = place_and_tag(lock);
         let found = self.tags[place] == tag;
         if found {
             self.tags[place] = 0;
@@ -51,9 +53,9 @@ impl Held {
     }
 }
 
-fn place_and_tag(db: i32, key: &[u8]) -> (usize, u16) {
+fn place_and_tag(lock: LockRef<'_>) -> (usize, u16) {
     let mut hasher = DefaultHasher::new();
-    (db, key).hash(&mut hasher);
+    (lock.db, lock.key).hash(&mut hasher);
     let hash = hasher.finish();
     let place = usize::try_from(hash >> 16).unwrap_or(0) % PLACES;
     let [low, high, ..] = hash.to_le_bytes();
@@ -62,27 +64,31 @@ fn place_and_tag(db: i32, key: &[u8]) -> (usize, u16) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Held, PLACES};
+    use super::{Held, LockRef, PLACES};
+
+    fn lock(db: i32, key: &[u8]) -> LockRef<'_> {
+        LockRef { db, key }
+    }
 
     #[test]
     fn a_key_is_known_until_it_is_removed() {
         let mut held = Held::default();
-        assert!(!held.remove(0, b"k"));
-        held.insert(0, b"k");
-        held.insert(0, b"k");
-        assert!(!held.remove(1, b"k") && !held.remove(0, b"l"));
+        assert!(!held.remove(lock(0, b"k")));
+        held.insert(lock(0, b"k"));
+        held.insert(lock(0, b"k"));
+        assert!(!held.remove(lock(1, b"k")) && !held.remove(lock(0, b"l")));
         assert!(!held.is_empty());
-        assert!(held.remove(0, b"k"));
-        assert!(held.is_empty() && !held.remove(0, b"k"));
+        assert!(held.remove(lock(0, b"k")));
+        assert!(held.is_empty() && !held.remove(lock(0, b"k")));
     }
 
     #[test]
     fn most_of_many_keys_are_known() {
         let mut held = Held::default();
         let keys: Vec<String> = (0..10_000).map(|n| format!("lock:{n}")).collect();
-        keys.iter().for_each(|key| held.insert(0, key.as_bytes()));
+        keys.iter().for_each(|key| held.insert(lock(0, key.as_bytes())));
         assert!(held.tags.len() == PLACES && held.count <= 10_000);
-        let known = keys.iter().filter(|key| held.remove(0, key.as_bytes())).count();
+        let known = keys.iter().filter(|key| held.remove(lock(0, key.as_bytes()))).count();
         assert!(known > 9_400, "only {known} are known");
         assert!(held.is_empty());
     }

@@ -10,6 +10,8 @@
 
 mod held;
 pub(crate) mod holders;
+mod listing;
+mod queues;
 pub(crate) mod service;
 
 #[cfg(test)]
@@ -19,7 +21,7 @@ use std::fmt;
 use std::rc::Rc;
 
 pub(crate) use holders::{Admission, Hold, Holders, NotOwner};
-pub(crate) use service::{Decision, LockId, Request, Service, WaiterId};
+pub(crate) use service::{Decision, Request, Service, WaiterId};
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;
@@ -37,6 +39,34 @@ pub(crate) struct Now {
     pub(crate) wall: WallMs,
     /// For times to wait.
     pub(crate) mono: MonoUs,
+}
+
+/// A lock: a key of one database. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LockId {
+    pub(crate) db: i32,
+    pub(crate) key: Rc<[u8]>,
+}
+
+/// A [`LockId`] that borrows its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LockRef<'a> {
+    pub(crate) db: i32,
+    pub(crate) key: &'a [u8],
+}
+
+impl LockId {
+    /// The same without the key.
+    pub(crate) fn as_ref(&self) -> LockRef<'_> {
+        LockRef { db: self.db, key: &self.key }
+    }
+}
+
+impl LockRef<'_> {
+    /// The same with a key of its own.
+    fn to_id(self) -> LockId {
+        LockId { db: self.db, key: Rc::from(self.key) }
+    }
 }
 
 /// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone.

@@ -4,10 +4,10 @@
 //! passed in with every call, as the keyspace has it.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::rc::Rc;
 
 use super::held::Held;
-use super::{Admission, Holders, MonoUs, NotOwner, Now, Owner, WallMs};
+use super::queues::Queues;
+use super::{Admission, Holders, LockId, LockRef, MonoUs, NotOwner, Now, Owner, WallMs};
 
 /// How many locks one [`Service::tick`] asks its caller to look at, so that thousands of leases that end in
 /// the same millisecond do not stall the server: the rest follows in the next tick.
@@ -15,13 +15,6 @@ const TICK_BATCH: usize = 128;
 
 /// How long to wait before looking again while nothing may be written, in milliseconds.
 const PAUSE_RETRY_MS: u64 = 10;
-
-/// A lock: a key of one database. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct LockId {
-    pub(crate) db: i32,
-    pub(crate) key: Rc<[u8]>,
-}
 
 /// Names one wait, from the call that has to wait until its client has been answered. Never used twice, and
 /// in the order of arrival.
@@ -57,48 +50,16 @@ pub(crate) enum Decision {
     Overflow,
 }
 
-/// One entry of [`Service::waiters_of`].
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct WaiterInfo<'a> {
-    pub(crate) id: WaiterId,
-    pub(crate) owner: &'a Owner,
-    pub(crate) waited_us: MonoUs,
-    /// `None`: waits without limit.
-    pub(crate) remaining_us: Option<MonoUs>,
-}
-
-struct Waiter {
-    lock: LockId,
-    request: Request,
-    since: MonoUs,
-    deadline: Option<MonoUs>,
+pub(super) struct Waiter {
+    pub(super) lock: LockId,
+    pub(super) request: Request,
+    pub(super) since: MonoUs,
+    pub(super) deadline: Option<MonoUs>,
 }
 
 struct InFlight {
     lock: LockId,
     owner: Owner,
-}
-
-#[derive(Default)]
-struct Queue {
-    /// In the order of arrival, which is the order of the ids.
-    waiting: BTreeSet<WaiterId>,
-    /// Grants on this lock of which it is not known yet whether they reached their client. An owner whose
-    /// holds ended otherwise has none: taking back an ended grant could free a newer one.
-    in_flight: Vec<WaiterId>,
-    /// Owners who have one hold too many, because a grant did not reach its client.
-    take_back: Vec<Owner>,
-    /// The entry of this lock in `Service::leases`; there is one if, and only if, somebody waits for a lock
-    /// that is held.
-    lease_end: Option<WallMs>,
-    /// The lock stands in `Service::dirty` and has not been looked at since.
-    dirty: bool,
-}
-
-impl Queue {
-    fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.in_flight.is_empty() && self.take_back.is_empty()
-    }
 }
 
 /// The state in memory of all locks that somebody waits for.
@@ -111,10 +72,10 @@ impl Queue {
 /// Outputs: [`take_decisions`](Service::take_decisions), [`next_wakeup`](Service::next_wakeup).
 #[derive(Default)]
 pub(crate) struct Service {
-    /// By database, then by key, so that a look-up needs no owned key. No queue is idle, no inner map empty.
-    queues: HashMap<i32, HashMap<Rc<[u8]>, Queue>>,
+    /// Locks that somebody waits for, or that have a grant under way. None is idle.
+    pub(super) queues: Queues,
     /// Everybody who waits, each in exactly one queue.
-    waiters: HashMap<WaiterId, Waiter>,
+    pub(super) waiters: HashMap<WaiterId, Waiter>,
     /// Where an owner waits, in the order of arrival: finds the waiters that a grant to the same owner lets
     /// in, without a walk along the queue.
     waits_of: HashMap<Owner, Vec<WaiterId>>,
@@ -137,27 +98,25 @@ impl Service {
     /// but what the queue had coming anyway.
     pub(crate) fn acquire(
         &mut self,
-        db: i32,
-        key: &[u8],
+        lock: LockRef<'_>,
         holders: &mut Holders,
         request: &Request,
         now: Now,
     ) -> Admission {
         // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
-        self.serve(db, key, holders, now);
+        self.serve(lock, holders, now);
         let admission = holders.acquire(&request.owner, request.expires_at(now));
         if admission == Admission::Grant(1) {
-            self.held.insert(db, key);
+            self.held.insert(lock);
         }
-        self.watch_lease(db, key, holders);
+        self.watch_lease(lock, holders);
         admission
     }
 
     /// Queues a request that [`acquire`](Service::acquire) has just found [`Admission::Busy`].
     pub(crate) fn wait(
         &mut self,
-        db: i32,
-        key: &[u8],
+        lock: LockRef<'_>,
         holders: &Holders,
         request: Request,
         deadline: Option<MonoUs>,
@@ -165,27 +124,21 @@ impl Service {
     ) -> WaiterId {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
-        let in_db = self.queues.entry(db).or_default();
-        let key: Rc<[u8]> = match in_db.get_key_value(key) {
-            Some((known, _)) => known.clone(),
-            None => Rc::from(key),
-        };
-        in_db.entry(key.clone()).or_default().waiting.insert(id);
+        let (lock, queue) = self.queues.get_or_make(lock);
+        queue.waiting.insert(id);
         if let Some(at) = deadline {
             self.deadlines.insert((at, id));
         }
         self.waits_of.entry(request.owner.clone()).or_default().push(id);
-        let lock = LockId { db, key: key.clone() };
+        self.watch_lease(lock.as_ref(), holders);
         self.waiters.insert(id, Waiter { lock, request, since: now.mono, deadline });
-        self.watch_lease(db, &key, holders);
         id
     }
 
     /// Gives back one hold of `owner`, or all, and hands the lock on if that freed it. Returns what is left.
     pub(crate) fn release(
         &mut self,
-        db: i32,
-        key: &[u8],
+        lock: LockRef<'_>,
         holders: &mut Holders,
         owner: &[u8],
         all: bool,
@@ -195,48 +148,47 @@ impl Service {
         let expires_at = lease_ms.map(|ms| now.wall.saturating_add(ms));
         let left = holders.release(owner, all, expires_at)?;
         if left == 0 {
-            self.void(db, key, Some(owner));
+            self.void(lock, Some(owner));
         }
-        self.serve(db, key, holders, now);
-        self.forget_if_free(db, key, holders);
+        self.serve(lock, holders, now);
+        self.forget_if_free(lock, holders);
         Ok(left)
     }
 
     /// Sets the owner's lease anew. Returns its hold count.
     pub(crate) fn renew(
         &mut self,
-        db: i32,
-        key: &[u8],
+        lock: LockRef<'_>,
         holders: &mut Holders,
         owner: &[u8],
         lease_ms: i64,
         now: Now,
     ) -> Result<i64, NotOwner> {
         let held = holders.renew(owner, now.wall.saturating_add(lease_ms))?;
-        self.watch_lease(db, key, holders);
+        self.watch_lease(lock, holders);
         Ok(held)
     }
 
     /// Ends every hold and serves the queue. Returns how many owners lost theirs.
-    pub(crate) fn break_lock(&mut self, db: i32, key: &[u8], holders: &mut Holders, now: Now) -> usize {
-        self.void(db, key, None);
+    pub(crate) fn break_lock(&mut self, lock: LockRef<'_>, holders: &mut Holders, now: Now) -> usize {
+        self.void(lock, None);
         let lost = holders.clear();
-        self.serve(db, key, holders, now);
-        self.forget_if_free(db, key, holders);
+        self.serve(lock, holders, now);
+        self.forget_if_free(lock, holders);
         lost
     }
 
     /// Brings one lock up to date with what its key holds: takes back grants that did not arrive, then
     /// grants the lock to whoever is first in line and may have it.
-    pub(crate) fn serve(&mut self, db: i32, key: &[u8], holders: &mut Holders, now: Now) {
-        let Some(queue) = self.queue_mut(db, key) else { return };
+    pub(crate) fn serve(&mut self, lock: LockRef<'_>, holders: &mut Holders, now: Now) {
+        let Some(queue) = self.queues.get_mut(lock) else { return };
         queue.dirty = false;
         for owner in std::mem::take(&mut queue.take_back) {
             // An owner who has lost the lock meanwhile has nothing that could be taken back.
             let _ = holders.release(owner.as_bytes(), false, None);
         }
-        self.void_ended(db, key, holders);
-        while let Some(id) = self.next_admitted(db, key, holders) {
+        self.void_ended(lock, holders);
+        while let Some(id) = self.next_admitted(lock, holders) {
             let Some(waiter) = self.waiters.get(&id) else { break };
             let decision = if waiter.deadline.is_some_and(|at| at <= now.mono) {
                 Decision::TimedOut
@@ -249,77 +201,76 @@ impl Service {
             };
             self.decide(id, decision);
         }
-        self.watch_lease(db, key, holders);
-        self.drop_if_idle(db, key);
+        self.watch_lease(lock, holders);
+        self.queues.drop_if_idle(lock);
     }
 
     /// Ends every wait for a lock with the same decision.
-    pub(crate) fn refuse_all(&mut self, db: i32, key: &[u8], decision: Decision) {
-        self.void(db, key, None);
-        let Some(queue) = self.queue_mut(db, key) else { return };
+    pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: Decision) {
+        self.void(lock, None);
+        let Some(queue) = self.queues.get_mut(lock) else { return };
         queue.dirty = false;
         for id in queue.waiting.iter().copied().collect::<Vec<_>>() {
             self.decide(id, decision);
         }
-        self.watch_lease(db, key, &Holders::Free);
-        self.drop_if_idle(db, key);
+        self.watch_lease(lock, &Holders::Free);
+        self.queues.drop_if_idle(lock);
     }
 
     /// A waiter leaves the queue: its client is gone or was ended from outside. False if it does not wait
     /// any more.
     pub(crate) fn leave(&mut self, id: WaiterId) -> bool {
         let Some(waiter) = self.remove_waiter(id) else { return false };
-        self.forget_lease_if_unwatched(waiter.lock.db, &waiter.lock.key);
-        self.drop_if_idle(waiter.lock.db, &waiter.lock.key);
+        self.forget_lease_if_unwatched(waiter.lock.as_ref());
+        self.queues.drop_if_idle(waiter.lock.as_ref());
         true
     }
 
     /// The grant reached its client: it is final.
     pub(crate) fn delivered(&mut self, id: WaiterId) {
         if let Some(grant) = self.remove_in_flight(id) {
-            self.drop_if_idle(grant.lock.db, &grant.lock.key);
+            self.queues.drop_if_idle(grant.lock.as_ref());
         }
     }
 
     /// The grant's client went away before it could be told: the hold is taken back at the next look.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
         let Some(grant) = self.remove_in_flight(id) else { return };
-        let LockId { db, key } = grant.lock;
-        if let Some(queue) = self.queue_mut(db, &key) {
+        if let Some(queue) = self.queues.get_mut(grant.lock.as_ref()) {
             queue.take_back.push(grant.owner);
         }
-        self.mark_dirty(db, &key);
+        self.mark_dirty(grant.lock.as_ref());
     }
 
     /// Somebody else changed the key, in a way that ended every hold on it (`gone`) or not necessarily.
     /// True if anybody here cares, so that the caller must see to a [`tick`](Service::tick) soon.
-    pub(crate) fn touched(&mut self, db: i32, key: &[u8], gone: bool) -> bool {
-        let was_held = gone && self.held.remove(db, key);
-        if self.queue_mut(db, key).is_none() {
+    pub(crate) fn touched(&mut self, lock: LockRef<'_>, gone: bool) -> bool {
+        let was_held = gone && self.held.remove(lock);
+        if self.queues.get_mut(lock).is_none() {
             // Nobody here will take it, but somebody elsewhere may wait to hear that it is free.
             if was_held {
-                self.dirty.push_back(LockId { db, key: Rc::from(key) });
+                self.dirty.push_back(lock.to_id());
             }
             return was_held;
         }
         if gone {
-            self.void(db, key, None);
+            self.void(lock, None);
         }
-        self.mark_dirty(db, key);
+        self.mark_dirty(lock);
         true
     }
 
     /// All keys of a database, or of every one, may have changed: a flush or a swap.
     pub(crate) fn touched_all(&mut self, db: Option<i32>) {
-        for lock in self.locks(db) {
-            self.touched(lock.db, &lock.key, true);
+        for lock in self.queues.ids(db) {
+            self.touched(lock.as_ref(), true);
         }
     }
 
     /// Every lock that somebody waits for may have changed, but not necessarily.
     pub(crate) fn look_at_all(&mut self) {
-        for lock in self.locks(None) {
-            self.touched(lock.db, &lock.key, false);
+        for lock in self.queues.ids(None) {
+            self.touched(lock.as_ref(), false);
         }
     }
 
@@ -327,13 +278,13 @@ impl Service {
     pub(crate) fn abdicate(&mut self) {
         self.dirty.clear();
         self.held = Held::default();
-        for lock in self.locks(None) {
-            self.void(lock.db, &lock.key, None);
-            self.set_lease_end(lock.db, &lock.key, None);
-            if let Some(queue) = self.queue_mut(lock.db, &lock.key) {
+        for lock in self.queues.ids(None) {
+            self.void(lock.as_ref(), None);
+            self.set_lease_end(lock.as_ref(), None);
+            if let Some(queue) = self.queues.get_mut(lock.as_ref()) {
                 queue.dirty = false;
             }
-            self.drop_if_idle(lock.db, &lock.key);
+            self.queues.drop_if_idle(lock.as_ref());
         }
     }
 
@@ -347,8 +298,8 @@ impl Service {
             let lock = self.waiters.get(&id).map(|waiter| waiter.lock.clone());
             self.decide(id, Decision::TimedOut);
             if let Some(lock) = lock {
-                self.forget_lease_if_unwatched(lock.db, &lock.key);
-                self.drop_if_idle(lock.db, &lock.key);
+                self.forget_lease_if_unwatched(lock.as_ref());
+                self.queues.drop_if_idle(lock.as_ref());
             }
         }
         if !may_write {
@@ -360,15 +311,15 @@ impl Service {
                 break;
             }
             let lock = lock.clone();
-            self.set_lease_end(lock.db, &lock.key, None);
-            self.mark_dirty(lock.db, &lock.key);
+            self.set_lease_end(lock.as_ref(), None);
+            self.mark_dirty(lock.as_ref());
         }
         let mut look_at = Vec::new();
         while look_at.len() < TICK_BATCH {
             let Some(lock) = self.dirty.pop_front() else { break };
             // A lock that was served since it was marked is up to date. One without a queue is not: nobody
             // here will take it, and those who wait elsewhere must hear that it is free.
-            if self.queue_mut(lock.db, &lock.key).is_none_or(|queue| std::mem::take(&mut queue.dirty)) {
+            if self.queues.get_mut(lock.as_ref()).is_none_or(|queue| std::mem::take(&mut queue.dirty)) {
                 look_at.push(lock);
             }
         }
@@ -414,44 +365,10 @@ impl Service {
         assert!(self.dirty.is_empty() && self.decisions.is_empty());
     }
 
-    /// How many wait for this lock.
-    pub(crate) fn waiting(&self, db: i32, key: &[u8]) -> usize {
-        self.queue(db, key).map_or(0, |queue| queue.waiting.len())
-    }
-
-    /// How many wait for any lock.
-    pub(crate) fn waiting_total(&self) -> usize {
-        self.waiters.len()
-    }
-
-    /// How many locks are waited for.
-    pub(crate) fn contended(&self) -> usize {
-        self.queues.values().flat_map(HashMap::values).filter(|queue| !queue.waiting.is_empty()).count()
-    }
-
-    /// Who waits for this lock, first in line first.
-    pub(crate) fn waiters_of<'a>(
-        &'a self,
-        db: i32,
-        key: &[u8],
-        now: Now,
-    ) -> impl Iterator<Item = WaiterInfo<'a>> {
-        let waiting = self.queue(db, key).map(|queue| queue.waiting.iter()).into_iter().flatten();
-        waiting.filter_map(move |id| {
-            let waiter = self.waiters.get(id)?;
-            Some(WaiterInfo {
-                id: *id,
-                owner: &waiter.request.owner,
-                waited_us: now.mono.saturating_sub(waiter.since),
-                remaining_us: waiter.deadline.map(|at| at.saturating_sub(now.mono)),
-            })
-        })
-    }
-
     /// The next waiter that the holders admit: one whose owner holds the lock already, for whom it is a
     /// re-entry as it would be for a new call, or else the first in line.
-    fn next_admitted(&self, db: i32, key: &[u8], holders: &Holders) -> Option<WaiterId> {
-        let queue = self.queue(db, key)?;
+    fn next_admitted(&self, lock: LockRef<'_>, holders: &Holders) -> Option<WaiterId> {
+        let queue = self.queues.get(lock)?;
         let re_entry = holders.iter().find_map(|hold| {
             self.waits_of.get(&hold.owner)?.iter().find(|id| queue.waiting.contains(id)).copied()
         });
@@ -466,8 +383,8 @@ impl Service {
         let Some(waiter) = self.remove_waiter(id) else { return };
         if let Decision::Granted(_) = decision {
             let Waiter { lock, request, .. } = waiter;
-            self.held.insert(lock.db, &lock.key);
-            if let Some(queue) = self.queue_mut(lock.db, &lock.key) {
+            self.held.insert(lock.as_ref());
+            if let Some(queue) = self.queues.get_mut(lock.as_ref()) {
                 queue.in_flight.push(id);
             }
             self.in_flight.insert(id, InFlight { lock, owner: request.owner });
@@ -487,7 +404,7 @@ impl Service {
                 self.waits_of.remove(&waiter.request.owner);
             }
         }
-        if let Some(queue) = self.queue_mut(waiter.lock.db, &waiter.lock.key) {
+        if let Some(queue) = self.queues.get_mut(waiter.lock.as_ref()) {
             queue.waiting.remove(&id);
         }
         Some(waiter)
@@ -495,7 +412,7 @@ impl Service {
 
     fn remove_in_flight(&mut self, id: WaiterId) -> Option<InFlight> {
         let grant = self.in_flight.remove(&id)?;
-        if let Some(queue) = self.queue_mut(grant.lock.db, &grant.lock.key) {
+        if let Some(queue) = self.queues.get_mut(grant.lock.as_ref()) {
             queue.in_flight.retain(|other| *other != id);
         }
         Some(grant)
@@ -503,17 +420,17 @@ impl Service {
 
     /// The holds of `owner`, or of everybody, ended: what was still to be delivered or taken back of them is
     /// void.
-    fn void(&mut self, db: i32, key: &[u8], owner: Option<&[u8]>) {
-        self.void_where(db, key, |of| owner.is_none_or(|owner| owner == of.as_bytes()));
+    fn void(&mut self, lock: LockRef<'_>, owner: Option<&[u8]>) {
+        self.void_where(lock, |of| owner.is_none_or(|owner| owner == of.as_bytes()));
     }
 
     /// The same for every owner that is no holder any more.
-    fn void_ended(&mut self, db: i32, key: &[u8], holders: &Holders) {
-        self.void_where(db, key, |of| holders.of(of.as_bytes()).is_none());
+    fn void_ended(&mut self, lock: LockRef<'_>, holders: &Holders) {
+        self.void_where(lock, |of| holders.of(of.as_bytes()).is_none());
     }
 
-    fn void_where(&mut self, db: i32, key: &[u8], ended: impl Fn(&Owner) -> bool) {
-        let Some(queue) = self.queues.get_mut(&db).and_then(|in_db| in_db.get_mut(key)) else { return };
+    fn void_where(&mut self, lock: LockRef<'_>, ended: impl Fn(&Owner) -> bool) {
+        let Some(queue) = self.queues.get_mut(lock) else { return };
         queue.take_back.retain(|of| !ended(of));
         queue.in_flight.retain(|id| match self.in_flight.get(id) {
             Some(grant) if ended(&grant.owner) => {
@@ -524,80 +441,45 @@ impl Service {
         });
     }
 
-    fn forget_if_free(&mut self, db: i32, key: &[u8], holders: &Holders) {
+    fn forget_if_free(&mut self, lock: LockRef<'_>, holders: &Holders) {
         if holders.is_free() {
-            self.held.remove(db, key);
+            self.held.remove(lock);
         }
     }
 
-    fn mark_dirty(&mut self, db: i32, key: &[u8]) {
-        let Some((key, queue)) = self.queues.get_mut(&db).and_then(|in_db| {
-            let key = in_db.get_key_value(key)?.0.clone();
-            Some((key.clone(), in_db.get_mut(&key)?))
-        }) else {
-            return;
-        };
+    fn mark_dirty(&mut self, lock: LockRef<'_>) {
+        let Some((id, queue)) = self.queues.get_with_id(lock) else { return };
         if !std::mem::replace(&mut queue.dirty, true) {
-            self.dirty.push_back(LockId { db, key });
+            self.dirty.push_back(id);
         }
     }
 
     /// Keeps an own deadline for the end of the lease of every lock that somebody waits for.
-    fn watch_lease(&mut self, db: i32, key: &[u8], holders: &Holders) {
-        if self.waiting(db, key) > 0 {
-            self.set_lease_end(db, key, holders.expires_at());
+    fn watch_lease(&mut self, lock: LockRef<'_>, holders: &Holders) {
+        if self.waiting(lock) > 0 {
+            self.set_lease_end(lock, holders.expires_at());
         } else {
-            self.set_lease_end(db, key, None);
+            self.set_lease_end(lock, None);
         }
     }
 
-    fn forget_lease_if_unwatched(&mut self, db: i32, key: &[u8]) {
-        if self.waiting(db, key) == 0 {
-            self.set_lease_end(db, key, None);
+    fn forget_lease_if_unwatched(&mut self, lock: LockRef<'_>) {
+        if self.waiting(lock) == 0 {
+            self.set_lease_end(lock, None);
         }
     }
 
-    fn set_lease_end(&mut self, db: i32, key: &[u8], end: Option<WallMs>) {
-        let Some(in_db) = self.queues.get_mut(&db) else { return };
-        let Some(owned) = in_db.get_key_value(key).map(|(key, _)| key.clone()) else { return };
-        let Some(queue) = in_db.get_mut(key) else { return };
+    fn set_lease_end(&mut self, lock: LockRef<'_>, end: Option<WallMs>) {
+        let Some((id, queue)) = self.queues.get_with_id(lock) else { return };
         let before = std::mem::replace(&mut queue.lease_end, end);
         if before == end {
             return;
         }
-        let lock = LockId { db, key: owned };
         if let Some(at) = before {
-            self.leases.remove(&(at, lock.clone()));
+            self.leases.remove(&(at, id.clone()));
         }
         if let Some(at) = end {
-            self.leases.insert((at, lock));
+            self.leases.insert((at, id));
         }
-    }
-
-    fn drop_if_idle(&mut self, db: i32, key: &[u8]) {
-        let Some(in_db) = self.queues.get_mut(&db) else { return };
-        if in_db.get(key).is_some_and(Queue::is_idle) {
-            in_db.remove(key);
-            if in_db.is_empty() {
-                self.queues.remove(&db);
-            }
-        }
-    }
-
-    /// The locks of a database, or of all, that have a queue.
-    fn locks(&self, db: Option<i32>) -> Vec<LockId> {
-        self.queues
-            .iter()
-            .filter(|(of, _)| db.is_none_or(|db| db == **of))
-            .flat_map(|(of, in_db)| in_db.keys().map(|key| LockId { db: *of, key: key.clone() }))
-            .collect()
-    }
-
-    fn queue(&self, db: i32, key: &[u8]) -> Option<&Queue> {
-        self.queues.get(&db)?.get(key)
-    }
-
-    fn queue_mut(&mut self, db: i32, key: &[u8]) -> Option<&mut Queue> {
-        self.queues.get_mut(&db)?.get_mut(key)
     }
 }

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use redis_module::raw;
 
 use crate::server::reply::INTERNAL_ERROR;
-use crate::server::{guard, Ctx};
+use crate::server::{guard, Ctx, OK};
 
 /// The server's handle of a blocked client. Only compared and given back, never followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Han
         if guard(|| C::reply(Ctx(ctx), token)).is_none() {
             guard(|| Ctx(ctx).reply_error(INTERNAL_ERROR));
         }
-        raw::REDISMODULE_OK as c_int
+        OK
     }
     unsafe extern "C" fn timed_out<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,
@@ -57,7 +57,7 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Han
         // SAFETY: called for a blocked client.
         let handle = unsafe { call!(RedisModule_GetBlockedClientHandle(ctx)) };
         guard(|| C::timed_out(Ctx(ctx), Handle(handle as usize)));
-        raw::REDISMODULE_OK as c_int
+        OK
     }
     unsafe extern "C" fn disconnected<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,
@@ -83,12 +83,15 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Han
     }
 }
 
+/// A token as the API takes it: a pointer that nobody follows.
+fn as_pointer(token: u64) -> *mut c_void {
+    std::ptr::without_provenance_mut(usize::try_from(token).unwrap_or(usize::MAX))
+}
+
 /// Gives the handle back; the server answers the client, if it is still there, in this turn of its event
 /// loop. Exactly once for every handle; the token is not 0.
 pub(crate) fn unblock(handle: Handle, token: u64) {
     debug_assert_ne!(token, 0, "the server calls `done` only for a token that is not null");
     // SAFETY: the handle came from `block` and has not been given back.
-    unsafe {
-        call!(RedisModule_UnblockClient(handle.raw(), std::ptr::without_provenance_mut(token as usize)))
-    };
+    unsafe { call!(RedisModule_UnblockClient(handle.raw(), as_pointer(token))) };
 }

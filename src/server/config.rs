@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::raw;
 
-use crate::server::Ctx;
+use crate::server::{Ctx, OK};
 
 /// How the server names the settings of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +20,7 @@ impl Naming {
     fn flags(self) -> u32 {
         match self {
             Naming::Prefixed => raw::REDISMODULE_CONFIG_DEFAULT,
-            #[allow(clippy::cast_possible_truncation, reason = "the flag is bit 9 and the parameter 32 bits")]
-            Naming::Free => raw::REDISMODULE_CONFIG_UNPREFIXED as u32,
+            Naming::Free => raw::REDISMODULE_CONFIG_UNPREFIXED,
         }
     }
 }
@@ -47,7 +46,7 @@ pub(crate) fn register_number(
     ) -> c_int {
         // SAFETY: the private data is the static that was registered.
         unsafe { &*value.cast::<AtomicI64>() }.store(new, Ordering::Relaxed);
-        raw::REDISMODULE_OK as c_int
+        OK
     }
     let data = std::ptr::from_ref(value).cast_mut().cast();
     let flags = naming.flags();
@@ -64,7 +63,7 @@ pub(crate) fn register_number(
             Some(set),
             None,
             data
-        )) == raw::REDISMODULE_OK as c_int
+        )) == OK
     }
 }
 
@@ -90,7 +89,7 @@ pub(crate) fn register_choice(
     ) -> c_int {
         // SAFETY: the private data is the static that was registered.
         unsafe { &*value.cast::<AtomicI64>() }.store(i64::from(new), Ordering::Relaxed);
-        raw::REDISMODULE_OK as c_int
+        OK
     }
     let mut names: Vec<*const c_char> = choices.iter().map(|choice| choice.as_ptr()).collect();
     let values: Vec<c_int> = (0..).take(choices.len()).collect();
@@ -112,7 +111,7 @@ pub(crate) fn register_choice(
             Some(set),
             None,
             data
-        )) == raw::REDISMODULE_OK as c_int
+        )) == OK
     }
 }
 
@@ -120,5 +119,5 @@ pub(crate) fn register_choice(
 /// value is out of range; the server has logged which.
 pub(crate) fn load(ctx: Ctx) -> bool {
     // SAFETY: the context is that of the module, and every setting is registered.
-    unsafe { call!(RedisModule_LoadConfigs(ctx.0)) == raw::REDISMODULE_OK as c_int }
+    unsafe { call!(RedisModule_LoadConfigs(ctx.0)) == OK }
 }

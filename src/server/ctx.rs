@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use crate::core::Now;
 use crate::server::load::Args;
-use crate::server::Str;
+use crate::server::{Str, OK};
 
 /// The context in which the server has called the module. Valid until that call returns.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ impl Ctx {
     /// True while the client with this id is connected.
     pub(crate) fn client_exists(self, id: u64) -> bool {
         // SAFETY: without a place for the answer, the function only looks the id up.
-        unsafe { call!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == raw::REDISMODULE_OK as c_int }
+        unsafe { call!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == OK }
     }
 
     pub(crate) fn now(self) -> Now {
@@ -168,13 +168,13 @@ impl Ctx {
             }
             let kind = call!(RedisModule_CallReplyType(reply));
             call!(RedisModule_FreeCallReply(reply));
-            kind == raw::REDISMODULE_REPLY_INTEGER as c_int
+            kind == reply_type(raw::REDISMODULE_REPLY_INTEGER)
         }
     }
 
     /// `CONFIG` with these arguments, which begin with the name of another command, as the calling user is
     /// allowed to. The names and values that it answers, or its error.
-    pub(crate) fn config_get(self, args: Args<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+    pub(crate) fn config_get(self, args: Args<'_>) -> Result<Vec<Setting>, String> {
         let (argv, argc) = args.tail();
         // SAFETY: "v" takes a list of strings with its length; "E" lets errors come as replies, "C" checks the
         // permissions of the calling user.
@@ -194,13 +194,16 @@ impl Ctx {
     }
 }
 
+/// A setting's name and its value.
+type Setting = (Vec<u8>, Vec<u8>);
+
 const NO_PERMISSION: &str = "NOPERM this user has no permissions to run the 'config|get' command";
 
 /// The strings of a flat array, two by two.
 ///
 /// # Safety
 /// `reply` is null or a reply of the server.
-unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<(Vec<u8>, Vec<u8>)>, String> {
+unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<Setting>, String> {
     // SAFETY: the caller's promise; the functions answer null for what is not there, and null again for null.
     unsafe {
         let text = |reply: *mut raw::RedisModuleCallReply| {
@@ -214,7 +217,7 @@ unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<(Vec<u8>
         if reply.is_null() {
             return Err("ERR the server refuses CONFIG GET".to_owned());
         }
-        if call!(RedisModule_CallReplyType(reply)) == raw::REDISMODULE_REPLY_ERROR as c_int {
+        if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
             let error = String::from_utf8_lossy(&text(reply)).into_owned();
             // Redis 7.0 has another text for a call from a module.
             let denied = error.contains("acl verification failed");
@@ -232,4 +235,9 @@ pub(super) fn warn(ctx: *mut raw::RedisModuleCtx, text: &str) {
     let Ok(text) = CString::new(text) else { return };
     // SAFETY: "%s" takes one C string. The function is there on every server that has a module API.
     unsafe { call!(RedisModule_Log(ctx, c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
+}
+
+/// The type of a reply as [`RedisModule_CallReplyType`](raw::RedisModule_CallReplyType) answers it.
+pub(super) fn reply_type(constant: isize) -> c_int {
+    c_int::try_from(constant).unwrap_or(c_int::MIN)
 }

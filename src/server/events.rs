@@ -1,10 +1,11 @@
 //! What the server tells about keys, databases and its event loop.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
-use crate::server::{guard, lent_client, string, Ctx};
+use crate::server::{guard, lent_client, string, Ctx, ServerCell, OK};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
@@ -34,7 +35,7 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
             E::key(Ctx(ctx), event, key);
             lent_client::give_back(Ctx(ctx), event);
         });
-        raw::REDISMODULE_OK as c_int
+        OK
     }
     unsafe extern "C" fn flush<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
@@ -65,16 +66,18 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: the callbacks have the types that the server calls them with.
     let keys = unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, classes, Some(key::<E>))) };
-    keys == raw::REDISMODULE_OK as c_int
+    keys == OK
         && listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
 }
 
+/// Whom [`listen_to_wakeups`] calls.
+type OnWakeup = Cell<Option<fn(Ctx)>>;
+
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
 /// [`ignore_wakeups`], as it costs every turn of the loop.
 pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx)) {
-    static AWAKE: super::ServerCell<std::cell::Cell<Option<fn(Ctx)>>> =
-        super::ServerCell::new(std::cell::Cell::new(None));
+    static AWAKE: ServerCell<OnWakeup> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn turn(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -101,7 +104,5 @@ pub(crate) fn ignore_wakeups(ctx: Ctx) {
 fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
-    unsafe {
-        call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == raw::REDISMODULE_OK as c_int
-    }
+    unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == OK }
 }

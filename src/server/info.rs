@@ -4,7 +4,7 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::{guard, string, Ctx};
+use crate::server::{guard, string, Ctx, OK};
 
 /// Where the fields of a section go.
 pub(crate) struct Info(*mut raw::RedisModuleInfoCtx);
@@ -13,7 +13,7 @@ impl Info {
     /// Begins a section; false if it was not asked for.
     pub(crate) fn section(&mut self, name: &CStr) -> bool {
         // SAFETY: the context of the callback; the name outlives the call.
-        unsafe { call!(RedisModule_InfoAddSection(self.0, name.as_ptr())) == raw::REDISMODULE_OK as c_int }
+        unsafe { call!(RedisModule_InfoAddSection(self.0, name.as_ptr())) == OK }
     }
 
     pub(crate) fn number(&mut self, name: &CStr, value: usize) {
@@ -39,7 +39,7 @@ pub(crate) fn register<I: InfoSection>(ctx: Ctx) -> bool {
         guard(|| I::fill(Ctx::none(), &mut Info(info)));
     }
     // SAFETY: the callback has the type that the server calls it with.
-    unsafe { call!(RedisModule_RegisterInfoFunc(ctx.0, Some(fill::<I>))) == raw::REDISMODULE_OK as c_int }
+    unsafe { call!(RedisModule_RegisterInfoFunc(ctx.0, Some(fill::<I>))) == OK }
 }
 
 /// A field of the server's own `INFO`.
@@ -59,7 +59,7 @@ pub(crate) fn server_field(section: &CStr, field: &CStr) -> Option<Vec<u8>> {
     }
 }
 
-/// True if the server is Redis, and not a fork that counts its versions differently.
+/// True if the server is Redis, and not a fork with versions of its own.
 pub(crate) fn is_redis() -> bool {
     server_field(c"server", c"server_name").is_none_or(|name| name == b"redis")
 }

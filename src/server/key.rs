@@ -128,7 +128,7 @@ impl<'a> Key<'a> {
     pub(crate) fn delete(&mut self) {
         // SAFETY: the key is open for writing.
         let deleted: c_int = unsafe { call!(RedisModule_DeleteKey(self.raw)) };
-        debug_assert_eq!(deleted, raw::REDISMODULE_OK as c_int);
+        debug_assert_eq!(deleted, super::OK);
     }
 }
 

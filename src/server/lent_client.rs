@@ -15,7 +15,7 @@ use std::cell::Cell;
 use redis_module::raw;
 
 use crate::server::filter::Filtered;
-use crate::server::{Ctx, ServerCell};
+use crate::server::{Ctx, ServerCell, OK};
 
 /// The database that the latest `MOVE` moved from.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
@@ -53,5 +53,5 @@ fn selected_db(client: u64) -> Option<i32> {
     info.version = 1;
     // SAFETY: the structure is of the version that it says.
     let found = unsafe { call!(RedisModule_GetClientInfoById((&raw mut info).cast(), client)) };
-    (found == raw::REDISMODULE_OK as std::ffi::c_int).then(|| i32::from(info.db))
+    (found == OK).then(|| i32::from(info.db))
 }

@@ -4,9 +4,10 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
+use crate::server::ctx::reply_type;
 use crate::server::ctx::warn;
 use crate::server::reply::INTERNAL_ERROR;
-use crate::server::{guard, Ctx, Str};
+use crate::server::{guard, Ctx, Str, OK};
 
 /// A version as `RedisModule_GetServerVersion` packs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -94,7 +95,7 @@ pub(crate) unsafe fn init(ctx: *mut raw::RedisModuleCtx, name: &'static CStr, ve
     let api = raw::REDISMODULE_APIVER_1.cast_signed();
     // SAFETY: the caller's promise; the name is a C string.
     let status = unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) };
-    (status == raw::REDISMODULE_OK as c_int).then_some(Ctx(ctx))
+    (status == OK).then_some(Ctx(ctx))
 }
 
 /// The arguments that `loadmodule` has after the path.
@@ -185,7 +186,7 @@ pub(crate) fn knows_command(ctx: Ctx, name: &CStr) -> bool {
         }
         let element = call!(RedisModule_CallReplyArrayElement(reply, 0));
         let known = !element.is_null()
-            && call!(RedisModule_CallReplyType(element)) == raw::REDISMODULE_REPLY_ARRAY as c_int;
+            && call!(RedisModule_CallReplyType(element)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
         call!(RedisModule_FreeCallReply(reply));
         known
     }
@@ -213,10 +214,9 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
         if ran.is_none() {
             guard(|| ctx.reply_error(INTERNAL_ERROR));
         }
-        raw::REDISMODULE_OK as c_int
+        OK
     }
     let spec = C::SPEC;
-    let ok = raw::REDISMODULE_OK as c_int;
     let (name, flags, key) = (spec.name.as_ptr(), spec.flags.as_ptr(), spec.first_key);
     let version = raw::RedisModuleCommandInfoVersion {
         version: 1,
@@ -237,15 +237,15 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
     };
     // SAFETY: all texts are static; the server copies what it keeps of the information.
     unsafe {
-        if call!(RedisModule_CreateCommand(ctx.0, name, Some(run::<C>), flags, key, key, key)) != ok {
+        if call!(RedisModule_CreateCommand(ctx.0, name, Some(run::<C>), flags, key, key, key)) != OK {
             return false;
         }
         let command = call!(RedisModule_GetCommand(ctx.0, name));
-        if command.is_null() || call!(RedisModule_SetCommandInfo(command, &info)) != ok {
+        if command.is_null() || call!(RedisModule_SetCommandInfo(command, &info)) != OK {
             return false;
         }
         match raw::RedisModule_SetCommandACLCategories {
-            Some(set) => set(command, spec.categories.as_ptr()) == ok,
+            Some(set) => set(command, spec.categories.as_ptr()) == OK,
             None => true,
         }
     }

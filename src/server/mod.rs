@@ -30,11 +30,18 @@ pub(crate) mod string;
 pub(crate) mod timer;
 
 use std::cell::UnsafeCell;
+use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(crate) use ctx::Ctx;
 pub(crate) use string::Str;
+
+/// What the API's functions answer when all is well, and callbacks too.
+pub(crate) const OK: c_int = 0;
+
+/// The opposite of [`OK`].
+pub(crate) const ERR: c_int = 1;
 
 /// How many callbacks ended in a panic since the module was loaded.
 static PANICS: AtomicUsize = AtomicUsize::new(0);

@@ -53,11 +53,6 @@ impl Client {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// Sends bytes as they are.
-    pub fn send_bytes(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
-    }
-
     /// The next reply, in the form of [`show`].
     pub fn recv(&mut self) -> String {
         show(&self.recv_value())
