@@ -236,8 +236,8 @@ impl CommandFilter for Alias {
 
 /// The name by which a setting is shown: without what the server puts in front.
 pub(crate) fn shown_name(name: &[u8]) -> &[u8] {
-    match name.strip_prefix(SERVER_PREFIX) {
-        Some(rest) if rest.starts_with(PREFIX.as_bytes()) => rest,
+    match name.split_at_checked(SERVER_PREFIX.len()) {
+        Some((start, rest)) if start == SERVER_PREFIX && Alias::is_ours(rest) => rest,
         _ => name,
     }
 }

@@ -41,7 +41,7 @@ impl fmt::Display for Error {
                 "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over",
             ),
             Error::Moved => f.write_str(
-                "UNBLOCKED the slot of the lock has moved to another node of the cluster; send the command again",
+                "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",
             ),
             Error::ReadOnly => f.write_str("READONLY You can't write against a read only replica."),
             Error::TooManyWaiters => f.write_str(

@@ -7,9 +7,10 @@
 //!    what comes next.
 //! 2. In the same turn of the event loop the server lets [`Waits::reply`] answer the client, if it is still
 //!    there, and calls [`Waits::done`] in any case.
-//! 3. A client that is gone by then does not keep its grant. One whose connection ended in this very turn may
-//!    still look alive in step 2 and be freed right after, without getting the answer: so a grant is final
-//!    only when the turn is over and the client still exists ([`turn_is_over`]).
+//! 3. A client that is gone by then does not keep its grant, and neither does one that has hung up without the
+//!    server having read so ([`Socket::is_hung_up`]). One that the server has decided to close may still look
+//!    alive in step 2 and be freed right after, without getting the answer: so a grant is final only when the
+//!    turn is over and the client still exists ([`turn_is_over`]).
 //!
 //! Nothing is written from where the server tells us that a key was touched ([`Touches`]), as the replicas
 //! would get our write before the change that led to it: the lock is marked, and looked at in a timer that
@@ -24,12 +25,17 @@ use crate::keyspace::{self, Lock};
 use crate::metrics::Metrics;
 use crate::server::blocked::{self, BlockedClient, Handle};
 use crate::server::events::{self, KeyspaceEvents};
+use crate::server::socket::Socket;
 use crate::server::timer::{self, TimerId};
-use crate::server::{Ctx, ServerCell, Str};
+use crate::server::{guard, Ctx, ServerCell, Str};
 
 /// In a cluster, how often every lock that somebody waits for is looked at, in microseconds: a slot can leave
 /// without a word about its keys.
 const CLUSTER_LOOK_US: MonoUs = 500_000;
+
+/// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
+/// done a millisecond later.
+const TIMER_BUDGET_US: MonoUs = 4_000;
 
 static RUNTIME: ServerCell<RefCell<Option<Runtime>>> = ServerCell::new(RefCell::new(None));
 
@@ -49,6 +55,9 @@ pub(crate) enum Answer {
 struct Wait {
     handle: Handle,
     client: u64,
+    socket: Option<Socket>,
+    /// The client had hung up before it could be answered.
+    hung_up: bool,
     answer: Answer,
     /// `None` as long as it waits. The handle has been given back as soon as there is one.
     ended: Option<Ended>,
@@ -110,7 +119,9 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId, answer: Answer) -> Result<(), Error>
         settle(ctx);
         return Err(Error::CannotBlock);
     };
-    let wait = Wait { handle, client: ctx.client_id(), answer, ended: None };
+    let client = ctx.client_id();
+    let socket = Socket::of_client(ctx, client);
+    let wait = Wait { handle, client, socket, hung_up: false, answer, ended: None };
     with(ctx, |runtime| {
         runtime.waits.insert(id, wait);
         runtime.by_handle.insert(handle, id);
@@ -161,6 +172,13 @@ impl Runtime {
         }
     }
 
+    /// Nobody is blocked: a crowd of waiters that has gone leaves no large tables behind.
+    fn give_memory_back(&mut self) {
+        self.service.give_memory_back();
+        give_back(&mut self.waits);
+        give_back(&mut self.by_handle);
+    }
+
     /// A waiter that has not been decided leaves.
     fn leave(&mut self, ctx: Ctx, handle: Handle) {
         let Some(id) = self.by_handle.get(&handle).copied() else { return };
@@ -199,30 +217,34 @@ impl Runtime {
 fn fired(ctx: Ctx) {
     let primary = ctx.is_primary();
     let may_write = ctx.may_write();
-    let locks = with(ctx, |runtime| {
+    let started = ctx.now().mono;
+    with(ctx, |runtime| {
         // First of all: this timer must not be stopped any more.
         runtime.timer = None;
-        if std::mem::take(&mut runtime.listening) {
-            if runtime.answered.is_empty() {
-                events::ignore_wakeups(ctx);
-            } else {
-                runtime.listening = true;
-            }
+        if runtime.listening && runtime.answered.is_empty() {
+            runtime.listening = false;
+            events::ignore_wakeups(ctx);
         }
         if !primary {
             runtime.service.abdicate();
         }
-        let now = ctx.now();
-        if may_write && ctx.is_cluster() {
-            runtime.plan_look_at_all(now.mono);
+        if ctx.is_cluster() {
+            runtime.plan_look_at_all(started);
         }
-        let locks = runtime.service.tick(now, may_write);
-        // Those whose time is over are answered even if a look at a lock should fail.
-        runtime.pass_on_decisions();
-        locks
     });
-    for lock in &locks {
-        look_at(ctx, lock);
+    while ctx.now().mono.saturating_sub(started) < TIMER_BUDGET_US {
+        let locks = with(ctx, |runtime| {
+            let locks = runtime.service.tick(ctx.now(), may_write);
+            runtime.pass_on_decisions();
+            locks
+        });
+        for lock in &locks {
+            // What goes wrong with one lock must not keep others waiting.
+            guard(|| look_at(ctx, lock));
+        }
+        if locks.is_empty() {
+            break;
+        }
     }
     with(ctx, |runtime| {
         runtime.pass_on_decisions();
@@ -271,7 +293,19 @@ impl KeyspaceEvents for Touches {
             return;
         }
         with(ctx, |runtime| {
-            let gone = matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from");
+            // Those that end every hold that there was on the key, also by putting others in its place.
+            let gone = matches!(
+                event,
+                b"del"
+                    | b"expired"
+                    | b"evicted"
+                    | b"rename_from"
+                    | b"move_from"
+                    | b"rename_to"
+                    | b"move_to"
+                    | b"restore"
+                    | b"copy_to"
+            );
             // Nearly always: nobody waits, and the event costs no more than this.
             if runtime.service.ignores(gone) {
                 return;
@@ -298,7 +332,9 @@ struct Waits;
 impl BlockedClient for Waits {
     fn reply(ctx: Ctx, token: u64) {
         let found = with(ctx, |runtime| {
-            runtime.waits.get(&WaiterId(token)).map(|wait| (wait.ended, wait.answer.clone()))
+            let wait = runtime.waits.get_mut(&WaiterId(token))?;
+            wait.hung_up = wait.socket.is_some_and(Socket::is_hung_up);
+            Some((wait.ended, wait.answer.clone()))
         });
         let Some((Some(Ended::By(decision)), answer)) = found else { return };
         match decision {
@@ -324,10 +360,13 @@ impl BlockedClient for Waits {
         with(ctx, |runtime| {
             let Some(wait) = runtime.waits.remove(&id) else { return };
             runtime.by_handle.remove(&wait.handle);
+            if runtime.waits.is_empty() {
+                runtime.give_memory_back();
+            }
             if !matches!(wait.ended, Some(Ended::By(Decision::Granted(_)))) {
                 return;
             }
-            if gone {
+            if gone || wait.hung_up {
                 runtime.take_back(id);
             } else {
                 runtime.answered.push((id, wait.client));
@@ -375,5 +414,12 @@ pub(crate) fn reply_grant(ctx: Ctx, answer: &Answer, holds: i64) {
             ctx.reply_bulk(b"holds");
             ctx.reply_integer(holds);
         }
+    }
+}
+
+/// Frees a table that is empty and was large.
+fn give_back<K, V>(table: &mut HashMap<K, V>) {
+    if table.is_empty() && table.capacity() > 1024 {
+        *table = HashMap::new();
     }
 }

@@ -7,7 +7,7 @@ use crate::config;
 use crate::core::{Admission, LockRef, Owner, Request};
 use crate::error::Error;
 use crate::runtime::{self, Answer};
-use crate::server::load::{Args, Command, Spec};
+use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Acquire;
@@ -32,7 +32,7 @@ impl Command for Acquire {
         name: c"lock.acquire",
         flags: c"write deny-oom blocking",
         categories: c"write slow blocking",
-        first_key: 1,
+        key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Takes a lock, or waits for it.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks",

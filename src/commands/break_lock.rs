@@ -4,7 +4,7 @@ use super::args::Cursor;
 use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Break;
@@ -14,7 +14,7 @@ impl Command for Break {
         name: c"lock.break",
         flags: c"write",
         categories: c"write slow dangerous",
-        first_key: 1,
+        key: Some(KeyUse::Write),
         arity: 2,
         summary: c"Ends every hold on a lock, whoever has it, and hands the lock to the next in line.",
         complexity: c"O(N) where N owners hold the lock",

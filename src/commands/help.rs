@@ -33,7 +33,7 @@ impl Command for Help {
         name: c"lock.help",
         flags: c"allow-loading allow-stale",
         categories: c"slow",
-        first_key: 0,
+        key: None,
         arity: 1,
         summary: c"Lists the commands of the module.",
         complexity: c"O(1)",

@@ -5,7 +5,7 @@ use crate::core::LockRef;
 use crate::error::Error;
 use crate::keyspace;
 use crate::runtime;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Info;
@@ -15,7 +15,7 @@ impl Command for Info {
         name: c"lock.info",
         flags: c"readonly fast",
         categories: c"read fast",
-        first_key: 1,
+        key: Some(KeyUse::Read),
         arity: 2,
         summary: c"Tells who holds a lock and how many wait for it.",
         complexity: c"O(N) where N owners hold the lock",

@@ -4,7 +4,7 @@ use super::args::Cursor;
 use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Release;
@@ -14,7 +14,7 @@ impl Command for Release {
         name: c"lock.release",
         flags: c"write fast",
         categories: c"write fast",
-        first_key: 1,
+        key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Gives back one hold of a lock, or all, and hands the lock to the next in line.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks",

@@ -5,7 +5,7 @@ use crate::config;
 use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Renew;
@@ -15,7 +15,7 @@ impl Command for Renew {
         name: c"lock.renew",
         flags: c"write fast",
         categories: c"write fast",
-        first_key: 1,
+        key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Sets the lease of a held lock anew, shorter or longer.",
         complexity: c"O(1), or O(log(N)) where N locks are waited for",

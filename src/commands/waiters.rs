@@ -4,7 +4,7 @@ use super::args::Cursor;
 use crate::core::{LockRef, MonoUs};
 use crate::error::Error;
 use crate::runtime;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 /// How many are listed unless the call says otherwise.
@@ -17,7 +17,7 @@ impl Command for Waiters {
         name: c"lock.waiters",
         flags: c"readonly",
         categories: c"read slow",
-        first_key: 1,
+        key: Some(KeyUse::Read),
         arity: -2,
         summary: c"Lists who waits for a lock, first in line first.",
         complexity: c"O(N) where N waiters are listed",

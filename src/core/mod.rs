@@ -49,7 +49,7 @@ pub(crate) struct LockId {
 }
 
 /// A [`LockId`] that borrows its key.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockRef<'a> {
     pub(crate) db: i32,
     pub(crate) key: &'a [u8],

@@ -18,8 +18,6 @@ pub(super) struct Queue {
     /// The entry of this lock in `Service::leases`; there is one if, and only if, somebody waits for a lock
     /// that is held.
     pub(super) lease_end: Option<WallMs>,
-    /// The lock stands in `Service::dirty` and has not been looked at since.
-    pub(super) dirty: bool,
 }
 
 impl Queue {

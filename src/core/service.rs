@@ -3,7 +3,7 @@
 //! Only what waits is remembered. A lock that nobody waits for has no entry here, and who holds a lock is
 //! passed in with every call, as the keyspace has it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 
 use super::held::Held;
 use super::queues::Queues;
@@ -11,10 +11,10 @@ use super::{Admission, Holders, LockId, LockRef, MonoUs, NotOwner, Now, Owner, W
 
 /// How many locks one [`Service::tick`] asks its caller to look at, so that thousands of leases that end in
 /// the same millisecond do not stall the server: the rest follows in the next tick.
-const TICK_BATCH: usize = 128;
+const TICK_BATCH: usize = 64;
 
 /// How long to wait before looking again while nothing may be written, in milliseconds.
-const PAUSE_RETRY_MS: u64 = 10;
+const PAUSE_RETRY_MS: u64 = 2;
 
 /// Names one wait, from the call that has to wait until its client has been answered. Never used twice, and
 /// in the order of arrival.
@@ -76,17 +76,17 @@ pub(crate) struct Service {
     pub(super) queues: Queues,
     /// Everybody who waits, each in exactly one queue.
     pub(super) waiters: HashMap<WaiterId, Waiter>,
-    /// Where an owner waits, in the order of arrival: finds the waiters that a grant to the same owner lets
-    /// in, without a walk along the queue.
-    waits_of: HashMap<Owner, Vec<WaiterId>>,
+    /// Where an owner waits, by lock and in the order of arrival: finds the waiters that a grant to the same
+    /// owner lets in, without a walk along the queue.
+    waits_of: HashMap<Owner, BTreeSet<(LockId, WaiterId)>>,
     /// Grants that are decided and not yet known to have arrived; each is listed in its lock's queue.
     in_flight: HashMap<WaiterId, InFlight>,
     /// The deadlines of all waiters that have one.
     deadlines: BTreeSet<(MonoUs, WaiterId)>,
     /// When the lease of a lock that somebody waits for ends.
     leases: BTreeSet<(WallMs, LockId)>,
-    /// Locks that may have become free without a call of ours.
-    dirty: VecDeque<LockId>,
+    /// Locks that may have become free without a call of ours, and have not been looked at since.
+    dirty: BTreeSet<LockId>,
     decisions: Vec<(WaiterId, Decision)>,
     /// Which keys are likely to be locks that were granted here.
     held: Held,
@@ -129,7 +129,7 @@ impl Service {
         if let Some(at) = deadline {
             self.deadlines.insert((at, id));
         }
-        self.waits_of.entry(request.owner.clone()).or_default().push(id);
+        self.waits_of.entry(request.owner.clone()).or_default().insert((lock.clone(), id));
         self.watch_lease(lock.as_ref(), holders);
         self.waiters.insert(id, Waiter { lock, request, since: now.mono, deadline });
         id
@@ -181,8 +181,8 @@ impl Service {
     /// Brings one lock up to date with what its key holds: takes back grants that did not arrive, then
     /// grants the lock to whoever is first in line and may have it.
     pub(crate) fn serve(&mut self, lock: LockRef<'_>, holders: &mut Holders, now: Now) {
+        self.looked_at(lock);
         let Some(queue) = self.queues.get_mut(lock) else { return };
-        queue.dirty = false;
         for owner in std::mem::take(&mut queue.take_back) {
             // An owner who has lost the lock meanwhile has nothing that could be taken back.
             let _ = holders.release(owner.as_bytes(), false, None);
@@ -208,8 +208,8 @@ impl Service {
     /// Ends every wait for a lock with the same decision.
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: Decision) {
         self.void(lock, None);
+        self.looked_at(lock);
         let Some(queue) = self.queues.get_mut(lock) else { return };
-        queue.dirty = false;
         for id in queue.waiting.iter().copied().collect::<Vec<_>>() {
             self.decide(id, decision);
         }
@@ -249,7 +249,7 @@ impl Service {
         if self.queues.get_mut(lock).is_none() {
             // Nobody here will take it, but somebody elsewhere may wait to hear that it is free.
             if was_held {
-                self.dirty.push_back(lock.to_id());
+                self.dirty.insert(lock.to_id());
             }
             return was_held;
         }
@@ -281,9 +281,6 @@ impl Service {
         for lock in self.queues.ids(None) {
             self.void(lock.as_ref(), None);
             self.set_lease_end(lock.as_ref(), None);
-            if let Some(queue) = self.queues.get_mut(lock.as_ref()) {
-                queue.dirty = false;
-            }
             self.queues.drop_if_idle(lock.as_ref());
         }
     }
@@ -314,16 +311,11 @@ impl Service {
             self.set_lease_end(lock.as_ref(), None);
             self.mark_dirty(lock.as_ref());
         }
-        let mut look_at = Vec::new();
-        while look_at.len() < TICK_BATCH {
-            let Some(lock) = self.dirty.pop_front() else { break };
-            // A lock that was served since it was marked is up to date. One without a queue is not: nobody
-            // here will take it, and those who wait elsewhere must hear that it is free.
-            if self.queues.get_mut(lock.as_ref()).is_none_or(|queue| std::mem::take(&mut queue.dirty)) {
-                look_at.push(lock);
-            }
+        let batch: Vec<LockId> = self.dirty.iter().take(TICK_BATCH).cloned().collect();
+        for lock in &batch {
+            self.dirty.remove(lock);
         }
-        look_at
+        batch
     }
 
     /// In how many milliseconds [`tick`](Service::tick) is due; `None` if nothing is planned.
@@ -333,7 +325,9 @@ impl Service {
             Some(0)
         } else {
             // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
-            self.leases.first().map(|(end, _)| (end + 1).saturating_sub(now.wall).max(1).unsigned_abs())
+            self.leases
+                .first()
+                .map(|(end, _)| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs())
         };
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
         match (deadline, work) {
@@ -370,7 +364,9 @@ impl Service {
     fn next_admitted(&self, lock: LockRef<'_>, holders: &Holders) -> Option<WaiterId> {
         let queue = self.queues.get(lock)?;
         let re_entry = holders.iter().find_map(|hold| {
-            self.waits_of.get(&hold.owner)?.iter().find(|id| queue.waiting.contains(id)).copied()
+            let waits = self.waits_of.get(&hold.owner)?;
+            let (of, id) = waits.range((lock.to_id(), WaiterId(0))..).next()?;
+            (of.as_ref() == lock).then_some(*id)
         });
         re_entry.or_else(|| {
             let first = queue.waiting.first().copied()?;
@@ -399,7 +395,7 @@ impl Service {
             self.deadlines.remove(&(at, id));
         }
         if let Some(ids) = self.waits_of.get_mut(&waiter.request.owner) {
-            ids.retain(|other| *other != id);
+            ids.remove(&(waiter.lock.clone(), id));
             if ids.is_empty() {
                 self.waits_of.remove(&waiter.request.owner);
             }
@@ -441,6 +437,20 @@ impl Service {
         });
     }
 
+    /// Frees tables that are empty and were large.
+    pub(crate) fn give_memory_back(&mut self) {
+        if self.waiters.is_empty() && self.waiters.capacity() > 1024 {
+            self.waiters = HashMap::new();
+            self.waits_of = HashMap::new();
+        }
+        if self.in_flight.is_empty() && self.in_flight.capacity() > 1024 {
+            self.in_flight = HashMap::new();
+        }
+        if self.decisions.is_empty() {
+            self.decisions = Vec::new();
+        }
+    }
+
     fn forget_if_free(&mut self, lock: LockRef<'_>, holders: &Holders) {
         if holders.is_free() {
             self.held.remove(lock);
@@ -448,9 +458,15 @@ impl Service {
     }
 
     fn mark_dirty(&mut self, lock: LockRef<'_>) {
-        let Some((id, queue)) = self.queues.get_with_id(lock) else { return };
-        if !std::mem::replace(&mut queue.dirty, true) {
-            self.dirty.push_back(id);
+        if let Some((id, _)) = self.queues.get_with_id(lock) {
+            self.dirty.insert(id);
+        }
+    }
+
+    /// The lock is up to date with its key.
+    fn looked_at(&mut self, lock: LockRef<'_>) {
+        if !self.dirty.is_empty() {
+            self.dirty.remove(&lock.to_id());
         }
     }
 

@@ -204,10 +204,13 @@ const NO_PERMISSION: &str = "NOPERM this user has no permissions to run the 'con
 /// # Safety
 /// `reply` is null or a reply of the server.
 unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<Setting>, String> {
-    // SAFETY: the caller's promise; the functions answer null for what is not there, and null again for null.
+    // SAFETY: the caller's promise; an element that is not there is null, and so is the text of what is no string.
     unsafe {
         let text = |reply: *mut raw::RedisModuleCallReply| {
             let mut len = 0;
+            if reply.is_null() {
+                return Vec::new();
+            }
             let start = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
             if start.is_null() {
                 return Vec::new();
@@ -222,6 +225,9 @@ unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<Setting>
             // Redis 7.0 has another text for a call from a module.
             let denied = error.contains("acl verification failed");
             return Err(if denied { NO_PERMISSION.to_owned() } else { error });
+        }
+        if call!(RedisModule_CallReplyType(reply)) != reply_type(raw::REDISMODULE_REPLY_ARRAY) {
+            return Err("ERR the server answers CONFIG GET with something else than a list".to_owned());
         }
         let element = |at| text(call!(RedisModule_CallReplyArrayElement(reply, at)));
         let len = call!(RedisModule_CallReplyLength(reply));

@@ -40,12 +40,32 @@ pub(crate) struct Spec {
     pub(crate) flags: &'static CStr,
     /// ACL categories, on servers that let modules choose them (Redis 7.2, Valkey 8).
     pub(crate) categories: &'static CStr,
-    /// 1 if the first argument is a key, 0 if there is none.
-    pub(crate) first_key: c_int,
+    /// What happens to the key, which is the first argument, if the command has one.
+    pub(crate) key: Option<KeyUse>,
     /// With the name; negative if more may follow. As in `COMMAND INFO`.
     pub(crate) arity: c_int,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
+}
+
+/// What a command does with its key: decides what permission it takes.
+#[derive(Clone, Copy)]
+pub(crate) enum KeyUse {
+    Read,
+    Write,
+}
+
+impl KeyUse {
+    fn flags(self) -> u64 {
+        u64::from(match self {
+            KeyUse::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+            KeyUse::Write => {
+                raw::REDISMODULE_CMD_KEY_RW
+                    | raw::REDISMODULE_CMD_KEY_ACCESS
+                    | raw::REDISMODULE_CMD_KEY_UPDATE
+            }
+        })
+    }
 }
 
 /// The arguments of a command, its name first.
@@ -217,13 +237,24 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
         OK
     }
     let spec = C::SPEC;
-    let (name, flags, key) = (spec.name.as_ptr(), spec.flags.as_ptr(), spec.first_key);
+    let (name, flags, key) = (spec.name.as_ptr(), spec.flags.as_ptr(), c_int::from(spec.key.is_some()));
     let version = raw::RedisModuleCommandInfoVersion {
         version: 1,
         sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
         sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
+    // SAFETY: zero is a value for every field, and as the first field that is looked at ends the list.
+    let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
+    if let Some(key) = spec.key {
+        key_specs[0].flags = key.flags();
+        key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+        key_specs[0].bs.index.pos = 1;
+        key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+        // From the first key to the first key.
+        key_specs[0].fk.range =
+            raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 { lastkey: 0, keystep: 1, limit: 0 };
+    }
     let info = raw::RedisModuleCommandInfo {
         version: &version,
         summary: spec.summary.as_ptr(),
@@ -232,7 +263,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
         history: std::ptr::null_mut(),
         tips: std::ptr::null(),
         arity: spec.arity,
-        key_specs: std::ptr::null_mut(),
+        key_specs: if spec.key.is_some() { key_specs.as_mut_ptr() } else { std::ptr::null_mut() },
         args: std::ptr::null_mut(),
     };
     // SAFETY: all texts are static; the server copies what it keeps of the information.

@@ -11,7 +11,12 @@ use crate::server::{guard, Ctx};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// Calls `FIRED` in this many milliseconds, once. The timer is gone when it fires: whoever keeps its id
+/// The longest time that a timer is set for; whoever wants a later one sets it again. The server counts
+/// timers in microseconds without a look at overflow, and a timer that so comes to lie in the past keeps its
+/// event loop busy for good.
+const LONGEST_MS: u64 = 3_600_000;
+
+/// Calls `fired` in this many milliseconds, or in an hour if that is earlier; once. The timer is gone when it fires: whoever keeps its id
 /// forgets it first thing then, as stopping the firing timer would free it twice.
 pub(crate) fn set(ctx: Ctx, milliseconds: u64, fired: fn(Ctx)) -> TimerId {
     unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
@@ -19,7 +24,7 @@ pub(crate) fn set(ctx: Ctx, milliseconds: u64, fired: fn(Ctx)) -> TimerId {
         let fired = unsafe { std::mem::transmute::<*mut c_void, fn(Ctx)>(data) };
         guard(|| fired(Ctx(ctx)));
     }
-    let period = i64::try_from(milliseconds).unwrap_or(i64::MAX / 1_000_000);
+    let period = i64::try_from(milliseconds.min(LONGEST_MS)).unwrap_or_default();
     // SAFETY: the data is a function, valid as long as the module is loaded; a module with a timer cannot be
     // unloaded.
     let id = unsafe { call!(RedisModule_CreateTimer(ctx.0, period, Some(trampoline), fired as *mut c_void)) };

@@ -20,6 +20,7 @@ crate::on_every_server!(
     by_a_release_in_a_script_or_transaction,
     by_lazy_expiry_of_a_touched_key,
     a_lease_that_is_renewed_is_not_over,
+    a_lease_without_end_does_not_keep_the_server_busy,
     a_reload_frees_nothing,
     another_lock_in_its_place_is_respected,
     something_else_in_its_place_ends_all_waits,
@@ -256,6 +257,34 @@ fn a_lease_that_is_renewed_is_not_over(flavor: Flavor) {
             assert_eq!(b.recv(), "nil", "{renew} did not keep the lock");
             assert_eq!(a.call("HKEYS k"), "[a]");
             a.call("DEL k");
+        }
+    });
+}
+
+/// A TTL that a stranger sets can be any time there is, also one that the server's timers cannot count to.
+fn a_lease_without_end_does_not_keep_the_server_busy(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let now: i64 = a.call("TIME").trim_matches(['[', ']']).split(", ").next().unwrap().parse().unwrap();
+        let wraps = 18_446_744_073_709_551 - 60_000 + now * 1000;
+        for at in [wraps, wraps - 100_000_000, 9_223_372_036_854_775, i64::MAX / 1000, i64::MAX] {
+            a.call("LOCK.ACQUIRE k a");
+            assert_eq!(a.call(&format!("PEXPIREAT k {at}")), "1");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 60");
+            assert_eq!(b.recv(), "nil", "the server is busy, or the wait was forgotten");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 9007199254740991 PX 9007199254740991");
+            // A busy event loop counts up fast; an idle one has its cron and what we send.
+            if flavor != Flavor::Redis7 {
+                let cycles = |a: &mut crate::support::Client| -> i64 {
+                    a.info("stats", "eventloop_cycles").parse().unwrap()
+                };
+                let before = cycles(&mut a);
+                assert_eq!(world.client().call("LOCK.ACQUIRE k c BLOCK 200"), "nil");
+                assert!(cycles(&mut a) - before < 100, "the event loop never sleeps");
+            }
+            assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+            assert_eq!(b.recv(), "1");
+            assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         }
     });
 }

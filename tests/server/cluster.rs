@@ -7,6 +7,7 @@ crate::on_every_server!(
     a_slot_that_migrates_takes_its_lock_along,
     a_slot_that_leaves_unseen_ends_its_waits,
     both_kinds_of_message_are_published,
+    a_demoted_node_comes_to_rest,
 );
 
 struct Cluster {
@@ -92,7 +93,10 @@ fn a_slot_that_migrates_takes_its_lock_along(flavor: Flavor) {
     ];
     cluster.migrate("b");
     for waiter in &mut waiters {
-        assert!(waiter.recv().starts_with("UNBLOCKED the slot of the lock has moved"), "granted twice");
+        assert!(
+            waiter.recv().starts_with("UNBLOCKED the slot of the lock is not served by this node"),
+            "granted twice"
+        );
         assert!(waiter.call("LOCK.ACQUIRE b w BLOCK 0").starts_with("MOVED 3300 "));
     }
     assert_eq!(second.call("HGETALL b"), "[o, 1]");
@@ -127,5 +131,28 @@ fn both_kinds_of_message_are_published(flavor: Flavor) {
     first.call("LOCK.RELEASE b o");
     assert_eq!(classic.recv(), "[message, redisson_lock__channel:{b}, 0]", "at the other node");
     assert_eq!(sharded.recv(), "[smessage, redisson_lock__channel:{b}, 0]");
+    cluster.assert_healthy();
+}
+
+fn a_demoted_node_comes_to_rest(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut replica = Server::with_module(flavor, &["--cluster-enabled", "yes"]);
+    let [mut first, _] = cluster.clients();
+    let mut r = replica.client();
+    r.call(&format!("CLUSTER MEET 127.0.0.1 {}", cluster.nodes[0].port));
+    let id = cluster.id(0);
+    until("it knows the node", || r.call("CLUSTER NODES").contains(&id));
+    until("it is a replica", || r.call(&format!("CLUSTER REPLICATE {id}")) == "OK");
+    until("it is in sync", || r.info("replication", "master_link_status") == "up");
+    first.call("LOCK.ACQUIRE b a PX 100");
+    let mut granted = cluster.nodes[0].waiting("LOCK.ACQUIRE b b BLOCK 0 PX 100000");
+    let mut waiter = cluster.nodes[0].waiting("LOCK.ACQUIRE b c BLOCK 0");
+    assert_eq!(granted.recv(), "1");
+    assert_eq!(r.call("CLUSTER FAILOVER TAKEOVER"), "OK");
+    let reply = waiter.recv();
+    assert!(reply.starts_with("UNBLOCKED "), "{reply}");
+    until("the roles are swapped", || first.call("ROLE").starts_with("[slave"));
+    until("no timer is left", || first.call("MODULE UNLOAD redis-lock") == "OK");
+    replica.assert_healthy();
     cluster.assert_healthy();
 }

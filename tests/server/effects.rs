@@ -274,6 +274,24 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
         a.call("DEL k");
         until_looked_at(world);
         check(world, "it was no lock", 0);
+        // A lease that ends, and what comes of it, is one lock that is free.
+        for _ in 0..5 {
+            a.call("LOCK.ACQUIRE k a PX 60");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            assert_eq!(b.recv(), "1");
+            assert_eq!(b.call("LOCK.RELEASE k b"), "0");
+            until_looked_at(world);
+            check(world, "after a hand-over", 1);
+        }
+        a.call("LOCK.ACQUIRE k a");
+        let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let kill = format!("CLIENT KILL ID {}", b.id);
+        a.send_at_once(&["MULTI", "PEXPIRE k 50000", &kill, "LOCK.RELEASE k a", "EXEC"]);
+        for _ in 0..5 {
+            a.recv();
+        }
+        until_looked_at(world);
+        check(world, "touched, left and released", 1);
         // A grant that is taken back frees the lock for others.
         a.call("LOCK.ACQUIRE k a");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");

@@ -7,6 +7,7 @@ crate::on_every_server!(
     wrong_arguments_name_themselves,
     what_is_no_lock_is_left_alone,
     full_memory_refuses_new_holds_only,
+    a_reader_may_look,
     a_replica_is_read_only,
     hostile_bytes_do_not_break_the_protocol,
 );
@@ -171,6 +172,27 @@ fn full_memory_refuses_new_holds_only(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(waiter.recv(), "1");
         a.call("CONFIG SET maxmemory 0");
+    });
+}
+
+/// Looking at a lock takes no more than the permission to read its key.
+fn a_reader_may_look(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        a.call("ACL SETUSER reader on nopass %R~* +@all");
+        let mut reader = world.client();
+        assert_eq!(reader.call("AUTH reader x"), "OK");
+        assert!(reader.call("LOCK.INFO k").contains("exclusive"));
+        assert_eq!(reader.call("LOCK.WAITERS k"), "[]");
+        for command in ["LOCK.ACQUIRE k b", "LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
+            assert!(reader.call(command).starts_with("NOPERM "), "{command}");
+        }
+        a.call("ACL SETUSER one on nopass ~mine +@all");
+        let mut one = world.client();
+        one.call("AUTH one x");
+        assert!(one.call("LOCK.ACQUIRE k b BLOCK 0").starts_with("NOPERM "));
+        assert_eq!(one.call("LOCK.ACQUIRE mine b"), "1");
     });
 }
 

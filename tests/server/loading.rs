@@ -158,6 +158,12 @@ fn config_is_what_it_was(flavor: Flavor) {
     ] {
         assert_eq!(a.call(command), p.call(command), "{command}");
     }
+    // What CONFIG GET is translated to, is no back door.
+    for command in ["LOCK.CONFIG SET maxmemory 0", "LOCK.CONFIG REWRITE x", "LOCK.CONFIG RESETSTAT x"] {
+        assert!(a.call(command).starts_with("ERR syntax error"), "{command}");
+    }
+    assert_eq!(a.call("LOCK.CONFIG GET maxmemory"), "[maxmemory, 0]");
+    assert_eq!(a.call("CONFIG GET LOCK.MAX-waiters").to_lowercase(), "[lock.max-waiters, 0]");
     let both = a.call("config get maxmemory-samples LOCK.MAX-*");
     for name in ["[maxmemory-samples, 5", "lock.max-lease, 0", "lock.max-waiters, 0"] {
         assert!(both.replace("maxmemory-samples", "[maxmemory-samples").contains(name), "{both}");

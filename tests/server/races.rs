@@ -7,6 +7,7 @@ use crate::support::{in_world, until, Flavor, Server, World};
 crate::on_every_server!(
     a_grant_to_a_killed_client_goes_to_the_next,
     a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next,
+    a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next,
     a_grant_to_the_last_client_is_taken_back,
     a_deadline_in_the_turn_of_a_release_counts,
     an_unblock_in_the_turn_of_a_release_has_one_outcome,
@@ -61,6 +62,28 @@ fn a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next(flavor: Flavor) {
             }
             assert_eq!(a.recv(), "0");
             assert_eq!(c.recv(), "1", "round {round}");
+            assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+        }
+    });
+}
+
+/// The release has granted the lock, and a slow command comes before the answer: the server has not read that
+/// the waiter hung up meanwhile, and its answer would go nowhere.
+fn a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next(flavor: Flavor) {
+    in_world(flavor, |world| {
+        for sends_something in [false, true] {
+            let mut a = world.client();
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+            let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0 PX 100000");
+            a.send_at_once(&["LOCK.RELEASE k a", "DEBUG SLEEP 0.1"]);
+            std::thread::sleep(Duration::from_millis(20));
+            if sends_something {
+                b.send("PING");
+            }
+            b.close();
+            assert_eq!([a.recv(), a.recv()], ["0", "OK"]);
+            assert_eq!(c.recv(), "1");
             assert_eq!(a.call("LOCK.RELEASE k c"), "0");
         }
     });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::support::{in_world, in_world_with, show, until, Flavor};
+use crate::support::{in_world, in_world_with, show, until, Client, Flavor, Server};
 
 crate::on_every_server!(
     waiters_are_served_in_order,
@@ -306,4 +306,32 @@ fn raise_open_files() -> u64 {
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
         limit.rlim_cur
     }
+}
+
+/// The server itself takes some seconds to give back what each blocked client cost it.
+#[test]
+fn the_memory_of_a_crowd_is_given_back() {
+    let server = Server::with_module(Flavor::Redis7, &[]);
+    let mut a = server.client();
+    let mut crowd = |waiters: usize| {
+        a.call("LOCK.ACQUIRE k a");
+        let clients: Vec<_> = (0..waiters)
+            .map(|n| {
+                let mut client = server.client();
+                client.send(&format!("LOCK.ACQUIRE k w{n} BLOCK 0"));
+                client
+            })
+            .collect();
+        until("all are in line", || a.info("redis-lock", "redis-lock_waiters") == waiters.to_string());
+        drop(clients);
+        until("all have left", || a.info("redis-lock", "redis-lock_waiters") == "0");
+        a.call("DEL k");
+    };
+    // Whatever is made once, is made now.
+    crowd(1);
+    let memory = |client: &mut Client| -> i64 { client.info("memory", "used_memory").parse().unwrap() };
+    let mut watcher = server.client();
+    let before = memory(&mut watcher);
+    crowd(2_000);
+    until("the memory is given back", || memory(&mut watcher) - before < 500_000);
 }

@@ -1,0 +1,64 @@
+//! The connection of a client, as the operating system sees it.
+
+use std::ffi::c_int;
+
+use redis_module::raw;
+
+use crate::server::ctx::reply_type;
+use crate::server::Ctx;
+
+/// The socket of a client that is blocked. Only looked at: it stays the server's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Socket(c_int);
+
+impl Socket {
+    /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` tells.
+    pub(crate) fn of_client(ctx: Ctx, id: u64) -> Option<Socket> {
+        let id = i64::try_from(id).ok()?;
+        // SAFETY: "ccl" takes two C strings and a long long; the reply is freed here, and its text not kept.
+        unsafe {
+            let (list, by) = (c"LIST".as_ptr(), c"ID".as_ptr());
+            let reply = call!(RedisModule_Call(ctx.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, by, id));
+            if reply.is_null() {
+                return None;
+            }
+            let is_text =
+                call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_STRING);
+            let mut len = 0;
+            let text = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
+            let socket = (is_text && !text.is_null())
+                .then(|| parse(std::slice::from_raw_parts(text.cast(), len)))
+                .flatten();
+            call!(RedisModule_FreeCallReply(reply));
+            socket
+        }
+    }
+
+    /// True if the other side has closed the connection, or its half of it, even where the server has not
+    /// read so yet. Must not be asked for a client that the server has freed.
+    pub(crate) fn is_hung_up(self) -> bool {
+        const GONE: libc::c_short = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        let mut poll = libc::pollfd { fd: self.0, events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: one structure is passed and said to be one; with a time of 0 the call does not wait.
+        let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+        ready > 0 && poll.revents & GONE != 0
+    }
+}
+
+fn parse(line: &[u8]) -> Option<Socket> {
+    let number = line.split(|byte| *byte == b' ').find_map(|word| word.strip_prefix(b"fd="))?;
+    std::str::from_utf8(number).ok()?.parse().ok().filter(|fd| *fd >= 0).map(Socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse, Socket};
+
+    #[test]
+    fn a_line_of_client_list_has_the_socket() {
+        assert_eq!(parse(b"id=3 addr=1.2.3.4:5 laddr=1.2.3.4:6 fd=12 name=x age=1"), Some(Socket(12)));
+        assert_eq!(parse(b"id=3 addr=1.2.3.4:5 fd=-1 name="), None);
+        assert_eq!(parse(b"id=3 name=fd"), None);
+        assert_eq!(parse(b""), None);
+    }
+}
