@@ -28,7 +28,7 @@ LEASE_MS = 10_000
 
 
 class LockLost(Exception):
-    """The lock was lost before the work was done: its result must not be trusted."""
+    """The lock was lost during the work."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def lock(client, owner):
             if not str(error).startswith("NOTOWNER"):
                 raise
             # The lease was too short, or somebody broke the lock: others may have worked at the same time.
-            raise LockLost(str(error)) from error
+            raise LockLost(f"the result of the work must not be trusted: {error}") from error
 
 
 def increment(client):
@@ -107,6 +107,8 @@ def main():
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--increments", type=int, default=100)
     options = parser.parse_args()
+    if options.workers < 1:
+        parser.error("at least one worker is needed")
 
     clients = [connect(options.url) for _ in range(options.workers)]
     expected = options.workers * options.increments

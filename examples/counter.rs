@@ -6,6 +6,7 @@
 //! ```
 
 use std::error::Error;
+use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::thread;
@@ -20,7 +21,9 @@ const LOCK: &str = "example:lock";
 /// we die while we hold it.
 const LEASE_MS: u64 = 10_000;
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> Outcome<ExitCode> {
     let options = Options::parse()?;
     let client = redis::Client::open(options.url.as_str())?;
     // A connection of its own for each worker, not a shared one: a call that waits for the lock occupies its
@@ -31,7 +34,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
 
     let expected = options.workers * options.increments;
-    let got = count(&mut connections, options.increments, |connection, _owner| increment(connection))?;
+    let got = count(&mut connections, options.increments, |connection, _owner| Ok(increment(connection)?))?;
     println!("without the lock: expected {expected}, got {got}");
 
     let got = count(&mut connections, options.increments, |connection, owner| {
@@ -46,22 +49,32 @@ fn with_lock<T>(
     connection: &mut Connection,
     owner: &str,
     work: impl FnOnce(&mut Connection) -> RedisResult<T>,
-) -> RedisResult<T> {
+) -> Outcome<T> {
     // BLOCK 0 waits without limit, so the reply is always a grant: our hold count. With BLOCK 500 it could also
     // be nil, after 500 ms without the lock: query for an Option<i64> then, and do not work if it is None.
     // A socket timeout has to be longer than BLOCK; for BLOCK 0 there must be none, which is the default here.
-    let _holds: i64 =
-        redis::cmd("LOCK.ACQUIRE").arg(LOCK).arg(owner).arg("PX").arg(LEASE_MS).arg("BLOCK").arg(0).query(connection)?;
+    let _holds: i64 = redis::cmd("LOCK.ACQUIRE")
+        .arg(LOCK)
+        .arg(owner)
+        .arg("PX")
+        .arg(LEASE_MS)
+        .arg("BLOCK")
+        .arg(0)
+        .query(connection)?;
 
     let result = work(connection);
 
     // Whether the work went well or not. (If the thread panics, or the process dies, the lease frees the lock.)
     let released: RedisResult<i64> = redis::cmd("LOCK.RELEASE").arg(LOCK).arg(owner).query(connection);
     let value = result?;
-    // The error NOTOWNER means that the lock was lost before the work was done: the lease was too short, or
-    // somebody broke the lock. Others may have worked at the same time, so the result must not be trusted.
-    released?;
-    Ok(value)
+    match released {
+        Ok(_holds_left) => Ok(value),
+        // The lease was too short, or somebody broke the lock: others may have worked at the same time.
+        Err(error) if error.code() == Some("NOTOWNER") => {
+            Err(format!("the lock was lost during the work, its result must not be trusted: {error}").into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Reads, and writes what it has read plus one: wrong if anybody else writes in between. (A real counter would
@@ -76,27 +89,25 @@ fn increment(connection: &mut Connection) -> RedisResult<()> {
 fn count(
     connections: &mut [Connection],
     increments: u64,
-    work: impl Fn(&mut Connection, &str) -> RedisResult<()> + Sync,
-) -> RedisResult<u64> {
+    work: impl Fn(&mut Connection, &str) -> Outcome<()> + Sync,
+) -> Outcome<u64> {
     connections[0].set::<_, _, ()>(COUNTER, 0)?;
     let start = Barrier::new(connections.len());
+    let worker = |connection: &mut Connection| -> Outcome<()> {
+        // Whoever uses the same string is the same owner: so it is random, and one for each worker.
+        let owner = Uuid::new_v4().to_string();
+        start.wait();
+        for _ in 0..increments {
+            work(connection, &owner)?;
+        }
+        Ok(())
+    };
     thread::scope(|scope| {
-        let spawn = |connection| {
-            scope.spawn(|| {
-                let connection: &mut Connection = connection;
-                // Whoever uses the same string is the same owner: so it is random, and one for each worker.
-                let owner = Uuid::new_v4().to_string();
-                start.wait();
-                (0..increments).try_for_each(|_| work(connection, &owner))
-            })
-        };
-        let workers: Vec<_> = connections.iter_mut().map(spawn).collect();
-        workers.into_iter().try_for_each(|worker| match worker.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
+        let threads: Vec<_> =
+            connections.iter_mut().map(|connection| scope.spawn(|| worker(connection))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })?;
-    connections[0].get_del(COUNTER)
+    Ok(connections[0].get_del(COUNTER)?)
 }
 
 struct Options {
@@ -106,7 +117,7 @@ struct Options {
 }
 
 impl Options {
-    fn parse() -> Result<Options, Box<dyn Error>> {
+    fn parse() -> Outcome<Options> {
         let mut options = Options { url: "redis://127.0.0.1:6379".to_owned(), workers: 10, increments: 100 };
         let mut args = std::env::args().skip(1);
         while let Some(name) = args.next() {

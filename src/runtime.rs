@@ -37,6 +37,9 @@ const CLUSTER_LOOK_US: MonoUs = 500_000;
 /// done a millisecond later.
 const TIMER_BUDGET_US: MonoUs = 4_000;
 
+/// How late a timer can be in a server that is alive, in microseconds.
+const TIMER_OVERDUE_US: MonoUs = 20_000;
+
 static RUNTIME: ServerCell<RefCell<Option<Runtime>>> = ServerCell::new(RefCell::new(None));
 
 /// The event that is being raised is about a change of our own.
@@ -85,6 +88,8 @@ pub(crate) struct Runtime {
     answered: Vec<(WaiterId, u64)>,
     /// The end of every turn is listened to; ends in the timer.
     listening: bool,
+    /// The timer is watched; ends in the timer.
+    watching_timer: bool,
     /// When all locks are looked at next; in a cluster only.
     look_at_all: Option<MonoUs>,
 }
@@ -209,6 +214,9 @@ impl Runtime {
         }
         if let (Some(ms), Some(due)) = (wanted, due) {
             self.timer = Some((timer::set(ctx, ms, fired), due));
+            if !std::mem::replace(&mut self.watching_timer, true) {
+                events::listen_to_cron(ctx, watch_timer);
+            }
         }
     }
 }
@@ -249,6 +257,22 @@ fn fired(ctx: Ctx) {
     with(ctx, |runtime| {
         runtime.pass_on_decisions();
         runtime.set_timer(ctx, may_write);
+        if runtime.timer.is_none() && std::mem::take(&mut runtime.watching_timer) {
+            events::ignore_cron(ctx);
+        }
+    });
+}
+
+/// The server's timers wait for a time of day: if somebody sets the clock back, they fire that much later.
+/// Nobody's time to wait may change by that, so such a timer is set anew.
+fn watch_timer(ctx: Ctx) {
+    with(ctx, |runtime| {
+        if runtime.timer.as_ref().is_some_and(|(_, due)| ctx.now().mono > due + TIMER_OVERDUE_US) {
+            if let Some((timer, _)) = runtime.timer.take() {
+                timer::stop(ctx, timer);
+            }
+            runtime.set_timer(ctx, true);
+        }
     });
 }
 

@@ -8,7 +8,8 @@
 # Nothing is installed and root is not needed: the packages are downloaded from wherever this machine gets its
 # own, by an apt with a state of its own, and unpacked together with the libraries that they need.
 #
-# A server that cannot be had is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure.
+# A server that cannot be had is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure, but
+# for redis-6.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -142,9 +143,11 @@ trap 'exit 1' HUP INT TERM
 
 get redis-8 redis-server redis-tools/trixie
 get valkey-8 valkey-server valkey-tools/trixie
+required_skipped=$skipped
+# Debian 11 is at the end of its life: the one test that wants a server which is too old may have to do without.
 get redis-6 redis-server redis-tools/bullseye
 
-if [ "$skipped" = 1 ] && [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
+if [ "$required_skipped" = 1 ] && [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
     echo "FAILED: REQUIRE_ALL_SERVERS is set, and not all servers are there" >&2
     exit 1
 fi

@@ -71,7 +71,7 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
 }
 
-/// Whom [`listen_to_wakeups`] calls.
+/// Whom [`listen_to_wakeups`] and [`listen_to_cron`] call.
 type OnWakeup = Cell<Option<fn(Ctx)>>;
 
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
@@ -99,6 +99,30 @@ pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx)) {
 /// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
 pub(crate) fn ignore_wakeups(ctx: Ctx) {
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, None);
+}
+
+/// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
+pub(crate) fn listen_to_cron(ctx: Ctx, tick: fn(Ctx)) {
+    static TICK: ServerCell<OnWakeup> = ServerCell::new(Cell::new(None));
+    unsafe extern "C" fn cron(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        _data: *mut c_void,
+    ) {
+        guard(|| {
+            if let Some(tick) = TICK.get(Ctx(ctx)).get() {
+                tick(Ctx(ctx));
+            }
+        });
+    }
+    TICK.get(ctx).set(Some(tick));
+    listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));
+}
+
+/// Ends [`listen_to_cron`]. Not from inside an event, as [`ignore_wakeups`].
+pub(crate) fn ignore_cron(ctx: Ctx) {
+    listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
 }
 
 fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {

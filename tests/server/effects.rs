@@ -391,8 +391,7 @@ fn a_restart_keeps_the_locks(flavor: Flavor) {
     let found: BTreeSet<String> =
         ["HGETALL k", "PEXPIRETIME k", "DBSIZE"].iter().map(|ask| p.call(ask)).collect();
     assert_eq!(found, BTreeSet::from(["[a, 2]".to_owned(), expires_at, "1".to_owned()]));
-    let module = crate::support::server::module().to_str().unwrap();
-    assert_eq!(p.call(&format!("MODULE LOAD {module}")), "OK");
+    assert_eq!(crate::support::server::load_module(&mut p), "OK");
     assert_eq!(p.call("LOCK.RELEASE k a"), "1");
     let mut b = plain.waiting("LOCK.ACQUIRE k b BLOCK 0");
     assert_eq!(p.call("LOCK.RELEASE k a"), "0");

@@ -109,7 +109,7 @@ fn settings_survive_a_rewrite(flavor: Flavor) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("redis.conf");
     let module = module().to_str().unwrap();
-    std::fs::write(&file, format!("loadmodule {module} lock.default-lease 5000\n")).unwrap();
+    std::fs::write(&file, format!("loadmodule \"{module}\" lock.default-lease 5000\n")).unwrap();
     let file = file.to_str().unwrap();
     let server = Server::start(flavor, &[file]);
     let mut a = server.client();

@@ -12,6 +12,7 @@ crate::on_every_server!(
     a_failover_ends_all_waits,
     a_demotion_ends_all_waits,
     a_promotion_starts_afresh,
+    a_clock_that_is_set_back_keeps_nobody_waiting,
 );
 
 fn a_pause_holds_grants_back(flavor: Flavor) {
@@ -134,4 +135,28 @@ fn a_promotion_starts_afresh(flavor: Flavor) {
     assert_eq!(b.recv(), "1");
     assert_eq!(c.recv(), "1");
     promoted.assert_healthy();
+}
+
+/// An operator corrects the wall clock by an hour while clients wait.
+fn a_clock_that_is_set_back_keeps_nobody_waiting(flavor: Flavor) {
+    let mut server = Server::with_own_clock(flavor);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 60000");
+    let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 1500");
+    let before: i64 = a.call("TIME").trim_matches(['[', ']']).split(", ").next().unwrap().parse().unwrap();
+    server.set_clock(-3600);
+    until("the server's clock is back", || {
+        let now: i64 = a.call("TIME").trim_matches(['[', ']']).split(", ").next().unwrap().parse().unwrap();
+        now < before - 3000
+    });
+    assert_eq!(b.recv(), "nil");
+    // A release, a deletion and a new wait are as quick as ever.
+    let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 60000");
+    let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");
+    a.call("LOCK.RELEASE k a");
+    assert_eq!(b.recv(), "1");
+    a.call("DEL k");
+    assert_eq!(c.recv(), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE k d BLOCK 50"), "nil");
+    server.assert_healthy();
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::support::server::load_module;
 use crate::support::{in_world, until, Flavor, Server, World};
 
 crate::on_every_server!(
@@ -240,8 +241,8 @@ fn many_waiters_come_and_go(flavor: Flavor) {
         until("all are gone", || a.info("redis-lock", "redis-lock_waiters") == "0");
         until("all locks are free", || a.call("EXISTS k0 k1 k2") == "0");
         until("no client is blocked", || a.info("clients", "blocked_clients") == "0");
-        assert_eq!(a.call("MODULE UNLOAD redis-lock"), "OK", "a timer or a client was left");
-        a.call_args(&[b"MODULE", b"LOAD", crate::support::server::module().to_str().unwrap().as_bytes()]);
+        until("no timer is left", || a.call("MODULE UNLOAD redis-lock") == "OK");
+        assert_eq!(load_module(&mut a), "OK");
     });
 }
 
@@ -259,8 +260,7 @@ fn waiters_of_an_unloaded_module(flavor: Flavor) {
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[]");
     a.call("DEL k");
     // And again, with a fresh start.
-    let module = crate::support::server::module().to_str().unwrap();
-    assert_eq!(a.call(&format!("MODULE LOAD {module}")), "OK");
+    assert_eq!(load_module(&mut a), "OK");
     a.call("LOCK.ACQUIRE k a");
     let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");
     a.call("DEL k");

@@ -1,6 +1,7 @@
 //! Real servers: each in a folder of its own, on a free port, gone with its test.
 
 use std::fs;
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -35,7 +36,7 @@ impl Flavor {
     }
 
     /// False, with a word about it, if the server is not installed. With `REQUIRE_ALL_SERVERS` set, that is a
-    /// failure.
+    /// failure, but for the one that Debian will not have for long.
     pub fn is_installed(self) -> bool {
         let found = Command::new(self.program())
             .arg("--version")
@@ -45,7 +46,8 @@ impl Flavor {
         if found.is_ok_and(|status| status.success()) {
             return true;
         }
-        assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "{self:?} is not installed");
+        let required = std::env::var_os("REQUIRE_ALL_SERVERS").is_some() && self != Flavor::Redis6;
+        assert!(!required, "{self:?} is not installed");
         eprintln!("SKIPPED: {self:?} is not installed, see `make setup`");
         false
     }
@@ -69,6 +71,11 @@ pub fn module() -> &'static Path {
         assert!(built.is_ok_and(|status| status.success()), "the module does not build");
         root.join("target/release/libredis_lock.so")
     })
+}
+
+/// Loads the module into a running server.
+pub fn load_module(client: &mut Client) -> String {
+    client.call_args(&[b"MODULE", b"LOAD", module().to_str().unwrap().as_bytes()])
 }
 
 /// A running server.
@@ -100,12 +107,16 @@ impl Server {
 
     /// Starts a server in a folder that may have data already.
     pub fn start_in(flavor: Flavor, dir: TempDir, args: &[&str]) -> Server {
+        Server::start_with(flavor, dir, &[], args)
+    }
+
+    fn start_with(flavor: Flavor, dir: TempDir, env: &[(&str, &str)], args: &[&str]) -> Server {
         for _ in 0..10 {
             let port = free_port();
-            let mut child = Server::spawn(flavor, port, dir.path(), args);
+            let mut child = Server::spawn(flavor, port, dir.path(), env, args);
             match wait_until_ready(&mut child, port) {
                 Ok(()) => return Server { flavor, port, dir, child },
-                Err(log) if log.is_none() => {
+                Err(None) => {
                     let log = fs::read_to_string(dir.path().join("log")).unwrap_or_default();
                     // Somebody else was faster to take the port.
                     if log.contains("Address already in use") {
@@ -119,10 +130,30 @@ impl Server {
         panic!("no free port")
     }
 
+    /// Starts a server with the module whose wall clock is [`set_clock`](Server::set_clock).
+    pub fn with_own_clock(flavor: Flavor) -> Server {
+        let dir = TempDir::new().unwrap();
+        let (clock, library) = (dir.path().join("clock"), dir.path().join("clock.so"));
+        fs::write(&clock, 0i64.to_ne_bytes()).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/support/clock.c");
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+        assert!(built.is_ok_and(|status| status.success()), "the clock does not build");
+        let env = [("LD_PRELOAD", library.to_str().unwrap()), ("CLOCK_FILE", clock.to_str().unwrap())];
+        Server::start_with(flavor, dir, &env, &["--loadmodule", module().to_str().unwrap()])
+    }
+
+    /// Sets the wall clock of such a server this many seconds off.
+    pub fn set_clock(&self, off: i64) {
+        let mut clock = fs::OpenOptions::new().write(true).open(self.dir.path().join("clock")).unwrap();
+        // In place: the server has the file mapped.
+        clock.write_all(&off.to_ne_bytes()).unwrap();
+    }
+
     /// Starts a server that is expected to end by itself; returns its log.
     pub fn log_of_failing(flavor: Flavor, args: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
-        let mut child = Server::spawn(flavor, free_port(), dir.path(), args);
+        let mut child = Server::spawn(flavor, free_port(), dir.path(), &[], args);
         let deadline = Instant::now() + PATIENCE;
         while child.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
@@ -135,7 +166,7 @@ impl Server {
         fs::read_to_string(dir.path().join("log")).unwrap()
     }
 
-    fn spawn(flavor: Flavor, port: u16, dir: &Path, args: &[&str]) -> Child {
+    fn spawn(flavor: Flavor, port: u16, dir: &Path, env: &[(&str, &str)], args: &[&str]) -> Child {
         let log = fs::File::create(dir.join("log")).unwrap();
         let mut command = Command::new(flavor.program());
         // A configuration file comes before the options.
@@ -150,6 +181,7 @@ impl Server {
         if flavor != Flavor::Redis6 {
             command.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
         }
+        command.envs(env.iter().copied());
         command.args(args).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         command.spawn().unwrap_or_else(|error| panic!("{flavor:?} cannot be started: {error}"))
     }

@@ -1,0 +1,136 @@
+# Builds, runs and tests redis-lock. `make` alone lists what there is.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+
+# The port of `make run`.
+PORT := 6379
+
+# redis.conf and the tests look for the module there, whatever the user's own settings are.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+
+.PHONY: help run setup test bench lint clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+
+run: ## A server with locks on port 6379, or as in `make run PORT=6380`; installs what is missing
+	@$(refuse_used_port)
+	$(call install,rust cc libclang redis)
+	cargo build --release
+	$(refuse_used_port)
+	mkdir -p data
+	cli="redis-cli$(if $(own_data), -p $(PORT))"
+	printf "%s\n" "" \
+		"A server with locks starts on port $(PORT). In another terminal, try:" "" \
+		"  $$cli LOCK.ACQUIRE order:42 alice EX 60   # alice has the lock, for a minute at most" \
+		"  $$cli LOCK.INFO order:42                  # who has it, and for how long" \
+		"  $$cli LOCK.ACQUIRE order:42 bob BLOCK 0   # bob waits for it" \
+		"  $$cli LOCK.RELEASE order:42 alice         # in a third terminal: now bob has it" \
+		"  $$cli LOCK.HELP" "" \
+		"Ctrl-C ends the server. What it knows is in ./data." ""
+	exec redis-server ./redis.conf $(own_data)
+
+setup: ## Installs what the tests need, and puts more servers into target/servers
+	@$(call install,rust cc libclang redis python)
+	sh tests/setup-servers.sh
+
+test: setup ## All tests, on every server
+	@cargo build --release
+	cargo test --no-fail-fast
+
+bench: setup ## The benchmarks
+	@cargo bench
+
+lint: ## Format, clippy and documentation, with warnings as errors
+	@$(call install,rust cc libclang)
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	# Nothing of a module is public, so links to what is private are the point.
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --document-private-items
+
+clean: ## Removes all that was built or downloaded; ./data stays
+	@cargo clean
+
+# Asked at once, and again after a build that may take minutes.
+define refuse_used_port
+for address in 127.0.0.1 ::1; do
+    if (: <"/dev/tcp/$$address/$(PORT)") 2>/dev/null; then
+        echo "Port $(PORT) is in use by another program. Take another: make run PORT=$$(($(PORT) + 1))" >&2
+        exit 1
+    fi
+done
+endef
+
+# A server on another port has files of its own: two must not write the same ones.
+own_data = $(if $(filter-out 6379,$(PORT)), \
+	--port $(PORT) --appenddirname aof-$(PORT) --dbfilename dump-$(PORT).rdb)
+
+# Installs what a check finds missing. If nothing is, this needs no root and no network.
+define install
+missing=()
+for need in $(1); do
+    case $$need in
+    rust)
+        if ! command -v cargo >/dev/null; then
+            echo "Cargo is missing: install Rust with rustup, and open a new terminal." >&2
+            exit 1
+        fi
+        # Without them cargo trusts no registry.
+        compgen -G "/etc/ssl/certs/*" >/dev/null || missing+=(ca-certificates)
+        ;;
+    cc)
+        echo "#include <stdlib.h>" | cc -E - &>/dev/null || missing+=(gcc libc6-dev)
+        ;;
+    libclang)
+        # Where bindgen looks. It has no use for libclang-cpp.
+        found=$$(shopt -s nullglob; echo /usr/{,local/}lib*/{,*/,*/*/}libclang{,-[0-9]*}.so)
+        [ -n "$${LIBCLANG_PATH:-}$$found" ] || missing+=(libclang-dev)
+        ;;
+    redis)
+        { command -v redis-server && command -v redis-cli; } >/dev/null || missing+=(redis-server)
+        ;;
+    python)
+        { python3 -c "import redis" || /usr/bin/python3 -c "import redis"; } &>/dev/null ||
+            missing+=(python3 python3-redis)
+        ;;
+    esac
+done
+if [ $${#missing[@]} != 0 ]; then
+    echo "Missing: $${missing[*]}"
+    if ! command -v apt-get >/dev/null; then
+        echo "This is no Debian: install what these packages are called here, and try again." >&2
+        exit 1
+    elif [ "$$(id -u)" = 0 ]; then
+        as_root=()
+    elif command -v sudo >/dev/null; then
+        as_root=(sudo)
+    else
+        echo "Neither root nor sudo: have somebody run 'apt-get install $${missing[*]}', and try again." >&2
+        exit 1
+    fi
+    "$${as_root[@]}" sh -euc '$(apt_install)' sh "$${missing[@]}"
+fi
+endef
+
+# Debian starts a server on port 6379 when it installs redis-server, and at each boot. Nobody asked for that
+# here, and it would be in the way: neither the package nor the boot gets permission to start it.
+define apt_install
+export DEBIAN_FRONTEND=noninteractive
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $$policy ]; then
+    trap "rm -f $$policy" EXIT
+    trap "exit 1" HUP INT TERM
+    printf "%s\n" "#!/bin/sh" "case \"\$$*\" in *redis-server*) exit 101 ;; esac" >$$policy
+    chmod 755 $$policy
+fi
+apt-get update || echo "apt-get update failed; trying with what apt knows already" >&2
+apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=300 "$$@"
+case " $$* " in *" redis-server "*)
+    update-rc.d redis-server disable
+    # A policy that was there before may have let it start.
+    service redis-server stop || true
+esac
+endef

@@ -1,0 +1,499 @@
+//! How soon a waiter has its lock, and how late waits and leases end, as a client sees it.
+//!
+//! `cargo bench --bench latency` starts a server of its own: `redis-server`, or what the variable `REDIS_SERVER`
+//! names, with the module that is built from these sources, or the one in the variable `REDIS_LOCK_MODULE`.
+//!
+//! Everything is measured in one thread with one clock, from just before a command is written until the reply
+//! that it leads to has been read. For what takes microseconds that thread asks its socket without pause whether
+//! the reply is there, so that no time is lost to waking it up; for what takes milliseconds it sleeps, so that
+//! it takes no core from the server.
+
+use std::collections::{HashMap, VecDeque};
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use redis::{Connection, Value};
+use tempfile::TempDir;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// As many as are wanted in the long queue.
+const WAITERS: usize = 10_000;
+const OTHER_KEYS: usize = 20_000;
+/// Samples of what takes microseconds, in each round. Such times depend on the cores that the server and we
+/// happen to run on: so what is to be compared is measured in turns.
+const MANY: usize = 500;
+const ROUNDS: usize = 10;
+/// Samples of what takes tens of milliseconds.
+const SOME: usize = 400;
+/// What the contract promises for waits and leases on an idle server.
+const PROMISE: Duration = Duration::from_millis(5);
+
+const KEY: &str = "lock";
+/// A lease that does not end before the measurement.
+const LONG_MS: u64 = 600_000;
+
+// Replies.
+const PONG: &str = "+PONG\r\n";
+const GRANTED: &str = ":1\r\n";
+const RELEASED: &str = ":0\r\n";
+const DELETED: &str = ":1\r\n";
+const NIL: &str = "$-1\r\n";
+
+fn main() -> Outcome<()> {
+    // `cargo test --all-targets` runs this too, without the word.
+    if !std::env::args().any(|arg| arg == "--bench") {
+        println!("run it with `cargo bench --bench latency`");
+        return Ok(());
+    }
+    let machine = machine();
+    let waiters = WAITERS.min(raise_open_files(WAITERS + 200).saturating_sub(200));
+    let mut server = Server::start()?;
+
+    let [mut pings, mut alone, mut queued, mut deleted] = <[Samples; 4]>::default();
+    for round in 0..ROUNDS {
+        eprintln!("wake-ups, round {} of {ROUNDS}", round + 1);
+        pings.0.extend(measure(&mut server, ping)?.0);
+        alone.0.extend(measure(&mut server, |server| release(server, 1))?.0);
+        queued.0.extend(measure(&mut server, |server| release(server, waiters))?.0);
+        deleted.0.extend(measure(&mut server, delete)?.0);
+    }
+    eprintln!("waits and leases, about {} s", 4 * SOME * 27 / 1000);
+    let sleeps = sleep_in_this_process()?;
+    let waits = measure(&mut server, wait_deadline)?;
+    let leases = measure(&mut server, lease_end)?;
+    let (crowded, expired) = measure(&mut server, lease_end_among_others)?;
+
+    println!("redis-lock {} on {}; {machine}", env!("CARGO_PKG_VERSION"), server.version()?);
+    println!("client and server on the same machine, one TCP connection per client\n");
+    let queued_name = format!("RELEASE -> the next of {} waiters has its reply", thousands(waiters));
+    let crowded_name = format!("  while {} other keys expire", thousands(expired));
+    print_table(&[
+        ("PING: one round trip, for comparison", &pings),
+        ("RELEASE -> the only waiter has its reply", &alone),
+        (&queued_name, &queued),
+        ("stranger's DEL -> the waiter has its reply", &deleted),
+        ("sleep(n) in this process, for comparison, later by", &sleeps),
+        ("BLOCK n -> nil, later than n ms by", &waits),
+        ("lease is over -> the waiter has its reply, later by", &leases),
+        (&crowded_name, &crowded),
+    ]);
+    println!();
+    if waiters < WAITERS {
+        println!("{} waiters are not possible here: raise `ulimit -n`", thousands(WAITERS));
+    }
+    println!("a wait ends within {PROMISE:?} on an idle server, and never early: {}", waits.verdict());
+    println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", leases.verdict());
+    Ok(())
+}
+
+/// Measures something, and leaves the server as it was.
+fn measure<T>(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<T>) -> Outcome<T> {
+    let measured = what(server)?;
+    server.clear()?;
+    Ok(measured)
+}
+
+fn ping(server: &mut Server) -> Outcome<Samples> {
+    let mut peer = server.peer("a")?;
+    let ping = packed("PING");
+    Samples::take(MANY, |_| {
+        let sent = peer.send(&ping)?;
+        let read = peer.reply(PONG)?;
+        Ok(since(sent, read))
+    })
+}
+
+/// From the release to the reply of the next in line. Who has released queues up again at the end, so the queue
+/// keeps its length.
+fn release(server: &mut Server, waiters: usize) -> Outcome<Samples> {
+    let mut holder = server.peer("holder")?;
+    holder.take_lock(LONG_MS)?;
+    let mut queue = VecDeque::new();
+    for number in 0..waiters {
+        let mut waiter = server.peer(&format!("waiter-{number}"))?;
+        waiter.queue_up(LONG_MS)?;
+        queue.push_back(waiter);
+        // Lets the server accept what has been connected, before its backlog is full.
+        if number % 100 == 99 {
+            server.until_waiting(number + 1)?;
+        }
+    }
+    server.until_waiting(waiters)?;
+    Samples::take(MANY, |_| {
+        let next = queue.front_mut().ok_or("nobody waits")?;
+        let sent = holder.release()?;
+        let read = next.reply(GRANTED)?;
+        holder.reply(RELEASED)?;
+        holder.queue_up(LONG_MS)?;
+        let next = queue.pop_front().ok_or("nobody waits")?;
+        queue.push_back(std::mem::replace(&mut holder, next));
+        server.until_waiting(waiters)?;
+        Ok(since(sent, read))
+    })
+}
+
+/// From the deletion by a client that has nothing to do with the lock to the reply of the waiter.
+fn delete(server: &mut Server) -> Outcome<Samples> {
+    let mut stranger = server.peer("stranger")?;
+    let (mut holder, mut waiter) = (server.peer("a")?, server.peer("b")?);
+    let delete = packed(&format!("DEL {KEY}"));
+    holder.take_lock(LONG_MS)?;
+    Samples::take(MANY, |_| {
+        waiter.queue_up(LONG_MS)?;
+        server.until_waiting(1)?;
+        let sent = stranger.send(&delete)?;
+        let read = waiter.reply(GRANTED)?;
+        stranger.reply(DELETED)?;
+        std::mem::swap(&mut holder, &mut waiter);
+        Ok(since(sent, read))
+    })
+}
+
+/// How much later than it asked for a thread of this process goes on: so busy is the machine.
+fn sleep_in_this_process() -> Outcome<Samples> {
+    Samples::take(SOME, |number| {
+        let due = Instant::now() + Duration::from_millis(varied_ms(number));
+        sleep(Duration::from_millis(varied_ms(number)));
+        Ok(since(due, Instant::now()))
+    })
+}
+
+/// How much later than it asked for a waiter gets its nil.
+fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
+    let (mut holder, mut waiter) = (server.sleeping_peer("a")?, server.sleeping_peer("b")?);
+    holder.take_lock(LONG_MS)?;
+    Samples::take(SOME, |number| {
+        pause(number);
+        let ms = varied_ms(number);
+        let acquire = packed(&format!("LOCK.ACQUIRE {KEY} b BLOCK {ms}"));
+        let sent = waiter.send(&acquire)?;
+        let read = waiter.reply(NIL)?;
+        Ok(since(sent + Duration::from_millis(ms), read))
+    })
+}
+
+/// How much later than the end of the holder's lease, as the server tells it, the waiter gets its reply.
+fn lease_end(server: &mut Server) -> Outcome<Samples> {
+    let (mut holder, mut waiter) = (server.sleeping_peer("a")?, server.sleeping_peer("b")?);
+    Samples::take(SOME, |number| {
+        pause(number);
+        holder.take_lock(varied_ms(number))?;
+        waiter.queue_up(LONG_MS)?;
+        let lease_end = server.expires_at(KEY)?;
+        let read = waiter.reply(GRANTED)?;
+        waiter.release()?;
+        waiter.reply(RELEASED)?;
+        std::mem::swap(&mut holder, &mut waiter);
+        Ok(since(lease_end, read))
+    })
+}
+
+/// The same while the server has other keys to expire all the time; and how many those were.
+fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
+    // About as long as the measurement takes.
+    let total_ms = SOME * 27;
+    let mut pipeline = redis::pipe();
+    for number in 0..OTHER_KEYS {
+        let ms = 100 + number * total_ms / OTHER_KEYS;
+        pipeline.cmd("SET").arg(format!("other:{number}")).arg("x").arg("PX").arg(ms).ignore();
+    }
+    pipeline.query::<()>(&mut server.control)?;
+    let before = server.keys()?;
+    let samples = lease_end(server)?;
+    Ok((samples, before - server.keys()?))
+}
+
+/// Begins each sample at another point of the server's millisecond.
+fn pause(number: usize) {
+    sleep(Duration::from_micros(500 + (number as u64 * 617) % 2000));
+}
+
+fn varied_ms(number: usize) -> u64 {
+    20 + number as u64 % 10
+}
+
+/// Microseconds; below zero if it came too early.
+fn since(due: Instant, read: Instant) -> f64 {
+    let late = read.saturating_duration_since(due).as_secs_f64();
+    let early = due.saturating_duration_since(read).as_secs_f64();
+    (late - early) * 1e6
+}
+
+/// What was measured, in microseconds.
+#[derive(Default)]
+struct Samples(Vec<f64>);
+
+impl Samples {
+    fn take(count: usize, mut sample: impl FnMut(usize) -> Outcome<f64>) -> Outcome<Samples> {
+        // The first ones find cold caches.
+        for number in 0..count / 50 {
+            sample(number)?;
+        }
+        Ok(Samples((0..count).map(sample).collect::<Outcome<_>>()?))
+    }
+
+    fn verdict(&self) -> String {
+        let promise = 0.0..=PROMISE.as_secs_f64() * 1e6;
+        let broken = self.0.iter().filter(|late| !promise.contains(late)).count();
+        match broken {
+            0 => format!("kept in all {} samples", self.0.len()),
+            _ => format!("NOT KEPT in {broken} of {} samples", self.0.len()),
+        }
+    }
+}
+
+fn print_table(rows: &[(&str, &Samples)]) {
+    let widest = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    println!("{:widest$} {:>8} {:>9} {:>9} {:>9}", "", "samples", "p50", "p99", "max");
+    for (name, samples) in rows {
+        let mut sorted = samples.0.clone();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let at = |per_mille: usize| time(sorted[(sorted.len() * per_mille / 1000).min(sorted.len() - 1)]);
+        let count = thousands(sorted.len());
+        println!("{name:widest$} {count:>8} {:>9} {:>9} {:>9}", at(500), at(990), at(1000));
+    }
+}
+
+fn time(micros: f64) -> String {
+    if micros.abs() < 1000.0 {
+        format!("{micros:.0} µs")
+    } else {
+        format!("{:.2} ms", micros / 1000.0)
+    }
+}
+
+fn thousands(number: usize) -> String {
+    match number {
+        0..=999 => number.to_string(),
+        _ => format!("{},{:03}", number / 1000, number % 1000),
+    }
+}
+
+/// A client of the lock, down to its bytes.
+struct Peer {
+    stream: TcpStream,
+    owner: String,
+}
+
+impl Peer {
+    /// Returns when it began to write.
+    fn send(&mut self, command: &[u8]) -> Outcome<Instant> {
+        let sent = Instant::now();
+        self.stream.write_all(command)?;
+        Ok(sent)
+    }
+
+    /// Returns when the whole reply was there.
+    fn reply(&mut self, expected: &str) -> Outcome<Instant> {
+        let patience = Instant::now() + Duration::from_secs(10);
+        let mut reply = [0; 256];
+        let mut length = 0;
+        while !reply[..length].ends_with(b"\r\n") {
+            match self.stream.read(&mut reply[length..]) {
+                Ok(0) => return Err("the server has closed the connection".into()),
+                Ok(read) => length += read,
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < patience => {}
+                Err(error) => return Err(format!("{} got no reply: {error}", self.owner).into()),
+            }
+        }
+        let read = Instant::now();
+        if &reply[..length] == expected.as_bytes() {
+            return Ok(read);
+        }
+        Err(format!("{} got {}, not {expected:?}", self.owner, reply[..length].escape_ascii()).into())
+    }
+
+    fn take_lock(&mut self, lease_ms: u64) -> Outcome<()> {
+        self.send(&packed(&format!("LOCK.ACQUIRE {KEY} {} PX {lease_ms}", self.owner)))?;
+        self.reply(GRANTED)?;
+        Ok(())
+    }
+
+    fn queue_up(&mut self, lease_ms: u64) -> Outcome<()> {
+        self.send(&packed(&format!("LOCK.ACQUIRE {KEY} {} PX {lease_ms} BLOCK 0", self.owner)))?;
+        Ok(())
+    }
+
+    fn release(&mut self) -> Outcome<Instant> {
+        self.send(&packed(&format!("LOCK.RELEASE {KEY} {}", self.owner)))
+    }
+}
+
+fn packed(command: &str) -> Vec<u8> {
+    let mut words = redis::Cmd::new();
+    for word in command.split(' ') {
+        words.arg(word);
+    }
+    words.get_packed_command()
+}
+
+/// The server; gone with this value, and with this process even if that is killed.
+struct Server {
+    child: Child,
+    port: u16,
+    control: Connection,
+    _dir: TempDir,
+}
+
+impl Server {
+    fn start() -> Outcome<Server> {
+        let module = module()?;
+        let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let dir = tempfile::tempdir()?;
+        let log = dir.path().join("log");
+        let mut command = Command::new(&program);
+        command
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--maxclients", &(WAITERS + 100).to_string(), "--loadmodule"])
+            .arg(&module)
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .stdout(File::create(&log)?);
+        #[cfg(target_os = "linux")]
+        // SAFETY: between fork and exec only a system call is made.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
+        let patience = Instant::now() + Duration::from_secs(10);
+        loop {
+            let ended = child.try_wait()?.is_some();
+            match client.get_connection() {
+                Ok(control) if !ended => return Ok(Server { child, port, control, _dir: dir }),
+                _ if ended || Instant::now() > patience => break,
+                _ => sleep(Duration::from_millis(10)),
+            }
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        Err(format!("{program} does not start:\n{}", fs::read_to_string(log)?).into())
+    }
+
+    /// A client that does not sleep while it waits for a reply, if there is a core for that.
+    fn peer(&self, owner: &str) -> Outcome<Peer> {
+        let peer = self.sleeping_peer(owner)?;
+        peer.stream.set_nonblocking(cores() > 1)?;
+        Ok(peer)
+    }
+
+    fn sleeping_peer(&self, owner: &str) -> Outcome<Peer> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(Peer { stream, owner: owner.to_owned() })
+    }
+
+    fn until_waiting(&mut self, waiters: usize) -> Outcome<()> {
+        let patience = Instant::now() + Duration::from_secs(30);
+        loop {
+            let info: HashMap<String, Value> = redis::cmd("LOCK.INFO").arg(KEY).query(&mut self.control)?;
+            if info.get("waiters") == Some(&Value::Int(i64::try_from(waiters)?)) {
+                return Ok(());
+            }
+            if Instant::now() > patience {
+                return Err(format!("waited in vain for {waiters} waiters: {info:?}").into());
+            }
+        }
+    }
+
+    /// Waits until the clients of a measurement have gone, and drops what they have left.
+    fn clear(&mut self) -> Outcome<()> {
+        let patience = Instant::now() + Duration::from_secs(30);
+        while self.info("connected_clients")? != "1" {
+            if Instant::now() > patience {
+                return Err("the connections do not close".into());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        redis::cmd("FLUSHALL").query::<()>(&mut self.control)?;
+        Ok(())
+    }
+
+    /// When a key's time is over. The server's clock is ours, as it runs on the same machine.
+    fn expires_at(&mut self, key: &str) -> Outcome<Instant> {
+        let unix_ms: u64 = redis::cmd("PEXPIRETIME").arg(key).query(&mut self.control)?;
+        let (now, wall) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        Ok(now + Duration::from_millis(unix_ms).checked_sub(wall).ok_or("the lease is over already")?)
+    }
+
+    fn info(&mut self, field: &str) -> Outcome<String> {
+        let info: redis::InfoDict = redis::cmd("INFO").query(&mut self.control)?;
+        Ok(info.get(field).ok_or_else(|| format!("no {field} in INFO"))?)
+    }
+
+    fn keys(&mut self) -> Outcome<usize> {
+        Ok(redis::cmd("DBSIZE").query(&mut self.control)?)
+    }
+
+    fn version(&mut self) -> Outcome<String> {
+        match self.info("valkey_version") {
+            Ok(version) => Ok(format!("Valkey {version}")),
+            Err(_) => Ok(format!("Redis {}", self.info("redis_version")?)),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The module in the folder that this program was built into; cargo does not build it for a bench.
+fn module() -> Outcome<PathBuf> {
+    if let Some(path) = std::env::var_os("REDIS_LOCK_MODULE") {
+        return Ok(fs::canonicalize(path)?);
+    }
+    // target/release/deps/latency-0123456789abcdef
+    let program = std::env::current_exe()?;
+    let release = program.ancestors().nth(2).ok_or("no folder release")?;
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--quiet", "--target-dir"])
+        .arg(release.join(".."))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()?;
+    if !built.success() {
+        return Err("the module does not build".into());
+    }
+    Ok(release.join("libredis_lock.so"))
+}
+
+/// Raises the number of files that this process and the server may open; returns how many those are.
+fn raise_open_files(wanted: usize) -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write the struct that they are given.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_cur.max(limit.rlim_max.min(wanted as libc::rlim_t));
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+    }
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn machine() -> String {
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown CPU", |(_, name)| name.trim());
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    format!("{} cores, {model}, load {}", cores(), load.split(' ').next().unwrap_or_default())
+}

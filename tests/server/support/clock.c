@@ -1,0 +1,31 @@
+/* Preloaded into a server: its wall clock is off by the number of seconds that stands in the file CLOCK_FILE.
+ * The monotonic clock is left alone, as when an operator corrects the time of day. */
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile const int64_t *off;
+
+__attribute__((constructor)) static void open_clock(void) {
+    const char *path = getenv("CLOCK_FILE");
+    int fd = path ? open(path, O_RDONLY) : -1;
+    if (fd < 0) return;
+    void *map = mmap(NULL, sizeof(*off), PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (map != MAP_FAILED) off = map;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    (void)zone;
+    struct timespec real;
+    if (syscall(SYS_clock_gettime, CLOCK_REALTIME, &real) != 0) return -1;
+    now->tv_sec = real.tv_sec + (off ? *off : 0);
+    now->tv_usec = real.tv_nsec / 1000;
+    return 0;
+}
