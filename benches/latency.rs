@@ -40,12 +40,9 @@ const KEY: &str = "lock";
 /// A lease that does not end before the measurement.
 const LONG_MS: u64 = 600_000;
 
-// Replies.
-const PONG: &str = "+PONG\r\n";
+// Replies to ACQUIRE and RELEASE.
 const GRANTED: &str = ":1\r\n";
 const RELEASED: &str = ":0\r\n";
-const DELETED: &str = ":1\r\n";
-const NIL: &str = "$-1\r\n";
 
 fn main() -> Outcome<()> {
     // `cargo test --all-targets` runs this too, without the word.
@@ -53,7 +50,7 @@ fn main() -> Outcome<()> {
         println!("run it with `cargo bench --bench latency`");
         return Ok(());
     }
-    let machine = machine();
+    let load_before = load();
     let waiters = WAITERS.min(raise_open_files(WAITERS + 200).saturating_sub(200));
     let mut server = Server::start()?;
 
@@ -71,8 +68,8 @@ fn main() -> Outcome<()> {
     let leases = measure(&mut server, lease_end)?;
     let (crowded, expired) = measure(&mut server, lease_end_among_others)?;
 
-    println!("redis-lock {} on {}; {machine}", env!("CARGO_PKG_VERSION"), server.version()?);
-    println!("client and server on the same machine, one TCP connection per client\n");
+    println!("redis-lock {} on {}; {}", env!("CARGO_PKG_VERSION"), server.version()?, machine());
+    println!("client and server on the same machine, whose load was {load_before}, in the end {}\n", load());
     let queued_name = format!("RELEASE -> the next of {} waiters has its reply", thousands(waiters));
     let crowded_name = format!("  while {} other keys expire", thousands(expired));
     print_table(&[
@@ -106,7 +103,7 @@ fn ping(server: &mut Server) -> Outcome<Samples> {
     let ping = packed("PING");
     Samples::take(MANY, |_| {
         let sent = peer.send(&ping)?;
-        let read = peer.reply(PONG)?;
+        let read = peer.reply("+PONG\r\n")?;
         Ok(since(sent, read))
     })
 }
@@ -151,7 +148,7 @@ fn delete(server: &mut Server) -> Outcome<Samples> {
         server.until_waiting(1)?;
         let sent = stranger.send(&delete)?;
         let read = waiter.reply(GRANTED)?;
-        stranger.reply(DELETED)?;
+        stranger.reply(":1\r\n")?;
         std::mem::swap(&mut holder, &mut waiter);
         Ok(since(sent, read))
     })
@@ -175,7 +172,7 @@ fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
         let ms = varied_ms(number);
         let acquire = packed(&format!("LOCK.ACQUIRE {KEY} b BLOCK {ms}"));
         let sent = waiter.send(&acquire)?;
-        let read = waiter.reply(NIL)?;
+        let read = waiter.reply("$-1\r\n")?;
         Ok(since(sent + Duration::from_millis(ms), read))
     })
 }
@@ -493,7 +490,11 @@ fn cores() -> usize {
 fn machine() -> String {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let model = model.map_or("unknown CPU", |(_, name)| name.trim());
+    format!("{} cores, {}", cores(), model.map_or("unknown CPU", |(_, name)| name.trim()))
+}
+
+/// Of the last minute. Up to 1 is our own; with more, the machine was not idle.
+fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    format!("{} cores, {model}, load {}", cores(), load.split(' ').next().unwrap_or_default())
+    load.split(' ').next().unwrap_or_default().to_owned()
 }

@@ -147,9 +147,6 @@ impl Service {
     ) -> Result<i64, NotOwner> {
         let expires_at = lease_ms.map(|ms| now.wall.saturating_add(ms));
         let left = holders.release(owner, all, expires_at)?;
-        if left == 0 {
-            self.void(lock, Some(owner));
-        }
         self.serve(lock, holders, now);
         self.forget_if_free(lock, holders);
         Ok(left)
@@ -171,7 +168,6 @@ impl Service {
 
     /// Ends every hold and serves the queue. Returns how many owners lost theirs.
     pub(crate) fn break_lock(&mut self, lock: LockRef<'_>, holders: &mut Holders, now: Now) -> usize {
-        self.void(lock, None);
         let lost = holders.clear();
         self.serve(lock, holders, now);
         self.forget_if_free(lock, holders);
@@ -207,7 +203,7 @@ impl Service {
 
     /// Ends every wait for a lock with the same decision.
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: Decision) {
-        self.void(lock, None);
+        self.void(lock);
         self.looked_at(lock);
         let Some(queue) = self.queues.get_mut(lock) else { return };
         for id in queue.waiting.iter().copied().collect::<Vec<_>>() {
@@ -254,7 +250,7 @@ impl Service {
             return was_held;
         }
         if gone {
-            self.void(lock, None);
+            self.void(lock);
         }
         self.mark_dirty(lock);
         true
@@ -279,7 +275,7 @@ impl Service {
         self.dirty.clear();
         self.held = Held::default();
         for lock in self.queues.ids(None) {
-            self.void(lock.as_ref(), None);
+            self.void(lock.as_ref());
             self.set_lease_end(lock.as_ref(), None);
             self.queues.drop_if_idle(lock.as_ref());
         }
@@ -414,10 +410,9 @@ impl Service {
         Some(grant)
     }
 
-    /// The holds of `owner`, or of everybody, ended: what was still to be delivered or taken back of them is
-    /// void.
-    fn void(&mut self, lock: LockRef<'_>, owner: Option<&[u8]>) {
-        self.void_where(lock, |of| owner.is_none_or(|owner| owner == of.as_bytes()));
+    /// Every hold ended: what was still to be delivered or taken back of them is void.
+    fn void(&mut self, lock: LockRef<'_>) {
+        self.void_where(lock, |_| true);
     }
 
     /// The same for every owner that is no holder any more.

@@ -209,7 +209,7 @@ proptest! {
     #[test]
     fn bursts_lose_nothing(bursts in prop::collection::vec(prop::collection::vec(op(), 1..12), 1..20)) {
         let mut real = Real::new(false);
-        let mut waits: BTreeMap<WaiterId, (usize, usize)> = BTreeMap::new();
+        let mut waits: BTreeMap<WaiterId, Waiting> = BTreeMap::new();
         let mut in_flight = Vec::new();
         for burst in &bursts {
             for op in burst {
@@ -229,10 +229,11 @@ proptest! {
                             if arrives { real.service.delivered(id) } else { real.service.undelivered(id) }
                         }
                     }
-                    Op::Acquire { lock, owner, .. } => {
+                    Op::Acquire { lock, owner, block, .. } => {
                         let seen = real.step(op);
                         if let Some(Seen::Waits(id)) = seen {
-                            waits.insert(id, (lock, owner));
+                            let ms = block.filter(|ms| *ms > 0).map(|ms| i64::try_from(ms).unwrap());
+                            waits.insert(id, Waiting { lock, owner, deadline: ms.map(|ms| real.now + ms) });
                         }
                     }
                     _ => { real.step(op); }
@@ -254,21 +255,38 @@ proptest! {
     }
 }
 
+/// A wait as its client knows it.
+#[derive(Debug)]
+struct Waiting {
+    lock: usize,
+    owner: usize,
+    deadline: Option<i64>,
+}
+
 fn check_decisions(
     real: &mut Real,
-    waits: &mut BTreeMap<WaiterId, (usize, usize)>,
+    waits: &mut BTreeMap<WaiterId, Waiting>,
     in_flight: &mut Vec<WaiterId>,
 ) -> Result<(), TestCaseError> {
     for (id, decision) in std::mem::take(&mut real.decisions) {
-        let Some((lock, owner)) = waits.remove(&id) else {
+        let Some(Waiting { lock, owner, deadline }) = waits.remove(&id) else {
             return Err(TestCaseError::fail(format!("{id:?} is decided, but does not wait")));
         };
+        let over = deadline.is_some_and(|at| at <= real.now);
+        prop_assert_eq!(
+            decision == Decision::TimedOut,
+            over,
+            "{:?} at {}, until {:?}",
+            decision,
+            real.now,
+            deadline
+        );
         if let Decision::Granted(holds) = decision {
             in_flight.push(id);
-            let passed = waits.iter().find(|(other, (of, _))| *of == lock && **other < id);
+            let passed = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
             // Only a re-entry may overtake.
             prop_assert!(
-                passed.is_none() || holds > 1 || passed.is_some_and(|(_, (_, other))| *other == owner),
+                passed.is_none() || holds > 1 || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
                 "{:?} was granted before {:?}",
                 id,
                 passed
