@@ -342,7 +342,6 @@ struct Server {
 
 impl Server {
     fn start() -> Outcome<Server> {
-        let module = module()?;
         let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let dir = tempfile::tempdir()?;
@@ -351,7 +350,7 @@ impl Server {
         command
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(["--maxclients", &(WAITERS + 100).to_string(), "--loadmodule"])
-            .arg(&module)
+            .arg(module()?)
             .current_dir(dir.path())
             .stdin(Stdio::null())
             .stderr(Stdio::null())
@@ -493,7 +492,7 @@ fn machine() -> String {
     format!("{} cores, {}", cores(), model.map_or("unknown CPU", |(_, name)| name.trim()))
 }
 
-/// Of the last minute. Up to 1 is our own; with more, the machine was not idle.
+/// Of the last minute. Our own is about 0.4; with more, the machine was not idle.
 fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()
