@@ -210,7 +210,6 @@ impl Alias {
 
 impl CommandFilter for Alias {
     fn filter(command: &mut Filtered) {
-        // This runs for every command of every client: leave at once.
         if command.len() < 3 || !command.bytes(0).eq_ignore_ascii_case(b"config") {
             return;
         }

@@ -37,7 +37,7 @@ pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
     }
 }
 
-/// Notes the client of a `COPY key other DB db`. This runs for every command of every client.
+/// Notes the client of a `COPY key other DB db`.
 pub(super) fn look_at(command: &Filtered) {
     if command.len() < 5 || !command.bytes(0).eq_ignore_ascii_case(b"copy") {
         return;

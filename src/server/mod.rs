@@ -83,3 +83,16 @@ impl<T> ServerCell<T> {
         unsafe { &*self.0.get() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{guard, panics};
+
+    #[test]
+    fn a_panic_ends_at_the_guard_and_is_counted() {
+        assert_eq!(guard(|| 7), Some(7));
+        let before = panics();
+        assert_eq!(guard(|| panic!("on purpose")), None::<()>);
+        assert_eq!(panics(), before + 1);
+    }
+}
