@@ -12,6 +12,8 @@ pub(crate) enum Error {
     NotOwner,
     /// A waiter whose slot is served by another node now.
     Moved,
+    /// A waiter that closed its side of the connection before it was answered.
+    HungUp,
     /// The server became a replica.
     ReadOnly,
     /// More wait for the lock than the setting allows.
@@ -42,6 +44,9 @@ impl fmt::Display for Error {
             ),
             Error::Moved => f.write_str(
                 "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",
+            ),
+            Error::HungUp => f.write_str(
+                "UNBLOCKED the connection was closed on the client's side; the lock was given to the next in line",
             ),
             Error::ReadOnly => f.write_str("READONLY You can't write against a read only replica."),
             Error::TooManyWaiters => f.write_str(

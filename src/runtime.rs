@@ -358,10 +358,12 @@ impl BlockedClient for Waits {
         let found = with(ctx, |runtime| {
             let wait = runtime.waits.get_mut(&WaiterId(token))?;
             wait.hung_up = wait.socket.is_some_and(Socket::is_hung_up);
-            Some((wait.ended, wait.answer.clone()))
+            Some((wait.ended, wait.answer.clone(), wait.hung_up))
         });
-        let Some((Some(Ended::By(decision)), answer)) = found else { return };
+        let Some((Some(Ended::By(decision)), answer, hung_up)) = found else { return };
         match decision {
+            // It may have closed its half only, and still read: what is taken back must not be told as a grant.
+            Decision::Granted(_) if hung_up => ctx.reply_error(&Error::HungUp.to_string()),
             Decision::Granted(holds) => reply_grant(ctx, &answer, holds),
             Decision::TimedOut => ctx.reply_null(),
             Decision::WrongType => ctx.reply_error(&Error::WrongType.to_string()),

@@ -8,7 +8,8 @@
 //! context's client is one of the server's own, to which this does nothing.
 //!
 //! `MOVE` raises an event in the client's database just before. `COPY` does not: its database is looked up when
-//! the command is filtered. That is not possible for one in a script, whose client has no id.
+//! the command is filtered. That is not possible for one in a script, whose client has no id, and not
+//! exact in a transaction, whose commands are filtered when they are queued.
 
 use std::cell::Cell;
 
@@ -39,7 +40,12 @@ pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
 
 /// Notes the client of a `COPY key other DB db`.
 pub(super) fn look_at(command: &Filtered) {
-    if command.len() < 5 || !command.bytes(0).eq_ignore_ascii_case(b"copy") {
+    if !command.bytes(0).eq_ignore_ascii_case(b"copy") {
+        return;
+    }
+    // One that raised no event must not be taken for a later one.
+    COPIES.get(Ctx::none()).set(None);
+    if command.len() < 5 {
         return;
     }
     let copies = command.client().and_then(|client| Some((client, selected_db(client)?)));

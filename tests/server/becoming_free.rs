@@ -125,6 +125,15 @@ fn moving_between_databases_leaves_clients_alone(flavor: Flavor) {
             assert!(a.call("CLIENT INFO").contains(" db=2 "));
             a.call("FLUSHALL");
         }
+        // A COPY that did nothing has no say in what comes after.
+        a.call("SELECT 0");
+        a.call("SET copied x");
+        assert_eq!(a.call("COPY copied copied DB 2 REPLACE"), "1");
+        assert_eq!(a.call("COPY copied copied DB 2"), "0");
+        a.call("SELECT 5");
+        a.call("SET copied x");
+        assert_eq!(a.call("COPY copied here"), "1");
+        assert!(a.call("CLIENT INFO").contains(" db=5 "));
         a.call("SET moved x");
         a.call("SET copied x");
         a.call("MOVE moved 3");

@@ -9,6 +9,7 @@ crate::on_every_server!(
     a_grant_to_a_killed_client_goes_to_the_next,
     a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next,
     a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next,
+    a_client_that_closes_its_half_is_not_told_of_a_grant,
     a_grant_to_the_last_client_is_taken_back,
     a_deadline_in_the_turn_of_a_release_counts,
     an_unblock_in_the_turn_of_a_release_has_one_outcome,
@@ -87,6 +88,23 @@ fn a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next(flavor: Fla
             assert_eq!(c.recv(), "1");
             assert_eq!(a.call("LOCK.RELEASE k c"), "0");
         }
+    });
+}
+
+/// A client that closes its half only, still reads: what is taken back must not be told as a grant.
+fn a_client_that_closes_its_half_is_not_told_of_a_grant(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        a.send_at_once(&["LOCK.RELEASE k a", "DEBUG SLEEP 0.1"]);
+        std::thread::sleep(Duration::from_millis(20));
+        b.close_half();
+        assert_eq!([a.recv(), a.recv()], ["0", "OK"]);
+        assert_eq!(c.recv(), "1");
+        let told = b.try_recv().map(|reply| crate::support::show(&reply));
+        assert!(told.is_err() || told.as_ref().is_ok_and(|text| text.starts_with("UNBLOCKED ")), "{told:?}");
     });
 }
 

@@ -105,6 +105,11 @@ impl Client {
         matches!(peeked, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     }
 
+    /// Closes our half of the connection, and can still read.
+    pub fn close_half(&self) {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+    }
+
     /// Closes the connection in both directions.
     pub fn close(self) {
         self.stream.shutdown(Shutdown::Both).unwrap();
