@@ -39,22 +39,40 @@ static DEFAULT_LEASE: AtomicI64 = AtomicI64::new(0);
 static MAX_LEASE: AtomicI64 = AtomicI64::new(0);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
 static PUBLISH: AtomicI64 = AtomicI64::new(0);
+static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
+static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
+static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [Number; 3] = [
+const NUMBERS: [Number; 5] = [
     Number { name: "default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     Number { name: "max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     Number { name: "max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
+    Number { name: "fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
+    Number { name: "request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
 ];
 
-const PUBLISH_NAME: &str = "publish";
+/// A setting that is one of some words. Its value is the place of the chosen one, 0 unless `default` says else.
+struct Choice {
+    /// Without the prefix.
+    name: &'static str,
+    default: i32,
+    words: &'static [&'static CStr],
+    value: &'static AtomicI64,
+}
 
-const PUBLISH_CHOICES: [(&CStr, Publish); 5] = [
-    (c"auto", Publish::Auto),
-    (c"off", Publish::Off),
-    (c"publish", Publish::Classic),
-    (c"spublish", Publish::Sharded),
-    (c"both", Publish::Both),
+const CHOICES: [Choice; 2] = [
+    Choice {
+        name: "publish",
+        default: 0,
+        words: &[c"auto", c"off", c"publish", c"spublish", c"both"],
+        value: &PUBLISH,
+    },
+    Choice { name: "deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
 ];
+
+/// What the words of `lock.publish` mean.
+const PUBLISH_CHOICES: [Publish; 5] =
+    [Publish::Auto, Publish::Off, Publish::Classic, Publish::Sharded, Publish::Both];
 
 /// How those who wait elsewhere hear that a lock is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +104,22 @@ pub(crate) fn max_waiters() -> Option<usize> {
 /// How those who wait elsewhere hear that a lock is free.
 pub(crate) fn publish() -> Publish {
     let chosen = usize::try_from(PUBLISH.load(Ordering::Relaxed)).unwrap_or(0);
-    PUBLISH_CHOICES.get(chosen).map_or(Publish::Auto, |(_, publish)| *publish)
+    PUBLISH_CHOICES.get(chosen).copied().unwrap_or(Publish::Auto)
+}
+
+/// How many milliseconds a fencing counter is kept after its last grant, if there is a limit.
+pub(crate) fn fence_retention() -> Option<i64> {
+    Some(FENCE_RETENTION.load(Ordering::Relaxed)).filter(|ms| *ms > 0)
+}
+
+/// How many milliseconds the reply to a request with an id is remembered.
+pub(crate) fn request_ttl() -> i64 {
+    REQUEST_TTL.load(Ordering::Relaxed)
+}
+
+/// Whether an owner that would wait for itself is told so.
+pub(crate) fn deadlock_detection() -> bool {
+    DEADLOCK_DETECTION.load(Ordering::Relaxed) != 0
 }
 
 /// Registers all settings with the values of the module's arguments, or else their defaults, and takes over
@@ -112,13 +145,14 @@ pub(crate) fn register(ctx: Ctx, args: Args<'_>, server: Version) -> Result<(), 
             return Err(format!("the server refuses the setting {PREFIX}{}", number.name));
         }
     }
-    let chosen = match take(&mut given, PUBLISH_NAME) {
-        Some(text) => parse_publish(&text)?,
-        None => 0,
-    };
-    let choices = PUBLISH_CHOICES.map(|(name, _)| name);
-    if !register_choice(ctx, &server_name(PUBLISH_NAME), naming, chosen, &choices, &PUBLISH) {
-        return Err(format!("the server refuses the setting {PREFIX}{PUBLISH_NAME}"));
+    for choice in CHOICES {
+        let chosen = match take(&mut given, choice.name) {
+            Some(text) => choice.parse(&text)?,
+            None => choice.default,
+        };
+        if !register_choice(ctx, &server_name(choice.name), naming, chosen, choice.words, choice.value) {
+            return Err(format!("the server refuses the setting {PREFIX}{}", choice.name));
+        }
     }
     if !load(ctx) {
         return Err("a setting of the configuration file is not valid, see above".to_owned());
@@ -147,17 +181,25 @@ impl Number {
     }
 }
 
-fn parse_publish(text: &[u8]) -> Result<i32, String> {
-    (0..)
-        .zip(PUBLISH_CHOICES)
-        .find(|(_, (name, _))| name.to_bytes().eq_ignore_ascii_case(text))
-        .map(|(place, _)| place)
-        .ok_or_else(|| {
-            format!(
-                "{PREFIX}{PUBLISH_NAME} must be auto, off, publish, spublish or both, not '{}'",
-                shown(text)
-            )
-        })
+impl Choice {
+    fn parse(&self, text: &[u8]) -> Result<i32, String> {
+        (0..)
+            .zip(self.words)
+            .find(|(_, word)| word.to_bytes().eq_ignore_ascii_case(text))
+            .map(|(place, _)| place)
+            .ok_or_else(|| {
+                let words: Vec<_> = self.words.iter().map(|word| word.to_string_lossy()).collect();
+                let (last, others) = words.split_last().map_or(("", String::new()), |(last, others)| {
+                    (&**last, others.join(", "))
+                });
+                format!("{PREFIX}{} must be {others} or {last}, not '{}'", self.name, shown(text))
+            })
+    }
+}
+
+/// The names of all settings, without the prefix.
+fn names() -> impl Iterator<Item = &'static str> {
+    NUMBERS.iter().map(|number| number.name).chain(CHOICES.iter().map(|choice| choice.name))
 }
 
 /// Pairs of a setting's name, without its prefix and in lower case, and a value.
@@ -166,9 +208,7 @@ fn parse_args(args: Args<'_>) -> Result<Vec<(String, Vec<u8>)>, String> {
     let mut given: Vec<(String, Vec<u8>)> = Vec::new();
     for pair in all.chunks(2) {
         let name = String::from_utf8_lossy(pair[0]).to_ascii_lowercase();
-        let known = name
-            .strip_prefix(PREFIX)
-            .filter(|name| *name == PUBLISH_NAME || NUMBERS.iter().any(|number| number.name == *name));
+        let known = name.strip_prefix(PREFIX).filter(|name| names().any(|known| known == *name));
         let Some(known) = known else {
             return Err(format!("unknown module argument '{}'; {}", shown(pair[0]), usage()));
         };
@@ -184,8 +224,7 @@ fn parse_args(args: Args<'_>) -> Result<Vec<(String, Vec<u8>)>, String> {
 }
 
 fn usage() -> String {
-    let names: Vec<String> =
-        NUMBERS.iter().map(|n| n.name).chain([PUBLISH_NAME]).map(|name| format!("{PREFIX}{name}")).collect();
+    let names: Vec<String> = names().map(|name| format!("{PREFIX}{name}")).collect();
     format!("settings are given as 'name value' pairs: {}", names.join(", "))
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::core::Refusal;
+
 /// Every error that a client can get from the module; the text tells what to do. The prefixes are part of the
 /// wire contract.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,8 +20,12 @@ pub(crate) enum Error {
     ReadOnly,
     /// More wait for the lock than the setting allows.
     TooManyWaiters,
-    /// The hold count cannot grow any more.
-    TooManyHolds,
+    /// Nobody's hold stands in the way, but something else does.
+    Refused(Refusal),
+    /// The same request was sent again on another connection, and waits there.
+    Superseded,
+    /// Waiting could never end; the text is the cycle.
+    Deadlock(String),
     /// An argument is wrong; the text names it, and says what is right.
     Argument {
         /// The command, as the server calls it.
@@ -37,7 +43,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::WrongType => {
-                f.write_str("WRONGTYPE the key holds something that is no exclusive lock; choose another key")
+                f.write_str("WRONGTYPE the key holds something that is no lock of this kind; choose another key")
             }
             Error::NotOwner => f.write_str(
                 "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over",
@@ -52,9 +58,29 @@ impl fmt::Display for Error {
             Error::TooManyWaiters => f.write_str(
                 "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later",
             ),
-            Error::TooManyHolds => {
-                f.write_str("ERR this owner's hold count is at its maximum; release before acquiring again")
-            }
+            Error::Refused(refusal) => f.write_str(match refusal {
+                Refusal::Overflow => {
+                    "ERR this owner's hold count is at its maximum; release before acquiring again"
+                }
+                Refusal::NoCounter => {
+                    "WRONGTYPE the key of the lock's fencing counter holds something that is no integer; \
+                     delete it, or choose another key"
+                }
+                Refusal::CounterFull => {
+                    "ERR the lock's fencing counter is at its maximum; choose another key"
+                }
+                Refusal::NoRecord => {
+                    "WRONGTYPE the key in which the reply to this request is kept holds something else; \
+                     choose another ID"
+                }
+                Refusal::OthersRecord => {
+                    "ERR another owner's request has the same name as this one; choose another ID"
+                }
+            }),
+            Error::Superseded => f.write_str(
+                "UNBLOCKED the same request was sent again on another connection, and waits there",
+            ),
+            Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
             Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),
             Error::Passed(text) => f.write_str(text),

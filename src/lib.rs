@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! * `lib.rs`: what the module registers, as a table.
-//! * [`core`]: the lock service as pure logic: holders, queues, deadlines. No Redis, no clock, no `unsafe`.
+//! * [`core`]: the lock service as pure logic: holders, queues, deadlines, connections, the wait graph. No
+//!   Redis, no clock, no `unsafe`.
 //! * [`commands`]: one file per command: parse, ask the core, write, reply.
 //! * [`keyspace`]: a lock as a Redis hash: read it, write the difference, replicate it, raise its events,
 //!   publish that it is free.
@@ -55,7 +56,7 @@ const OLDEST_SERVER: Version = Version::new(7, 0, 0);
 const CLIENT_UNBLOCK_SINCE: Version = Version::new(7, 4, 0);
 
 /// The commands that effects are replicated as.
-const REPLICATED: [&CStr; 3] = [c"hset", c"pexpireat", c"del"];
+const REPLICATED: [&CStr; 5] = [c"hset", c"hdel", c"pexpireat", c"del", c"set"];
 
 static MAY_UNBLOCK: AtomicBool = AtomicBool::new(false);
 
@@ -73,6 +74,8 @@ fn register(ctx: Ctx, args: load::Args<'_>, server: Version) -> Result<(), Strin
         load::register::<commands::Break>(ctx),
         load::register::<commands::Info>(ctx),
         load::register::<commands::Waiters>(ctx),
+        load::register::<commands::List>(ctx),
+        load::register::<commands::Blockers>(ctx),
         load::register::<commands::Help>(ctx),
         load::register::<commands::Config>(ctx),
     ];

@@ -13,14 +13,16 @@ pub(crate) struct Metrics {
     pub(crate) timed_out: usize,
     /// Grants that were taken back, as their client was gone.
     pub(crate) taken_back: usize,
+    /// Waits that were refused, as they could never have ended.
+    pub(crate) deadlocks: usize,
 }
 
 impl Metrics {
-    pub(crate) fn count(&mut self, decision: Decision) {
+    pub(crate) fn count(&mut self, decision: &Decision) {
         match decision {
             Decision::Granted(_) => self.granted += 1,
             Decision::TimedOut => self.timed_out += 1,
-            Decision::WrongType | Decision::Moved | Decision::Overflow => {}
+            Decision::WrongType | Decision::Moved | Decision::Superseded | Decision::Refused(_) => {}
         }
     }
 }
@@ -39,6 +41,10 @@ impl InfoSection for Section {
             info.number(c"waiters_granted", runtime.metrics.granted);
             info.number(c"waiters_timed_out", runtime.metrics.timed_out);
             info.number(c"grants_taken_back", runtime.metrics.taken_back);
+            info.number(c"deadlocks", runtime.metrics.deadlocks);
+            let (watchdogs, ephemeral) = runtime.service.bound();
+            info.number(c"watchdogs", watchdogs);
+            info.number(c"ephemeral_holds", ephemeral);
         });
         info.number(c"internal_errors", crate::server::panics());
         info.text(c"eviction", if evicts() { c"locks-can-be-evicted" } else { c"off" });

@@ -1,12 +1,13 @@
-//! `LOCK.ACQUIRE key owner [PX milliseconds | EX seconds] [BLOCK milliseconds]`
+//! `LOCK.ACQUIRE key owner [PX milliseconds | EX seconds] [BLOCK milliseconds] [SHARED] [FENCE] [WATCHDOG]
+//! [EPHEMERAL] [ID request]`
 
 use uuid::Uuid;
 
-use super::args::Cursor;
+use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{Admission, LockRef, Owner, Request};
+use crate::core::{LockRef, Mode, Outcome, Owner, Request};
 use crate::error::Error;
-use crate::runtime::{self, Answer};
+use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
@@ -16,7 +17,6 @@ pub(crate) struct Acquire;
 struct Call<'a> {
     key: Str<'a>,
     request: Request,
-    answer: Answer,
     block: Option<Block>,
 }
 
@@ -35,23 +35,24 @@ impl Command for Acquire {
         key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Takes a lock, or waits for it.",
-        complexity: c"O(1), or O(log(N)) where N waiters are queued for locks",
+        complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
-        let call = parse(args)?;
+        let call = parse(ctx, args)?;
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
-        let mut lock = super::open(ctx, &call.key)?;
         let now = ctx.now();
-        let admission =
-            runtime::with(ctx, |runtime| runtime.service.acquire(at, &mut lock.holders, &call.request, now));
-        let holders = lock.holders.clone();
+        let mut lock = super::open(ctx, &call.key, now)?;
+        let outcome = runtime::with(ctx, |runtime| {
+            runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, now)
+        });
+        let holders = (outcome == Outcome::Busy && call.block.is_some()).then(|| lock.holders.clone());
         lock.store();
         runtime::settle(ctx);
-        match (admission, call.block) {
-            (Admission::Grant(holds), _) => runtime::reply_grant(ctx, &call.answer, holds),
-            (Admission::Overflow, _) => return Err(Error::TooManyHolds),
-            (Admission::Busy, Some(block)) if !ctx.denies_blocking() => {
+        match (outcome, call.block.zip(holders)) {
+            (Outcome::Granted(reply), _) => runtime::reply_grant(ctx, &reply),
+            (Outcome::Refused(refusal), _) => return Err(Error::Refused(refusal)),
+            (Outcome::Busy, Some((block, holders))) if !ctx.denies_blocking() => {
                 if !ctx.is_primary() {
                     // A replica that accepts writes: nothing here could hand the lock on.
                     return Err(Error::ReadOnly);
@@ -59,38 +60,58 @@ impl Command for Acquire {
                 let deadline = block.ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000)));
                 let id = runtime::with(ctx, |runtime| {
                     let full = config::max_waiters().is_some_and(|max| runtime.service.waiting(at) >= max);
+                    let full = full && !runtime.service.waits_already(at, &call.request);
                     (!full)
                         .then(|| runtime.service.wait(at, &holders, call.request, deadline, now))
                         .ok_or(Error::TooManyWaiters)
                 })?;
-                runtime::block(ctx, id, call.answer)?;
+                if config::deadlock_detection() {
+                    if let Some(cycle) = runtime::deadlock_of(ctx, id, at.to_id(), holders) {
+                        return Err(Error::Deadlock(cycle));
+                    }
+                }
+                runtime::block(ctx, id)?;
             }
-            (Admission::Busy, _) => ctx.reply_null(),
+            (Outcome::Busy, _) => ctx.reply_null(),
         }
         Ok(())
     }
 }
 
-fn parse(args: Args<'_>) -> Result<Call<'_>, Error> {
+fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
-    let owner = args.owner()?;
-    let (mut lease, mut block) = (None, None);
+    let asked = args.owner()?;
+    let (mut lease, mut block, mut shared, mut fence, mut id) = (None, None, None, None, None);
+    let mut by_connection = ByConnection::default();
     while let Some(option) = args.next() {
-        if args.lease(option, &mut lease)? {
+        if args.lease(option, &mut lease)? || args.by_connection(option, &mut by_connection)? {
         } else if option.eq_ignore_ascii_case(b"BLOCK") {
             let ms = args.block()?;
             args.once("BLOCK", &mut block, Block { ms })?;
+        } else if option.eq_ignore_ascii_case(b"SHARED") {
+            args.once("SHARED", &mut shared, ())?;
+        } else if option.eq_ignore_ascii_case(b"FENCE") {
+            args.once("FENCE", &mut fence, ())?;
+        } else if option.eq_ignore_ascii_case(b"ID") {
+            let value = args.request_id()?;
+            args.once("ID", &mut id, value)?;
         } else {
             return Err(args.unknown(option));
         }
     }
-    let (owner, answer) = if owner == b"*" {
-        let owner = Owner::new(Uuid::new_v4().to_string().as_bytes());
-        (owner.clone(), Answer::Map(owner))
-    } else {
-        (Owner::new(owner), Answer::Holds)
+    let made = asked == b"*";
+    let request = Request {
+        owner: if made { Owner::new(Uuid::new_v4().to_string().as_bytes()) } else { Owner::new(asked) },
+        mode: if shared.is_some() { Mode::Shared } else { Mode::Exclusive },
+        lease_ms: lease.unwrap_or_else(config::default_lease),
+        fence: fence.is_some(),
+        names_owner: made || fence.is_some(),
+        id: args.request(ctx, &key, asked, id)?,
+        bind: args.bind(ctx, by_connection)?,
     };
-    let lease_ms = lease.unwrap_or_else(config::default_lease);
-    Ok(Call { key, request: Request { owner, lease_ms }, answer, block })
+    if request.fence {
+        args.keeps_counter_in_slot(ctx, &key)?;
+    }
+    Ok(Call { key, request, block })
 }

@@ -1,12 +1,24 @@
 //! A cursor over the arguments of a command.
 
 use crate::config::{self, MAX_MS};
+use crate::core::{Bind, ConnectionId, Owner, RequestId};
 use crate::error::{shown, Error};
+use crate::keyspace::names;
 use crate::server::load::Args;
-use crate::server::Str;
+use crate::server::{Ctx, Str};
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 1024;
+
+/// The longest request id, in bytes.
+const MAX_REQUEST: usize = 128;
+
+/// Which options of those that depend on the connection were given.
+#[derive(Default)]
+pub(super) struct ByConnection {
+    watchdog: Option<()>,
+    ephemeral: Option<()>,
+}
 
 /// The arguments that are still to be read, and the command's name for error texts.
 pub(super) struct Cursor<'a> {
@@ -94,6 +106,89 @@ impl<'a> Cursor<'a> {
         }
         *lease = Some(ms);
         Ok(true)
+    }
+
+    /// The value of `ID`.
+    pub(super) fn request_id(&mut self) -> Result<&'a [u8], Error> {
+        let id = self.next().ok_or_else(|| self.problem("ID needs a value".to_owned()))?;
+        if id.is_empty() || id.len() > MAX_REQUEST {
+            return Err(self.problem(format!("ID must be 1 to {MAX_REQUEST} bytes, not {},", id.len())));
+        }
+        Ok(id)
+    }
+
+    /// What names a request with this id, if there is one.
+    pub(super) fn request(
+        &self,
+        ctx: Ctx,
+        key: &Str<'_>,
+        asked: &[u8],
+        id: Option<&[u8]>,
+    ) -> Result<Option<RequestId>, Error> {
+        let Some(id) = id else { return Ok(None) };
+        self.stays_in_slot(ctx, "ID", key, &names::request(key.as_bytes(), asked, id))?;
+        Ok(Some(RequestId { asked: Owner::new(asked), id: id.into(), ttl_ms: config::request_ttl() }))
+    }
+
+    /// Fails in a cluster if the fencing counter would be in another slot than its lock.
+    pub(super) fn keeps_counter_in_slot(&self, ctx: Ctx, key: &Str<'_>) -> Result<(), Error> {
+        self.stays_in_slot(ctx, "FENCE", key, &names::counter(key.as_bytes()))
+    }
+
+    fn stays_in_slot(&self, ctx: Ctx, option: &str, key: &Str<'_>, derived: &[u8]) -> Result<(), Error> {
+        if ctx.is_cluster() && !names::share_slot(key.as_bytes(), derived) {
+            return Err(self.problem(format!(
+                "{option} is not possible for key '{}' in a cluster, as its braces would put '{}' into another \
+                 slot,",
+                shown(key.as_bytes()),
+                shown(derived)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Reads `WATCHDOG` or `EPHEMERAL`, if `option` is one of them. Returns whether it is.
+    pub(super) fn by_connection(&self, option: &[u8], given: &mut ByConnection) -> Result<bool, Error> {
+        if option.eq_ignore_ascii_case(b"WATCHDOG") {
+            self.once("WATCHDOG", &mut given.watchdog, ())?;
+        } else if option.eq_ignore_ascii_case(b"EPHEMERAL") {
+            self.once("EPHEMERAL", &mut given.ephemeral, ())?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// What the options that depend on the connection ask for, of the one that calls.
+    pub(super) fn bind(&self, ctx: Ctx, given: ByConnection) -> Result<Option<Bind>, Error> {
+        let (watchdog, ephemeral) = (given.watchdog.is_some(), given.ephemeral.is_some());
+        if !watchdog && !ephemeral {
+            return Ok(None);
+        }
+        let client = ctx.client_id();
+        if ctx.is_script() || !ctx.client_exists(client) {
+            let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
+            return Err(self.problem(format!("{option} needs a connection, which a script does not have,")));
+        }
+        Ok(Some(Bind { connection: ConnectionId(client), watchdog, ephemeral }))
+    }
+
+    /// Sets `option`, which excludes others, or says that there is one already.
+    pub(super) fn one_of<T>(&self, names: &str, option: &mut Option<T>, value: T) -> Result<(), Error> {
+        if option.replace(value).is_some() {
+            return Err(self.problem(format!("only one {names} is allowed")));
+        }
+        Ok(())
+    }
+
+    /// The value of `MATCH`.
+    pub(super) fn pattern(&mut self) -> Result<&'a [u8], Error> {
+        self.next().ok_or_else(|| self.problem("MATCH needs a value".to_owned()))
+    }
+
+    /// Fails if there are more arguments.
+    pub(super) fn end(mut self) -> Result<(), Error> {
+        self.next().map_or(Ok(()), |option| Err(self.unknown(option)))
     }
 
     /// Sets `option`, or says that it is there already.

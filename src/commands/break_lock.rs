@@ -22,13 +22,11 @@ impl Command for Break {
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.break", args).key()?;
-        let mut lock = super::open(ctx, &key)?;
+        let now = ctx.now();
+        let mut lock = super::open(ctx, &key, now)?;
         let lost = runtime::with(ctx, |runtime| {
-            runtime.service.break_lock(
-                LockRef { db: ctx.db(), key: key.as_bytes() },
-                &mut lock.holders,
-                ctx.now(),
-            )
+            let at = LockRef { db: ctx.db(), key: key.as_bytes() };
+            runtime.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
         });
         lock.store();
         runtime::settle(ctx);

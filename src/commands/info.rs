@@ -1,7 +1,7 @@
 //! `LOCK.INFO key`
 
 use super::args::Cursor;
-use crate::core::LockRef;
+use crate::core::{LockRef, Mode};
 use crate::error::Error;
 use crate::keyspace;
 use crate::runtime;
@@ -23,39 +23,45 @@ impl Command for Info {
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.info", args).key()?;
-        let holders = keyspace::look(ctx, &key)?;
+        let now = ctx.now();
+        let holders = keyspace::look(ctx, &key, now)?;
         let waiters = runtime::with(ctx, |runtime| {
             runtime.service.waiting(LockRef { db: ctx.db(), key: key.as_bytes() })
         });
-        let Some(expires_at) = holders.expires_at() else {
+        let (Some(expires_at), Some(mode)) = (holders.expires_at(), holders.mode()) else {
             ctx.reply_null();
             return Ok(());
         };
-        let now = ctx.now().wall;
         // The server decides by an older clock than ours whether a lease is over: it is not negative.
-        let ttl = |at: i64| at.saturating_sub(now).max(0);
+        let ttl = |at: i64| at.saturating_sub(now.wall).max(0);
         ctx.reply_map(5);
         ctx.reply_bulk(b"mode");
-        ctx.reply_bulk(b"exclusive");
+        ctx.reply_bulk(mode.name().as_bytes());
         ctx.reply_bulk(b"ttl");
         ctx.reply_integer(ttl(expires_at));
         ctx.reply_bulk(b"token");
-        ctx.reply_null();
+        match holders.token() {
+            Some(token) => ctx.reply_integer(token),
+            None => ctx.reply_null(),
+        }
         ctx.reply_bulk(b"holders");
-        ctx.reply_array(holders.iter().count());
-        for hold in holders.iter() {
+        let modes = [Mode::Exclusive, Mode::Shared];
+        let holds = holders.iter().flat_map(|hold| modes.map(|mode| (hold, mode)));
+        let holds: Vec<_> = holds.filter(|(hold, mode)| hold.count(*mode) > 0).collect();
+        ctx.reply_array(holds.len());
+        for (hold, mode) in holds {
             ctx.reply_map(4);
             ctx.reply_bulk(b"owner");
             ctx.reply_bulk(hold.owner.as_bytes());
             ctx.reply_bulk(b"mode");
-            ctx.reply_bulk(b"exclusive");
+            ctx.reply_bulk(mode.name().as_bytes());
             ctx.reply_bulk(b"holds");
-            ctx.reply_integer(hold.holds);
+            ctx.reply_integer(hold.count(mode));
             ctx.reply_bulk(b"ttl");
             ctx.reply_integer(ttl(hold.expires_at));
         }
         ctx.reply_bulk(b"waiters");
-        ctx.reply_integer(i64::try_from(waiters).unwrap_or(i64::MAX));
+        ctx.reply_integer(super::count(waiters));
         Ok(())
     }
 }

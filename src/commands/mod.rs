@@ -2,23 +2,29 @@
 
 mod acquire;
 mod args;
+mod blockers;
 mod break_lock;
 mod config;
+mod glob;
 mod help;
 mod info;
+mod list;
 mod release;
 mod renew;
 mod waiters;
 
 pub(crate) use acquire::Acquire;
+pub(crate) use blockers::Blockers;
 pub(crate) use break_lock::Break;
 pub(crate) use config::Config;
 pub(crate) use help::Help;
 pub(crate) use info::Info;
+pub(crate) use list::List;
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use waiters::Waiters;
 
+use crate::core::{MonoUs, Now};
 use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::runtime;
@@ -26,6 +32,16 @@ use crate::server::{Ctx, Str};
 
 /// Opens the lock of a command that may change it. If the key holds something else, those who wait for it will
 /// hear of it too.
-fn open<'a>(ctx: Ctx, key: &'a Str<'a>) -> Result<Lock<'a>, Error> {
-    Lock::open(ctx, key).inspect_err(|_| runtime::look_soon(ctx, key.as_bytes()))
+fn open<'a>(ctx: Ctx, key: &'a Str<'a>, now: Now) -> Result<Lock<'a>, Error> {
+    Lock::open(ctx, key, now).inspect_err(|_| runtime::look_soon(ctx, key.as_bytes()))
+}
+
+/// A duration for a reply.
+fn milliseconds(us: MonoUs) -> i64 {
+    i64::try_from(us / 1000).unwrap_or(i64::MAX)
+}
+
+/// A number of things for a reply.
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

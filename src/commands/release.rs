@@ -1,7 +1,7 @@
-//! `LOCK.RELEASE key owner [PX milliseconds | EX seconds] [ALL]`
+//! `LOCK.RELEASE key owner [PX milliseconds | EX seconds] [SHARED | ALL] [ID request]`
 
 use super::args::Cursor;
-use crate::core::LockRef;
+use crate::core::{LockRef, Mode, NotReleased, Owner, Part, Release as Call};
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -17,31 +17,42 @@ impl Command for Release {
         key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Gives back one hold of a lock, or all, and hands the lock to the next in line.",
-        complexity: c"O(1), or O(log(N)) where N waiters are queued for locks",
+        complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.release", args);
         let key = args.key()?;
         let owner = args.owner()?;
-        let (mut lease, mut all) = (None, None);
+        let (mut lease_ms, mut part, mut id) = (None, None, None);
         while let Some(option) = args.next() {
-            if args.lease(option, &mut lease)? {
+            if args.lease(option, &mut lease_ms)? {
             } else if option.eq_ignore_ascii_case(b"ALL") {
-                args.once("ALL", &mut all, ())?;
+                args.one_of("SHARED or ALL", &mut part, Part::All)?;
+            } else if option.eq_ignore_ascii_case(b"SHARED") {
+                args.one_of("SHARED or ALL", &mut part, Part::OneOf(Mode::Shared))?;
+            } else if option.eq_ignore_ascii_case(b"ID") {
+                let value = args.request_id()?;
+                args.once("ID", &mut id, value)?;
             } else {
                 return Err(args.unknown(option));
             }
         }
-        let mut lock = super::open(ctx, &key)?;
+        let id = args.request(ctx, &key, owner, id)?;
+        let call = Call { owner: Owner::new(owner), part: part.unwrap_or(Part::One), lease_ms, id };
+        let now = ctx.now();
+        let mut lock = super::open(ctx, &key, now)?;
         let left = runtime::with(ctx, |runtime| {
             let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-            runtime.service.release(at, &mut lock.holders, owner, all.is_some(), lease, ctx.now())
+            runtime.service.release(at, &mut lock.holders, &mut lock.records, &call, now)
         });
-        let left = left.map_err(|_| Error::NotOwner)?;
+        // Even if it is refused: something else may have been due.
         lock.store();
         runtime::settle(ctx);
-        ctx.reply_integer(left);
+        ctx.reply_integer(left.map_err(|why| match why {
+            NotReleased::NotOwner => Error::NotOwner,
+            NotReleased::Refused(refusal) => Error::Refused(refusal),
+        })?);
         Ok(())
     }
 }

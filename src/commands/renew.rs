@@ -1,8 +1,8 @@
-//! `LOCK.RENEW key owner [PX milliseconds | EX seconds]`
+//! `LOCK.RENEW key owner [PX milliseconds | EX seconds] [WATCHDOG] [EPHEMERAL]`
 
-use super::args::Cursor;
+use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::LockRef;
+use crate::core::{LockRef, Owner, Renewal};
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -18,34 +18,30 @@ impl Command for Renew {
         key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Sets the lease of a held lock anew, shorter or longer.",
-        complexity: c"O(1), or O(log(N)) where N locks are waited for",
+        complexity: c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
-        let owner = args.owner()?;
-        let mut lease = None;
+        let owner = Owner::new(args.owner()?);
+        let (mut lease, mut by_connection) = (None, ByConnection::default());
         while let Some(option) = args.next() {
-            if !args.lease(option, &mut lease)? {
+            if !args.lease(option, &mut lease)? && !args.by_connection(option, &mut by_connection)? {
                 return Err(args.unknown(option));
             }
         }
-        let lease_ms = lease.unwrap_or_else(config::default_lease);
-        let mut lock = super::open(ctx, &key)?;
+        let bind = args.bind(ctx, by_connection)?;
+        let call = Renewal { owner, lease_ms: lease.unwrap_or_else(config::default_lease), bind };
+        let now = ctx.now();
+        let mut lock = super::open(ctx, &key, now)?;
         let held = runtime::with(ctx, |runtime| {
-            runtime.service.renew(
-                LockRef { db: ctx.db(), key: key.as_bytes() },
-                &mut lock.holders,
-                owner,
-                lease_ms,
-                ctx.now(),
-            )
+            let at = LockRef { db: ctx.db(), key: key.as_bytes() };
+            runtime.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
         });
-        let held = held.map_err(|_| Error::NotOwner)?;
         lock.store();
         runtime::settle(ctx);
-        ctx.reply_integer(held);
+        ctx.reply_integer(held.map_err(|_| Error::NotOwner)?);
         Ok(())
     }
 }

@@ -1,14 +1,15 @@
 //! `LOCK.WAITERS key [COUNT n]`
 
 use super::args::Cursor;
-use crate::core::{LockRef, MonoUs};
+use super::milliseconds;
+use crate::core::LockRef;
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 /// How many are listed unless the call says otherwise.
-const DEFAULT_COUNT: usize = 100;
+pub(super) const DEFAULT_COUNT: usize = 100;
 
 pub(crate) struct Waiters;
 
@@ -45,7 +46,7 @@ impl Command for Waiters {
                 ctx.reply_bulk(b"owner");
                 ctx.reply_bulk(waiter.owner.as_bytes());
                 ctx.reply_bulk(b"mode");
-                ctx.reply_bulk(b"exclusive");
+                ctx.reply_bulk(waiter.mode.name().as_bytes());
                 ctx.reply_bulk(b"waited");
                 ctx.reply_integer(milliseconds(waiter.waited_us));
                 ctx.reply_bulk(b"remaining");
@@ -56,8 +57,4 @@ impl Command for Waiters {
         });
         Ok(())
     }
-}
-
-fn milliseconds(us: MonoUs) -> i64 {
-    i64::try_from(us / 1000).unwrap_or(i64::MAX)
 }

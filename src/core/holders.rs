@@ -1,42 +1,70 @@
 //! What one lock's holds are, and what an acquire, a release and a renewal do to them.
 
-use super::{Owner, WallMs};
+use std::collections::BTreeMap;
 
-/// One owner's hold on a lock.
+use super::{Mode, Owner, Token, WallMs};
+
+/// What one owner holds of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
-    /// Whose hold it is.
+    /// Whose it is.
     pub(crate) owner: Owner,
-    /// How often the owner acquired without releasing; at least 1.
-    pub(crate) holds: i64,
-    /// When the lease runs out.
+    /// How often the owner acquired it exclusively without releasing.
+    pub(crate) exclusive: i64,
+    /// The same for shared. One of both is not 0.
+    pub(crate) shared: i64,
+    /// When the lease runs out; an owner has one, whatever it holds.
     pub(crate) expires_at: WallMs,
-    /// The lease was set by the call at hand. That is a change to be written even if it ends in the same
+    /// The fencing token, if it asked for one.
+    pub(crate) token: Option<Token>,
+    /// The lease was set by the step at hand. That is a change to be written even if it ends in the same
     /// millisecond as before, so that what is seen of a renewal does not depend on the clock.
     pub(crate) renewed: bool,
 }
 
 impl Hold {
+    /// How often the owner acquired without releasing; at least 1.
+    pub(crate) fn total(&self) -> i64 {
+        self.exclusive.saturating_add(self.shared)
+    }
+
+    /// How often the owner holds it in this mode.
+    pub(crate) fn count(&self, mode: Mode) -> i64 {
+        match mode {
+            Mode::Exclusive => self.exclusive,
+            Mode::Shared => self.shared,
+        }
+    }
+
+    fn count_mut(&mut self, mode: Mode) -> &mut i64 {
+        match mode {
+            Mode::Exclusive => &mut self.exclusive,
+            Mode::Shared => &mut self.shared,
+        }
+    }
+
     fn renew(&mut self, expires_at: WallMs) {
         self.expires_at = expires_at;
         self.renewed = true;
     }
 }
 
-/// Everything that is stored about a lock: a value that is read from the keyspace, changed by the core and
-/// written back as the difference. Never kept in memory between two commands.
+/// Everything that is stored about who holds a lock: a value that is read from the keyspace, changed by the
+/// core and written back as the difference. Never kept in memory between two commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
     /// Nobody holds it.
     Free,
-    /// One owner holds it and excludes all others.
+    /// One owner holds it exclusively, and maybe shared besides. There is no other.
     Exclusive(Hold),
+    /// These owners hold it, all of them shared only. There is at least one.
+    Shared(BTreeMap<Owner, Hold>),
 }
 
 /// The answer to one request, as long as nothing else is considered but the holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It may have the lock, and this is its hold count then.
+    /// It may have the lock, and this is how often it holds it then.
     Grant(i64),
     /// Somebody else's hold excludes it.
     Busy,
@@ -44,34 +72,82 @@ pub(crate) enum Admission {
     Overflow,
 }
 
-/// The owner holds nothing on this lock.
+/// The owner does not hold what it wants to give back or renew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotOwner;
 
+/// What an owner gives back of what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// One hold: an exclusive one if there is one.
+    One,
+    /// One hold of this mode.
+    OneOf(Mode),
+    /// Everything.
+    All,
+}
+
 impl Holders {
+    /// These holds; `None` if they cannot stand side by side.
+    pub(crate) fn from_holds(holds: Vec<Hold>) -> Option<Holders> {
+        if holds.iter().any(|hold| hold.exclusive > 0) {
+            let [only] = <[Hold; 1]>::try_from(holds).ok()?;
+            return Some(Holders::Exclusive(only));
+        }
+        if holds.is_empty() {
+            return Some(Holders::Free);
+        }
+        Some(Holders::Shared(holds.into_iter().map(|hold| (hold.owner.clone(), hold)).collect()))
+    }
+
     pub(crate) fn is_free(&self) -> bool {
         matches!(self, Holders::Free)
     }
 
-    /// All holds, in the order in which they are shown.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Hold> {
+    /// Exclusive if anybody holds it so; `None` if nobody holds it.
+    pub(crate) fn mode(&self) -> Option<Mode> {
         match self {
             Holders::Free => None,
-            Holders::Exclusive(hold) => Some(hold),
+            Holders::Exclusive(_) => Some(Mode::Exclusive),
+            Holders::Shared(_) => Some(Mode::Shared),
         }
-        .into_iter()
     }
 
-    /// This owner's hold.
+    /// What every owner holds, in the order in which it is shown.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Hold> {
+        let (one, many) = match self {
+            Holders::Free => (None, None),
+            Holders::Exclusive(hold) => (Some(hold), None),
+            Holders::Shared(holds) => (None, Some(holds.values())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    /// How many owners hold it.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Holders::Free => 0,
+            Holders::Exclusive(_) => 1,
+            Holders::Shared(holds) => holds.len(),
+        }
+    }
+
+    /// What this owner holds.
     pub(crate) fn of(&self, owner: &[u8]) -> Option<&Hold> {
-        self.iter().find(|hold| hold.owner.as_bytes() == owner)
+        match self {
+            Holders::Free => None,
+            Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.owner.as_bytes() == owner),
+            Holders::Shared(holds) => holds.get(owner),
+        }
     }
 
     fn of_mut(&mut self, owner: &[u8]) -> Result<&mut Hold, NotOwner> {
         match self {
-            Holders::Exclusive(hold) if hold.owner.as_bytes() == owner => Ok(hold),
-            _ => Err(NotOwner),
+            Holders::Free => None,
+            Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.owner.as_bytes() == owner),
+            Holders::Shared(holds) => holds.get_mut(owner),
         }
+        .ok_or(NotOwner)
     }
 
     /// When the last lease of the lock runs out; `None` if it is free.
@@ -79,58 +155,157 @@ impl Holders {
         self.iter().map(|hold| hold.expires_at).max()
     }
 
+    /// When the first lease of the lock runs out.
+    pub(crate) fn first_end(&self) -> Option<WallMs> {
+        self.iter().map(|hold| hold.expires_at).min()
+    }
+
+    /// The newest fencing token of those who hold the lock.
+    pub(crate) fn token(&self) -> Option<Token> {
+        self.iter().filter_map(|hold| hold.token).max()
+    }
+
     /// Who excludes whom: the one function that decides whether a request goes together with the holds
     /// that there are.
-    pub(crate) fn admits(&self, owner: &[u8]) -> Admission {
-        match self {
-            Holders::Free => Admission::Grant(1),
-            Holders::Exclusive(hold) if hold.owner.as_bytes() == owner => {
-                hold.holds.checked_add(1).map_or(Admission::Overflow, Admission::Grant)
-            }
-            Holders::Exclusive(_) => Admission::Busy,
+    pub(crate) fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
+        if self.iter().take(2).any(|hold| excludes(hold, owner, mode)) {
+            return Admission::Busy;
         }
+        let total = self.of(owner).map_or(0, Hold::total);
+        total.checked_add(1).map_or(Admission::Overflow, Admission::Grant)
     }
 
     /// Grants one more hold to `owner` with a lease that ends at `expires_at`, if [`Holders::admits`] it.
-    pub(crate) fn acquire(&mut self, owner: &Owner, expires_at: WallMs) -> Admission {
-        let admission = self.admits(owner.as_bytes());
-        if let Admission::Grant(holds) = admission {
-            *self = Holders::Exclusive(Hold { owner: owner.clone(), holds, expires_at, renewed: true });
+    /// A token that is given is the owner's from now on.
+    pub(crate) fn acquire(
+        &mut self,
+        owner: &Owner,
+        mode: Mode,
+        expires_at: WallMs,
+        token: Option<Token>,
+    ) -> Admission {
+        let admission = self.admits(owner.as_bytes(), mode);
+        if !matches!(admission, Admission::Grant(_)) {
+            return admission;
         }
+        if self.of(owner.as_bytes()).is_none() {
+            self.insert(Hold {
+                owner: owner.clone(),
+                exclusive: 0,
+                shared: 0,
+                expires_at,
+                token: None,
+                renewed: true,
+            });
+        }
+        if let Ok(hold) = self.of_mut(owner.as_bytes()) {
+            // The shared hold's token says nothing about the exclusive one: others got newer ones meanwhile.
+            if token.is_some() || (mode == Mode::Exclusive && hold.exclusive == 0) {
+                hold.token = token;
+            }
+            *hold.count_mut(mode) += 1;
+            hold.renew(expires_at);
+        }
+        self.sort();
         admission
     }
 
-    /// Gives back one hold of `owner`, or all of them; the lease of what is left is set anew if
-    /// `expires_at` is given. Returns the holds that are left.
+    /// Gives back a part of what `owner` holds; the lease of what is left is set anew if `expires_at` is
+    /// given. Returns the holds that are left.
     pub(crate) fn release(
         &mut self,
         owner: &[u8],
-        all: bool,
+        part: Part,
         expires_at: Option<WallMs>,
     ) -> Result<i64, NotOwner> {
         let hold = self.of_mut(owner)?;
-        if all || hold.holds <= 1 {
-            *self = Holders::Free;
+        let mode = match part {
+            Part::OneOf(mode) => mode,
+            _ if hold.exclusive > 0 => Mode::Exclusive,
+            _ => Mode::Shared,
+        };
+        if hold.count(mode) == 0 {
+            return Err(NotOwner);
+        }
+        if part == Part::All || hold.total() <= 1 {
+            self.remove(owner);
             return Ok(0);
         }
-        hold.holds -= 1;
+        *hold.count_mut(mode) -= 1;
         if let Some(at) = expires_at {
             hold.renew(at);
         }
-        Ok(hold.holds)
+        let left = hold.total();
+        self.sort();
+        Ok(left)
     }
 
     /// Sets the lease of `owner` anew, shorter or longer. Returns its hold count.
     pub(crate) fn renew(&mut self, owner: &[u8], expires_at: WallMs) -> Result<i64, NotOwner> {
         let hold = self.of_mut(owner)?;
         hold.renew(expires_at);
-        Ok(hold.holds)
+        Ok(hold.total())
     }
 
     /// Ends every hold. Returns how many owners lost theirs.
     pub(crate) fn clear(&mut self) -> usize {
-        let lost = self.iter().count();
+        let lost = self.len();
         *self = Holders::Free;
         lost
     }
+
+    /// Ends the shared holds whose lease is over. (The lease of an exclusive one is the key's, which the
+    /// server ends.)
+    pub(crate) fn end_leases(&mut self, now: WallMs) {
+        if let Holders::Shared(holds) = self {
+            holds.retain(|_, hold| hold.expires_at >= now);
+            if holds.is_empty() {
+                *self = Holders::Free;
+            }
+        }
+    }
+
+    fn insert(&mut self, hold: Hold) {
+        match self {
+            Holders::Shared(holds) => {
+                holds.insert(hold.owner.clone(), hold);
+            }
+            // Of whatever mode: it is sorted when it has its counts.
+            _ => *self = Holders::Exclusive(hold),
+        }
+    }
+
+    fn remove(&mut self, owner: &[u8]) {
+        match self {
+            Holders::Shared(holds) if holds.len() > 1 => {
+                holds.remove(owner);
+            }
+            _ => *self = Holders::Free,
+        }
+    }
+
+    /// Moves between the two forms, after the counts of a sole owner have changed.
+    fn sort(&mut self) {
+        if let Holders::Exclusive(hold) = self {
+            if hold.exclusive > 0 {
+                return;
+            }
+        } else if let Holders::Shared(holds) = self {
+            if holds.len() > 1 || holds.values().all(|hold| hold.exclusive == 0) {
+                return;
+            }
+        }
+        *self = match std::mem::replace(self, Holders::Free) {
+            Holders::Free => Holders::Free,
+            Holders::Exclusive(hold) => Holders::Shared(BTreeMap::from([(hold.owner.clone(), hold)])),
+            Holders::Shared(mut holds) => {
+                holds.pop_first().map_or(Holders::Free, |(_, hold)| Holders::Exclusive(hold))
+            }
+        };
+    }
+}
+
+/// True if this hold keeps `owner` from one of `mode`.
+pub(super) fn excludes(hold: &Hold, owner: &[u8], mode: Mode) -> bool {
+    hold.owner.as_bytes() != owner && (mode == Mode::Exclusive || hold.exclusive > 0)
 }

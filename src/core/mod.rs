@@ -1,33 +1,70 @@
 //! The lock service as pure logic: who excludes whom, who waits, who is next.
 //!
 //! Nothing here knows Redis, reads a clock or does I/O. The caller passes what the keyspace holds
-//! ([`Holders`]) and the time ([`Now`]); the core changes the holders in place and hands out what it
-//! decided for waiters ([`Decision`]). The same history of calls always gives the same decisions.
+//! ([`Holders`], [`Records`]) and the time ([`Now`]); the core changes the holders in place and hands out what
+//! it decided for waiters ([`Decision`]). The same history of calls always gives the same decisions.
 //!
 //! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who
 //!   excludes whom.
-//! * [`service`]: the queues, deadlines and undelivered grants of all locks.
+//! * [`request`]: what is asked for, what is answered, and what is stored beside a lock.
+//! * [`service`]: the inputs: calls, connections, strangers, the clock.
+//! * [`serving`]: what they lead to: one lock is brought up to date, and its queue is served.
+//! * [`entries`], [`bindings`]: what is remembered about a lock and about the connections that holds depend on.
+//! * [`graph`]: who waits for whom, and who would wait for himself.
 
+mod bindings;
+mod entries;
+pub(crate) mod graph;
 mod held;
 pub(crate) mod holders;
 mod listing;
-mod queues;
+pub(crate) mod request;
 pub(crate) mod service;
+mod serving;
 
 #[cfg(test)]
 mod model_tests;
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::rc::Rc;
 
-pub(crate) use holders::{Admission, Hold, Holders, NotOwner};
-pub(crate) use service::{Decision, Request, Service, WaiterId};
+pub(crate) use graph::Search;
+pub(crate) use holders::{Hold, Holders, NotOwner, Part};
+pub(crate) use request::{Bind, Records, Refusal, Reply, Request, RequestId};
+pub(crate) use service::{Decision, NotReleased, Outcome, Release, Renewal, Service, WaiterId};
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;
 
 /// Microseconds of a clock that never steps: what a client's time to wait is counted in.
 pub(crate) type MonoUs = u64;
+
+/// A fencing token: greater than every earlier one of its lock, and below 2^53.
+pub(crate) type Token = i64;
+
+/// A connection of a client, by the id that the server gives it and never gives again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+/// The two kinds of hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Mode {
+    /// Excludes all other owners.
+    Exclusive,
+    /// Excludes exclusive holds of other owners.
+    Shared,
+}
+
+impl Mode {
+    /// As clients see it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
+        }
+    }
+}
 
 /// The time of one input, on both clocks that matter.
 ///
@@ -64,7 +101,7 @@ impl LockId {
 
 impl LockRef<'_> {
     /// The same with a key of its own.
-    fn to_id(self) -> LockId {
+    pub(crate) fn to_id(self) -> LockId {
         LockId { db: self.db, key: Rc::from(self.key) }
     }
 }
@@ -79,6 +116,13 @@ impl Owner {
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Owners are looked up by their bytes, which they compare and hash as.
+impl Borrow<[u8]> for Owner {
+    fn borrow(&self) -> &[u8] {
         &self.0
     }
 }

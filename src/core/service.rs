@@ -1,13 +1,17 @@
-//! The queues of all locks: who waits, who is next, which grant has not arrived yet, and when to look again.
+//! The state of all locks that somebody waits for or whose holds depend on a connection, and what can happen
+//! to it.
 //!
-//! Only what waits is remembered. A lock that nobody waits for has no entry here, and who holds a lock is
-//! passed in with every call, as the keyspace has it.
+//! Only that is remembered. Who holds a lock is passed in with every call, as the keyspace has it.
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::bindings::Lease;
+use super::entries::{Entries, Place, Undelivered};
 use super::held::Held;
-use super::queues::Queues;
-use super::{Admission, Holders, LockId, LockRef, MonoUs, NotOwner, Now, Owner, WallMs};
+use super::{
+    Bind, ConnectionId, Holders, LockId, LockRef, Mode, MonoUs, NotOwner, Now, Owner, Part, Records, Refusal,
+    Reply, Request, RequestId, WallMs,
+};
 
 /// How many locks one [`Service::tick`] asks its caller to look at, so that thousands of leases that end in
 /// the same millisecond do not stall the server: the rest follows in the next tick.
@@ -21,33 +25,54 @@ const PAUSE_RETRY_MS: u64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaiterId(pub(crate) u64);
 
-/// What an acquire asks for.
+/// What became of an acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) owner: Owner,
-    /// Milliseconds that the lease runs from the grant.
-    pub(crate) lease_ms: i64,
-}
-
-impl Request {
-    fn expires_at(&self, now: Now) -> WallMs {
-        now.wall.saturating_add(self.lease_ms)
-    }
+pub(crate) enum Outcome {
+    Granted(Reply),
+    /// It would have to wait.
+    Busy,
+    Refused(Refusal),
 }
 
 /// How a wait ended. Each waiter gets exactly one, unless it left by itself ([`Service::leave`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// It has the lock, and this is its hold count.
-    Granted(i64),
+    /// It has the lock.
+    Granted(Reply),
     /// Its time to wait is over.
     TimedOut,
     /// The key holds something that is no lock.
     WrongType,
     /// The lock's slot is served by another node of the cluster now.
     Moved,
-    /// The hold count cannot grow any more.
-    Overflow,
+    /// The same request came again, and waits in its place.
+    Superseded,
+    Refused(Refusal),
+}
+
+/// What a release asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Release {
+    pub(crate) owner: Owner,
+    pub(crate) part: Part,
+    /// How long the lease of what is left shall be, in milliseconds.
+    pub(crate) lease_ms: Option<i64>,
+    pub(crate) id: Option<RequestId>,
+}
+
+/// Why a release was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotReleased {
+    NotOwner,
+    Refused(Refusal),
+}
+
+/// What a renewal asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) owner: Owner,
+    pub(crate) lease_ms: i64,
+    pub(crate) bind: Option<Bind>,
 }
 
 pub(super) struct Waiter {
@@ -55,65 +80,126 @@ pub(super) struct Waiter {
     pub(super) request: Request,
     pub(super) since: MonoUs,
     pub(super) deadline: Option<MonoUs>,
+    pub(super) place: Place,
 }
 
-struct InFlight {
-    lock: LockId,
-    owner: Owner,
+impl Waiter {
+    /// True if its time is over, whether it has been told so or not.
+    pub(super) fn is_over(&self, now: Now) -> bool {
+        self.deadline.is_some_and(|at| at <= now.mono)
+    }
 }
 
-/// The state in memory of all locks that somebody waits for.
+pub(super) struct InFlight {
+    pub(super) lock: LockId,
+    pub(super) request: Request,
+    pub(super) lease_end: WallMs,
+}
+
+/// Which holds depend on a connection.
+pub(super) type ByConnection = HashMap<ConnectionId, BTreeSet<(LockId, Owner)>>;
+
+/// The state in memory of all locks that somebody waits for or whose holds depend on a connection.
 ///
 /// Inputs: [`acquire`](Service::acquire), [`wait`](Service::wait), [`release`](Service::release),
-/// [`renew`](Service::renew), [`break_lock`](Service::break_lock), [`serve`](Service::serve) with the holders
-/// of the lock; [`leave`](Service::leave), [`delivered`](Service::delivered),
-/// [`undelivered`](Service::undelivered) from connections; [`touched`](Service::touched) from strangers;
-/// [`tick`](Service::tick) from the clock.
+/// [`renew`](Service::renew), [`break_lock`](Service::break_lock), [`serve`](Service::serve) with what is
+/// stored about the lock; [`leave`](Service::leave), [`delivered`](Service::delivered),
+/// [`undelivered`](Service::undelivered), [`connection_closed`](Service::connection_closed) from connections;
+/// [`touched`](Service::touched) from strangers; [`tick`](Service::tick) from the clock.
 /// Outputs: [`take_decisions`](Service::take_decisions), [`next_wakeup`](Service::next_wakeup).
 #[derive(Default)]
 pub(crate) struct Service {
-    /// Locks that somebody waits for, or that have a grant under way. None is idle.
-    pub(super) queues: Queues,
+    /// What is remembered about each lock. None is idle.
+    pub(super) entries: Entries,
     /// Everybody who waits, each in exactly one queue.
     pub(super) waiters: HashMap<WaiterId, Waiter>,
-    /// Where an owner waits, by lock and in the order of arrival: finds the waiters that a grant to the same
-    /// owner lets in, without a walk along the queue.
-    waits_of: HashMap<Owner, BTreeSet<(LockId, WaiterId)>>,
-    /// Grants that are decided and not yet known to have arrived; each is listed in its lock's queue.
-    in_flight: HashMap<WaiterId, InFlight>,
+    /// Where an owner waits, by lock and in the order of arrival.
+    pub(super) waits_of: HashMap<Owner, BTreeSet<(LockId, WaiterId)>>,
+    /// Those who wait and have a request id, by lock, owner as asked for, and id.
+    pub(super) asked: HashMap<(LockId, Owner, std::rc::Rc<[u8]>), WaiterId>,
+    /// Grants that are decided and not yet known to have arrived; each is listed in its lock's entry.
+    pub(super) in_flight: HashMap<WaiterId, InFlight>,
     /// The deadlines of all waiters that have one.
-    deadlines: BTreeSet<(MonoUs, WaiterId)>,
-    /// When the lease of a lock that somebody waits for ends.
-    leases: BTreeSet<(WallMs, LockId)>,
-    /// Locks that may have become free without a call of ours, and have not been looked at since.
-    dirty: BTreeSet<LockId>,
-    decisions: Vec<(WaiterId, Decision)>,
+    pub(super) deadlines: BTreeSet<(MonoUs, WaiterId)>,
+    /// When the first lease of a lock that somebody waits for ends.
+    pub(super) leases: BTreeSet<(WallMs, LockId)>,
+    /// When a watchdog is to renew; none while `suspended`.
+    pub(super) renewals: BTreeSet<(MonoUs, LockId, Owner)>,
+    /// The holds that depend on a connection, each with a binding in its lock's entry.
+    pub(super) by_connection: ByConnection,
+    /// This server is not the primary: bindings wait to see whether it will be again.
+    pub(super) suspended: bool,
+    /// Locks to be brought up to date: something may have changed without a call of ours.
+    pub(super) dirty: BTreeSet<LockId>,
+    pub(super) decisions: Vec<(WaiterId, Decision)>,
     /// Which keys are likely to be locks that were granted here.
-    held: Held,
+    pub(super) held: Held,
     last_id: u64,
 }
 
 impl Service {
-    /// Grants the request if the holders admit it and nobody is first in line; otherwise changes nothing
-    /// but what the queue had coming anyway.
+    /// Grants the request if the holders admit it and it is nobody else's turn; otherwise changes nothing
+    /// but what the queue had coming anyway. One that was granted before gets the same answer again.
     pub(crate) fn acquire(
         &mut self,
         lock: LockRef<'_>,
         holders: &mut Holders,
+        records: &mut dyn Records,
         request: &Request,
         now: Now,
-    ) -> Admission {
+    ) -> Outcome {
         // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
-        self.serve(lock, holders, now);
-        let admission = holders.acquire(&request.owner, request.expires_at(now));
-        if admission == Admission::Grant(1) {
-            self.held.insert(lock);
+        self.serve(lock, holders, records, now);
+        if let Some(id) = &request.id {
+            match records.granted(id) {
+                Ok(None) => {}
+                Ok(Some(reply)) => {
+                    self.repeated(lock, holders, request, &reply, now);
+                    return Outcome::Granted(reply);
+                }
+                Err(refusal) => return Outcome::Refused(refusal),
+            }
+        }
+        let queue = self.entries.get(lock).is_some_and(|entry| !entry.waiting.is_empty());
+        if queue && holders.of(request.owner.as_bytes()).is_none() {
+            return Outcome::Busy;
+        }
+        let outcome = self.grant(lock, holders, records, request, now);
+        if let (Outcome::Granted(_), Some(bind)) = (&outcome, request.bind) {
+            let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
+            self.bind(lock, &request.owner, bind, request.id.as_ref(), lease, now);
         }
         self.watch_lease(lock, holders);
-        admission
+        outcome
     }
 
-    /// Queues a request that [`acquire`](Service::acquire) has just found [`Admission::Busy`].
+    /// The same call came again, maybe on another connection because the first was lost: the hold depends on
+    /// the connection that asks now, and is not taken back if the first answer did not arrive.
+    fn repeated(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &Holders,
+        request: &Request,
+        reply: &Reply,
+        now: Now,
+    ) {
+        let owner = reply.owner.as_ref().unwrap_or(&request.owner);
+        let same = |id: &WaiterId| {
+            self.in_flight.get(id).is_some_and(|grant| grant.request.id == request.id)
+        };
+        let in_flight = self.entries.get(lock).and_then(|entry| entry.in_flight.iter().copied().find(same));
+        if let Some(id) = in_flight {
+            self.remove_in_flight(id);
+        }
+        if let (Some(hold), Some(bind)) = (holders.of(owner.as_bytes()), request.bind) {
+            let lease = Lease { ms: request.lease_ms, end: hold.expires_at };
+            self.bind(lock, owner, bind, request.id.as_ref(), lease, now);
+        }
+        self.entries.drop_if_idle(lock);
+    }
+
+    /// Queues a request that [`acquire`](Service::acquire) has just found [`Outcome::Busy`]. If it waits
+    /// already, on another connection, it keeps its place, and that one's wait ends.
     pub(crate) fn wait(
         &mut self,
         lock: LockRef<'_>,
@@ -124,31 +210,69 @@ impl Service {
     ) -> WaiterId {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
-        let (lock, queue) = self.queues.get_or_make(lock);
-        queue.waiting.insert(id);
+        let lock = self.entries.get_or_make(lock).0;
+        let (mut ticket, mut since) = (self.last_id, now.mono);
+        if let Some(asked) = asked(&lock, &request) {
+            let before = self.asked.get(&asked).copied();
+            if let Some(waiter) = before.and_then(|before| self.waiters.get(&before)) {
+                (ticket, since) = (waiter.place.ticket, waiter.since);
+            }
+            if let Some(before) = before {
+                self.decide(before, Decision::Superseded);
+            }
+            self.asked.insert(asked, id);
+        }
         if let Some(at) = deadline {
             self.deadlines.insert((at, id));
         }
-        self.waits_of.entry(request.owner.clone()).or_default().insert((lock.clone(), id));
-        self.watch_lease(lock.as_ref(), holders);
-        self.waiters.insert(id, Waiter { lock, request, since: now.mono, deadline });
+        let outsider = holders.of(request.owner.as_bytes()).is_none();
+        let waiter = Waiter { lock, request, since, deadline, place: Place { outsider, ticket } };
+        self.enqueue(id, waiter);
+        self.watch_lease(self.waiters[&id].lock.clone().as_ref(), holders);
         id
     }
 
-    /// Gives back one hold of `owner`, or all, and hands the lock on if that freed it. Returns what is left.
+    /// Gives back what `release` says, and hands the lock on if that made way for somebody. Returns what is
+    /// left. The caller writes what has changed even if it is refused: something may have been due.
     pub(crate) fn release(
         &mut self,
         lock: LockRef<'_>,
         holders: &mut Holders,
-        owner: &[u8],
-        all: bool,
-        lease_ms: Option<i64>,
+        records: &mut dyn Records,
+        release: &Release,
         now: Now,
-    ) -> Result<i64, NotOwner> {
-        let expires_at = lease_ms.map(|ms| now.wall.saturating_add(ms));
-        let left = holders.release(owner, all, expires_at)?;
-        self.serve(lock, holders, now);
+    ) -> Result<i64, NotReleased> {
+        self.begin(lock, holders, records, now);
+        let result = self.give_back(lock, holders, records, release, now);
+        self.finish(lock, holders, records, now);
         self.forget_if_free(lock, holders);
+        result
+    }
+
+    fn give_back(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        release: &Release,
+        now: Now,
+    ) -> Result<i64, NotReleased> {
+        let Release { owner, part, lease_ms, id } = release;
+        if let Some(id) = id {
+            if let Some(left) = records.released(id).map_err(NotReleased::Refused)? {
+                return Ok(left);
+            }
+        }
+        let lease = lease_ms.map(|ms| Lease { ms, end: now.wall.saturating_add(ms) });
+        let left = holders
+            .release(owner.as_bytes(), *part, lease.map(|lease| lease.end))
+            .map_err(|NotOwner| NotReleased::NotOwner)?;
+        if let Some(lease) = lease {
+            self.lease_was_set(lock, owner, lease, now);
+        }
+        if let Some(id) = id {
+            records.remember_release(id, left, now);
+        }
         Ok(left)
     }
 
@@ -157,116 +281,108 @@ impl Service {
         &mut self,
         lock: LockRef<'_>,
         holders: &mut Holders,
-        owner: &[u8],
-        lease_ms: i64,
+        records: &mut dyn Records,
+        renewal: &Renewal,
         now: Now,
     ) -> Result<i64, NotOwner> {
-        let held = holders.renew(owner, now.wall.saturating_add(lease_ms))?;
-        self.watch_lease(lock, holders);
-        Ok(held)
+        self.begin(lock, holders, records, now);
+        let Renewal { owner, lease_ms, bind } = renewal;
+        let lease = Lease { ms: *lease_ms, end: now.wall.saturating_add(*lease_ms) };
+        let result = holders.renew(owner.as_bytes(), lease.end);
+        if result.is_ok() {
+            self.lease_was_set(lock, owner, lease, now);
+            if let Some(bind) = bind {
+                self.bind(lock, owner, *bind, None, lease, now);
+            }
+        }
+        self.finish(lock, holders, records, now);
+        result
     }
 
     /// Ends every hold and serves the queue. Returns how many owners lost theirs.
-    pub(crate) fn break_lock(&mut self, lock: LockRef<'_>, holders: &mut Holders, now: Now) -> usize {
+    pub(crate) fn break_lock(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        now: Now,
+    ) -> usize {
+        self.begin(lock, holders, records, now);
         let lost = holders.clear();
-        self.serve(lock, holders, now);
+        self.finish(lock, holders, records, now);
         self.forget_if_free(lock, holders);
         lost
     }
 
-    /// Brings one lock up to date with what its key holds: takes back grants that did not arrive, then
-    /// grants the lock to whoever is first in line and may have it.
-    pub(crate) fn serve(&mut self, lock: LockRef<'_>, holders: &mut Holders, now: Now) {
+    /// Ends every wait for a lock with the same decision: the key holds no lock that is served here.
+    pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
+        self.void_where(lock, |_| true);
         self.looked_at(lock);
-        let Some(queue) = self.queues.get_mut(lock) else { return };
-        for owner in std::mem::take(&mut queue.take_back) {
-            // An owner who has lost the lock meanwhile has nothing that could be taken back.
-            let _ = holders.release(owner.as_bytes(), false, None);
-        }
-        self.void_ended(lock, holders);
-        while let Some(id) = self.next_admitted(lock, holders) {
-            let Some(waiter) = self.waiters.get(&id) else { break };
-            let decision = if waiter.deadline.is_some_and(|at| at <= now.mono) {
-                Decision::TimedOut
-            } else {
-                match holders.acquire(&waiter.request.owner, waiter.request.expires_at(now)) {
-                    Admission::Grant(holds) => Decision::Granted(holds),
-                    Admission::Overflow => Decision::Overflow,
-                    Admission::Busy => break,
-                }
-            };
-            self.decide(id, decision);
-        }
-        self.watch_lease(lock, holders);
-        self.queues.drop_if_idle(lock);
-    }
-
-    /// Ends every wait for a lock with the same decision.
-    pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: Decision) {
-        self.void(lock);
-        self.looked_at(lock);
-        let Some(queue) = self.queues.get_mut(lock) else { return };
-        for id in queue.waiting.iter().copied().collect::<Vec<_>>() {
-            self.decide(id, decision);
+        let Some(entry) = self.entries.get_mut(lock) else { return };
+        for id in entry.waiting.values().copied().collect::<Vec<_>>() {
+            self.decide(id, decision.clone());
         }
         self.watch_lease(lock, &Holders::Free);
-        self.queues.drop_if_idle(lock);
+        self.entries.drop_if_idle(lock);
     }
 
     /// A waiter leaves the queue: its client is gone or was ended from outside. False if it does not wait
     /// any more.
     pub(crate) fn leave(&mut self, id: WaiterId) -> bool {
         let Some(waiter) = self.remove_waiter(id) else { return false };
-        self.forget_lease_if_unwatched(waiter.lock.as_ref());
-        self.queues.drop_if_idle(waiter.lock.as_ref());
+        self.left_behind(&waiter);
         true
     }
 
-    /// The grant reached its client: it is final.
-    pub(crate) fn delivered(&mut self, id: WaiterId) {
-        if let Some(grant) = self.remove_in_flight(id) {
-            self.queues.drop_if_idle(grant.lock.as_ref());
+    /// The grant reached its client: it is final, and what depends on the connection begins.
+    pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) {
+        let Some(InFlight { lock, request, lease_end }) = self.remove_in_flight(id) else { return };
+        if let Some(bind) = request.bind {
+            let lease = Lease { ms: request.lease_ms, end: lease_end };
+            self.bind(lock.as_ref(), &request.owner, bind, request.id.as_ref(), lease, now);
         }
+        self.entries.drop_if_idle(lock.as_ref());
     }
 
     /// The grant's client went away before it could be told: the hold is taken back at the next look.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
-        let Some(grant) = self.remove_in_flight(id) else { return };
-        if let Some(queue) = self.queues.get_mut(grant.lock.as_ref()) {
-            queue.take_back.push(grant.owner);
+        let Some(InFlight { lock, request, .. }) = self.remove_in_flight(id) else { return };
+        let Request { owner, mode, id, .. } = request;
+        if let Some(entry) = self.entries.get_mut(lock.as_ref()) {
+            entry.take_back.push(Undelivered { owner, mode, id });
         }
-        self.mark_dirty(grant.lock.as_ref());
+        self.dirty.insert(lock);
     }
 
     /// Somebody else changed the key, in a way that ended every hold on it (`gone`) or not necessarily.
     /// True if anybody here cares, so that the caller must see to a [`tick`](Service::tick) soon.
     pub(crate) fn touched(&mut self, lock: LockRef<'_>, gone: bool) -> bool {
         let was_held = gone && self.held.remove(lock);
-        if self.queues.get_mut(lock).is_none() {
-            // Nobody here will take it, but somebody elsewhere may wait to hear that it is free.
-            if was_held {
-                self.dirty.insert(lock.to_id());
-            }
-            return was_held;
+        if gone && !self.suspended {
+            self.void_where(lock, |_| true);
+            self.entries.drop_if_idle(lock);
         }
-        if gone {
-            self.void(lock);
+        // If nobody here will take it, somebody elsewhere may wait to hear that it is free.
+        let cares = was_held || self.entries.get(lock).is_some();
+        if cares {
+            self.mark_dirty(lock);
         }
-        self.mark_dirty(lock);
-        true
+        cares
     }
 
     /// All keys of a database, or of every one, may have changed: a flush or a swap.
     pub(crate) fn touched_all(&mut self, db: Option<i32>) {
-        for lock in self.queues.ids(db) {
+        for lock in self.entries.ids(db) {
             self.touched(lock.as_ref(), true);
         }
     }
 
     /// Every lock that somebody waits for may have changed, but not necessarily.
     pub(crate) fn look_at_all(&mut self) {
-        for lock in self.queues.ids(None) {
-            self.touched(lock.as_ref(), false);
+        for lock in self.entries.ids(None) {
+            if self.waiting(lock.as_ref()) > 0 {
+                self.dirty.insert(lock);
+            }
         }
     }
 
@@ -274,25 +390,23 @@ impl Service {
     pub(crate) fn abdicate(&mut self) {
         self.dirty.clear();
         self.held = Held::default();
-        for lock in self.queues.ids(None) {
-            self.void(lock.as_ref());
+        self.suspend_bindings();
+        for lock in self.entries.ids(None) {
+            self.void_grants(lock.as_ref(), |_| true);
             self.set_lease_end(lock.as_ref(), None);
-            self.queues.drop_if_idle(lock.as_ref());
+            self.entries.drop_if_idle(lock.as_ref());
         }
     }
 
     /// Time has passed, or something was touched. Ends the waits whose time is over; then, if it is allowed
-    /// to write now, returns the locks whose keys the caller must read and [`serve`](Service::serve).
+    /// to write now, returns the locks that the caller must open and [`serve`](Service::serve).
     pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Vec<LockId> {
         while let Some(&(at, id)) = self.deadlines.first() {
             if at > now.mono {
                 break;
             }
-            let lock = self.waiters.get(&id).map(|waiter| waiter.lock.clone());
-            self.decide(id, Decision::TimedOut);
-            if let Some(lock) = lock {
-                self.forget_lease_if_unwatched(lock.as_ref());
-                self.queues.drop_if_idle(lock.as_ref());
+            if let Some(waiter) = self.decide(id, Decision::TimedOut) {
+                self.left_behind(&waiter);
             }
         }
         if !may_write {
@@ -305,8 +419,12 @@ impl Service {
             }
             let lock = lock.clone();
             self.set_lease_end(lock.as_ref(), None);
-            self.mark_dirty(lock.as_ref());
+            self.dirty.insert(lock);
         }
+        // They stay planned until the lock is looked at.
+        let due = self.renewals.iter().take_while(|(at, ..)| *at <= now.mono);
+        let due: Vec<LockId> = due.take(TICK_BATCH).map(|(_, lock, _)| lock.clone()).collect();
+        self.dirty.extend(due);
         let batch: Vec<LockId> = self.dirty.iter().take(TICK_BATCH).cloned().collect();
         for lock in &batch {
             self.dirty.remove(lock);
@@ -316,20 +434,17 @@ impl Service {
 
     /// In how many milliseconds [`tick`](Service::tick) is due; `None` if nothing is planned.
     pub(crate) fn next_wakeup(&self, now: Now, may_write: bool) -> Option<u64> {
-        let deadline = self.deadlines.first().map(|(at, _)| at.saturating_sub(now.mono).div_ceil(1000));
-        let work = if !self.dirty.is_empty() {
-            Some(0)
-        } else {
-            // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
-            self.leases
-                .first()
-                .map(|(end, _)| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs())
-        };
+        let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
+        let deadline = self.deadlines.first().map(|(at, _)| until(*at));
+        let renewal = self.renewals.first().map(|(at, ..)| until(*at));
+        let dirty = (!self.dirty.is_empty()).then_some(0);
+        // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
+        let lease = self.leases.first().map(|(end, _)| {
+            end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs()
+        });
+        let work = [renewal, dirty, lease].into_iter().flatten().min();
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
-        match (deadline, work) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (one, other) => one.or(other),
-        }
+        deadline.into_iter().chain(work).min()
     }
 
     /// What was decided since the last call, in the order of the decisions.
@@ -337,99 +452,23 @@ impl Service {
         std::mem::take(&mut self.decisions)
     }
 
-    /// True if nobody waits and nothing is under way: no input but an acquire can matter.
+    /// True if nothing is remembered: no input but an acquire can matter.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queues.is_empty() && self.dirty.is_empty()
+        self.entries.is_empty() && self.dirty.is_empty()
     }
 
     /// True if [`touched`](Service::touched) would do nothing, whatever the key.
     pub(crate) fn ignores(&self, gone: bool) -> bool {
-        self.queues.is_empty() && (!gone || self.held.is_empty())
+        self.entries.is_empty() && (!gone || self.held.is_empty())
     }
 
     /// Fails if anything is kept.
     #[cfg(test)]
     pub(crate) fn assert_empty(&self) {
-        assert!(self.queues.is_empty() && self.waiters.is_empty() && self.waits_of.is_empty());
+        assert!(self.entries.is_empty() && self.waiters.is_empty() && self.waits_of.is_empty());
         assert!(self.in_flight.is_empty() && self.deadlines.is_empty() && self.leases.is_empty());
-        assert!(self.dirty.is_empty() && self.decisions.is_empty());
-    }
-
-    /// The next waiter that the holders admit: one whose owner holds the lock already, for whom it is a
-    /// re-entry as it would be for a new call, or else the first in line.
-    fn next_admitted(&self, lock: LockRef<'_>, holders: &Holders) -> Option<WaiterId> {
-        let queue = self.queues.get(lock)?;
-        let re_entry = holders.iter().find_map(|hold| {
-            let waits = self.waits_of.get(&hold.owner)?;
-            let (of, id) = waits.range((lock.to_id(), WaiterId(0))..).next()?;
-            (of.as_ref() == lock).then_some(*id)
-        });
-        re_entry.or_else(|| {
-            let first = queue.waiting.first().copied()?;
-            let owner = &self.waiters.get(&first)?.request.owner;
-            (holders.admits(owner.as_bytes()) != Admission::Busy).then_some(first)
-        })
-    }
-
-    fn decide(&mut self, id: WaiterId, decision: Decision) {
-        let Some(waiter) = self.remove_waiter(id) else { return };
-        if let Decision::Granted(_) = decision {
-            let Waiter { lock, request, .. } = waiter;
-            self.held.insert(lock.as_ref());
-            if let Some(queue) = self.queues.get_mut(lock.as_ref()) {
-                queue.in_flight.push(id);
-            }
-            self.in_flight.insert(id, InFlight { lock, owner: request.owner });
-        }
-        self.decisions.push((id, decision));
-    }
-
-    /// Takes a waiter out of every index. Its queue stays, even if it is idle now.
-    fn remove_waiter(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.waiters.remove(&id)?;
-        if let Some(at) = waiter.deadline {
-            self.deadlines.remove(&(at, id));
-        }
-        if let Some(ids) = self.waits_of.get_mut(&waiter.request.owner) {
-            ids.remove(&(waiter.lock.clone(), id));
-            if ids.is_empty() {
-                self.waits_of.remove(&waiter.request.owner);
-            }
-        }
-        if let Some(queue) = self.queues.get_mut(waiter.lock.as_ref()) {
-            queue.waiting.remove(&id);
-        }
-        Some(waiter)
-    }
-
-    fn remove_in_flight(&mut self, id: WaiterId) -> Option<InFlight> {
-        let grant = self.in_flight.remove(&id)?;
-        if let Some(queue) = self.queues.get_mut(grant.lock.as_ref()) {
-            queue.in_flight.retain(|other| *other != id);
-        }
-        Some(grant)
-    }
-
-    /// Every hold ended: what was still to be delivered or taken back of them is void.
-    fn void(&mut self, lock: LockRef<'_>) {
-        self.void_where(lock, |_| true);
-    }
-
-    /// The same for every owner that is no holder any more.
-    fn void_ended(&mut self, lock: LockRef<'_>, holders: &Holders) {
-        self.void_where(lock, |of| holders.of(of.as_bytes()).is_none());
-    }
-
-    fn void_where(&mut self, lock: LockRef<'_>, ended: impl Fn(&Owner) -> bool) {
-        let Some(queue) = self.queues.get_mut(lock) else { return };
-        queue.take_back.retain(|of| !ended(of));
-        queue.in_flight.retain(|id| match self.in_flight.get(id) {
-            Some(grant) if ended(&grant.owner) => {
-                self.in_flight.remove(id);
-                false
-            }
-            _ => true,
-        });
+        assert!(self.dirty.is_empty() && self.decisions.is_empty() && self.asked.is_empty());
+        assert!(self.renewals.is_empty() && self.by_connection.is_empty());
     }
 
     /// Frees tables that are empty and were large.
@@ -437,6 +476,7 @@ impl Service {
         if self.waiters.is_empty() && self.waiters.capacity() > 1024 {
             self.waiters = HashMap::new();
             self.waits_of = HashMap::new();
+            self.asked = HashMap::new();
         }
         if self.in_flight.is_empty() && self.in_flight.capacity() > 1024 {
             self.in_flight = HashMap::new();
@@ -445,52 +485,15 @@ impl Service {
             self.decisions = Vec::new();
         }
     }
+}
 
-    fn forget_if_free(&mut self, lock: LockRef<'_>, holders: &Holders) {
-        if holders.is_free() {
-            self.held.remove(lock);
-        }
-    }
+/// What makes two waits the same request.
+pub(super) fn asked(lock: &LockId, request: &Request) -> Option<(LockId, Owner, std::rc::Rc<[u8]>)> {
+    let id = request.id.as_ref()?;
+    Some((lock.clone(), id.asked.clone(), id.id.clone()))
+}
 
-    fn mark_dirty(&mut self, lock: LockRef<'_>) {
-        if let Some((id, _)) = self.queues.get_with_id(lock) {
-            self.dirty.insert(id);
-        }
-    }
-
-    /// The lock is up to date with its key.
-    fn looked_at(&mut self, lock: LockRef<'_>) {
-        if !self.dirty.is_empty() {
-            self.dirty.remove(&lock.to_id());
-        }
-    }
-
-    /// Keeps an own deadline for the end of the lease of every lock that somebody waits for.
-    fn watch_lease(&mut self, lock: LockRef<'_>, holders: &Holders) {
-        if self.waiting(lock) > 0 {
-            self.set_lease_end(lock, holders.expires_at());
-        } else {
-            self.set_lease_end(lock, None);
-        }
-    }
-
-    fn forget_lease_if_unwatched(&mut self, lock: LockRef<'_>) {
-        if self.waiting(lock) == 0 {
-            self.set_lease_end(lock, None);
-        }
-    }
-
-    fn set_lease_end(&mut self, lock: LockRef<'_>, end: Option<WallMs>) {
-        let Some((id, queue)) = self.queues.get_with_id(lock) else { return };
-        let before = std::mem::replace(&mut queue.lease_end, end);
-        if before == end {
-            return;
-        }
-        if let Some(at) = before {
-            self.leases.remove(&(at, id.clone()));
-        }
-        if let Some(at) = end {
-            self.leases.insert((at, id));
-        }
-    }
+/// Whether a request that waits does so exclusively.
+pub(super) fn is_exclusive(request: &Request) -> bool {
+    request.mode == Mode::Exclusive
 }

@@ -1,106 +1,166 @@
-//! A lock as a Redis hash: the field `owner` has the hold count, the TTL is the lease.
+//! A lock as a Redis hash: [`layout`] says which fields it has.
 //!
-//! [`Lock::open`] reads it, the core changes [`Lock::holders`], and [`Lock::store`] writes the difference:
-//! to the keyspace, to replicas and the AOF as plain commands with absolute times, as keyspace events, and to
-//! `WATCH` and client-side caches, all in the words of the plain commands that make the same change. What
-//! else hears of it, stands in [`publish`].
+//! [`Lock::open`] reads it, the core changes [`Lock::holders`] and [`Lock::records`], and [`Lock::store`] writes
+//! the difference: to the keyspace, to replicas and the AOF as plain commands with absolute times, as keyspace
+//! events, and to `WATCH` and client-side caches, all in the words of the plain commands that make the same
+//! change. What else hears of it, stands in [`publish`].
 
+mod layout;
+pub(crate) mod names;
 pub(crate) mod publish;
+mod records;
 
-use crate::core::{Hold, Holders, Owner};
+use std::ffi::{c_int, CStr};
+
+use crate::core::{Holders, Now};
 use crate::error::Error;
 use crate::server::key::{Key, Kind};
 use crate::server::{events, Ctx, Str};
+use layout::{Field, Wanted};
+pub(crate) use records::Records;
 
 /// A lock of the selected database that is open to be read and written.
 pub(crate) struct Lock<'a> {
     ctx: Ctx,
     key: Key<'a>,
-    /// As it is stored.
+    /// Its hash as it is stored, with what leases that are over have left behind.
+    stored: Vec<Field>,
+    stored_end: Option<i64>,
+    /// Who holds it by what is stored.
     before: Holders,
-    /// As it shall be stored.
+    /// Who shall hold it.
     pub(crate) holders: Holders,
+    /// What is stored beside it.
+    pub(crate) records: Records<'a>,
 }
 
 impl<'a> Lock<'a> {
     /// Opens a lock, on a primary; a lease that is over has ended then. [`Error::WrongType`] if the key holds
-    /// anything but an exclusive lock.
-    pub(crate) fn open(ctx: Ctx, name: &'a Str<'a>) -> Result<Lock<'a>, Error> {
+    /// anything but a lock.
+    pub(crate) fn open(ctx: Ctx, name: &'a Str<'a>, now: Now) -> Result<Lock<'a>, Error> {
         let key = Key::open_for_write(ctx, name);
-        let before = read(&key)?;
-        Ok(Lock { ctx, key, holders: before.clone(), before })
+        let (stored, before) = read(&key, now)?;
+        let (stored_end, records) = (key.expires_at(), Records::of(ctx, name));
+        Ok(Lock { ctx, key, stored, stored_end, holders: before.clone(), before, records })
     }
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
-    /// are told.
-    pub(crate) fn store(mut self) {
-        let name = self.key.name();
-        if self.before == self.holders {
-            return;
+    /// are told; returns whether they were.
+    pub(crate) fn store(mut self) -> bool {
+        let was_there = !self.stored.is_empty();
+        let changed = self.store_holders();
+        self.records.store();
+        if changed {
+            self.ctx.signal_modified(self.key.name());
         }
-        if self.before.iter().any(|old| self.holders.of(old.owner.as_bytes()).is_none()) {
-            self.key.delete();
-            self.ctx.replicate_del(name);
-            self.notify(events::GENERIC, c"del");
+        let freed = changed && was_there && self.holders.is_free();
+        if freed {
+            publish::freed(self.ctx, self.key.name());
         }
-        if let Holders::Exclusive(new) = &self.holders {
-            // What is left of the old hold after the deletion above.
-            let old = self.before.of(new.owner.as_bytes());
-            if old.map(|old| old.holds) != Some(new.holds) {
-                self.key.set_field(new.owner.as_bytes(), new.holds);
-                self.ctx.replicate_hset(name, new.owner.as_bytes(), new.holds);
-                self.notify(events::HASH, c"hset");
-            }
-            if new.renewed {
-                self.key.set_expires_at(new.expires_at);
-                self.ctx.replicate_pexpireat(name, new.expires_at);
-                self.notify(events::GENERIC, c"expire");
-            }
-        }
-        self.ctx.signal_modified(name);
-        if self.holders.is_free() {
-            publish::freed(self.ctx, name);
-        }
+        freed
     }
 
-    fn notify(&self, class: std::ffi::c_int, event: &std::ffi::CStr) {
+    /// Returns whether anything has changed.
+    fn store_holders(&mut self) -> bool {
+        let name = self.key.name();
+        let mut changed = false;
+        let stays = self.before.iter().any(|hold| self.holders.of(hold.owner.as_bytes()).is_some());
+        if !self.stored.is_empty() && !stays {
+            self.key.delete();
+            self.stored.clear();
+            self.stored_end = None;
+            self.ctx.replicate(c"DEL", &[name]);
+            self.notify(events::GENERIC, c"del");
+            changed = true;
+        }
+        let mut wanted = layout::fields(&self.holders);
+        if wanted.len() + self.stored.len() > 2 {
+            wanted.sort_by(|a, b| a.field.0.cmp(&b.field.0));
+            self.stored.sort_unstable();
+        }
+        changed |= self.delete_others(&wanted);
+        changed |= self.set_fields(&wanted);
+        if let Some(end) = self.holders.expires_at() {
+            let renewed = self.holders.iter().any(|hold| hold.renewed && hold.expires_at == end);
+            if renewed || self.stored_end != Some(end) {
+                self.key.set_expires_at(end);
+                self.ctx.replicate(c"PEXPIREAT", &[name, &Str::from_number(end)]);
+                self.notify(events::GENERIC, c"expire");
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// `HDEL` for the fields that shall not be there. Both lists are sorted, if they are longer than one.
+    fn delete_others(&mut self, wanted: &[Wanted]) -> bool {
+        let others: Vec<Str<'_>> = self
+            .stored
+            .iter()
+            .filter(|(field, _)| wanted.binary_search_by(|w| w.field.0.cmp(field)).is_err())
+            .map(|(field, _)| Str::new(field))
+            .collect();
+        if others.is_empty() {
+            return false;
+        }
+        others.iter().for_each(|field| self.key.delete_field(field));
+        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
+        self.ctx.replicate(c"HDEL", &args);
+        self.notify(events::HASH, c"hdel");
+        true
+    }
+
+    /// `HSET` for the fields that are not as they shall be.
+    fn set_fields(&mut self, wanted: &[Wanted]) -> bool {
+        let mut args = Vec::new();
+        for Wanted { field: (name, value), renewed } in wanted {
+            let stored = self.stored.binary_search_by(|(field, _)| field.cmp(name));
+            let same = stored.is_ok_and(|at| self.stored[at].1 == *value);
+            if !same || *renewed {
+                args.push(Str::new(name));
+                args.push(Str::new(value));
+            }
+        }
+        if args.is_empty() {
+            return false;
+        }
+        for pair in args.chunks(2) {
+            self.key.set_field(&pair[0], &pair[1]);
+        }
+        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
+        self.ctx.replicate(c"HSET", &args);
+        self.notify(events::HASH, c"hset");
+        true
+    }
+
+    fn notify(&self, class: c_int, event: &CStr) {
         crate::runtime::while_changing(self.ctx, || self.ctx.notify(class, event, self.key.name()));
     }
 }
 
 /// Reads a lock without touching it; works on a replica.
-pub(crate) fn look(ctx: Ctx, name: &Str<'_>) -> Result<Holders, Error> {
-    read(&Key::open_for_read(ctx, name))
+pub(crate) fn look(ctx: Ctx, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
+    read(&Key::open_for_read(ctx, name), now).map(|(_, holders)| holders)
 }
 
-/// What is stored. An exclusive lock is a hash with one field that has a positive decimal number, and a TTL;
-/// anything else is not ours to touch, even where it looks alike.
-fn read(key: &Key<'_>) -> Result<Holders, Error> {
+/// What is stored, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
+/// ours to touch, even where it looks alike.
+fn read(key: &Key<'_>, now: Now) -> Result<(Vec<Field>, Holders), Error> {
     match key.kind() {
-        Kind::Empty => return Ok(Holders::Free),
-        Kind::Hash if key.len() == 1 => {}
-        _ => return Err(Error::WrongType),
+        Kind::Empty => return Ok((Vec::new(), Holders::Free)),
+        Kind::Hash => {}
+        Kind::String | Kind::Other => return Err(Error::WrongType),
     }
     let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-    let mut hold = None;
-    key.for_each_field(&mut |owner, holds| {
-        hold = parse_holds(holds).filter(|_| is_owner(owner)).map(|holds| Hold {
-            owner: Owner::new(owner),
-            holds,
-            expires_at,
-            renewed: false,
-        });
+    let mut stored = Vec::new();
+    let mut plain = 0;
+    key.for_each_field(&mut |field, value| {
+        stored.push((field.to_vec(), value.to_vec()));
+        // Whatever else it is, it may be large.
+        plain += usize::from(!field.starts_with(b"#"));
+        plain <= 1
     });
-    hold.map(Holders::Exclusive).ok_or(Error::WrongType)
-}
-
-/// A field that can be an owner: a name that begins with `#` is kept for what else is stored about a lock.
-fn is_owner(field: &[u8]) -> bool {
-    !field.is_empty() && field[0] != b'#'
-}
-
-/// A positive number as `HINCRBY` writes it.
-fn parse_holds(value: &[u8]) -> Option<i64> {
-    let starts_well = matches!(value.first(), Some(b'1'..=b'9'));
-    std::str::from_utf8(value).ok().filter(|_| starts_well)?.parse().ok()
+    let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
+    holders.end_leases(now.wall);
+    Ok((stored, holders))
 }

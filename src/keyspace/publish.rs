@@ -1,6 +1,7 @@
 //! Telling those who wait elsewhere that a lock is free: the message that Redisson's waiters listen for.
 
 use crate::config::{self, Publish};
+use crate::keyspace::names;
 use crate::server::{Ctx, Str};
 
 /// The message that wakes one waiter of each client.
@@ -17,7 +18,7 @@ pub(crate) fn freed(ctx: Ctx, lock: &Str<'_>) {
     if chosen == Publish::Off {
         return;
     }
-    let channel = Str::new(&channel(lock.as_bytes()));
+    let channel = Str::new(&names::derived("redisson_lock__channel", lock.as_bytes()));
     let message = &Str::new(FREE);
     // In a cluster its bus takes the message to the replicas.
     let to_replicas = !ctx.is_cluster();
@@ -32,29 +33,5 @@ pub(crate) fn freed(ctx: Ctx, lock: &Str<'_>) {
         if to_replicas {
             ctx.replicate_publish(c"SPUBLISH", &channel, message);
         }
-    }
-}
-
-/// `redisson_lock__channel:{key}`; a key that has a brace is taken as it is, so that it keeps its own hash
-/// tag.
-fn channel(key: &[u8]) -> Vec<u8> {
-    const PREFIX: &[u8] = b"redisson_lock__channel:";
-    if key.contains(&b'{') {
-        [PREFIX, key].concat()
-    } else {
-        [PREFIX, b"{", key, b"}"].concat()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::channel;
-
-    #[test]
-    fn the_channel_has_the_lock_as_its_hash_tag() {
-        assert_eq!(channel(b"k"), b"redisson_lock__channel:{k}");
-        assert_eq!(channel(b"a{k}"), b"redisson_lock__channel:a{k}");
-        assert_eq!(channel(b"a{"), b"redisson_lock__channel:a{");
-        assert_eq!(channel(b"\xff\0"), b"redisson_lock__channel:{\xff\0}");
     }
 }

@@ -39,6 +39,18 @@ impl Ctx {
         unsafe { call!(RedisModule_SelectDb(self.0, db)) };
     }
 
+    /// Does something with another database selected.
+    pub(crate) fn in_db<T>(self, db: i32, body: impl FnOnce() -> T) -> T {
+        let before = self.db();
+        if before == db {
+            return body();
+        }
+        self.select_db(db);
+        let result = body();
+        self.select_db(before);
+        result
+    }
+
     /// The id of the calling client, as `CLIENT LIST` shows it.
     pub(crate) fn client_id(self) -> u64 {
         // SAFETY: the context is that of the running callback.
@@ -73,6 +85,11 @@ impl Ctx {
         )
     }
 
+    /// True in a script or a function, which run on behalf of no connection.
+    pub(crate) fn is_script(self) -> bool {
+        self.has_flag(raw::REDISMODULE_CTX_FLAGS_LUA)
+    }
+
     pub(crate) fn is_primary(self) -> bool {
         self.has_flag(raw::REDISMODULE_CTX_FLAGS_MASTER)
     }
@@ -101,33 +118,12 @@ impl Ctx {
         unsafe { call!(RedisModule_SignalModifiedKey(self.0, key.as_ptr())) };
     }
 
-    /// `DEL key`, to replicas and the AOF.
-    pub(crate) fn replicate_del(self, key: &Str) {
-        // SAFETY: "s" takes one string of the server.
-        unsafe { call!(RedisModule_Replicate(self.0, c"DEL".as_ptr(), c"s".as_ptr(), key.as_ptr())) };
-    }
-
-    /// `HSET key field number`, to replicas and the AOF.
-    pub(crate) fn replicate_hset(self, key: &Str, field: &[u8], number: i64) {
-        // SAFETY: "sbl" takes a string of the server, a buffer with its length, and a long long.
+    /// A command with these arguments, to replicas and the AOF.
+    pub(crate) fn replicate(self, command: &CStr, args: &[&Str<'_>]) {
+        let argv: Vec<*mut raw::RedisModuleString> = args.iter().map(|arg| arg.as_ptr()).collect();
+        // SAFETY: "v" takes a list of strings with its length; all outlive the call.
         unsafe {
-            call!(RedisModule_Replicate(
-                self.0,
-                c"HSET".as_ptr(),
-                c"sbl".as_ptr(),
-                key.as_ptr(),
-                field.as_ptr(),
-                field.len(),
-                number,
-            ))
-        };
-    }
-
-    /// `PEXPIREAT key milliseconds`, to replicas and the AOF.
-    pub(crate) fn replicate_pexpireat(self, key: &Str, at: i64) {
-        // SAFETY: "sl" takes a string of the server and a long long.
-        unsafe {
-            call!(RedisModule_Replicate(self.0, c"PEXPIREAT".as_ptr(), c"sl".as_ptr(), key.as_ptr(), at))
+            call!(RedisModule_Replicate(self.0, command.as_ptr(), c"v".as_ptr(), argv.as_ptr(), argv.len()))
         };
     }
 

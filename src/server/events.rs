@@ -11,6 +11,8 @@ use crate::server::{guard, lent_client, string, Ctx, ServerCell, OK};
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
 /// `hset` and the like: raised, never listened to.
 pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
+/// `set` and the like: the same.
+pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
 
 /// Receives what happens in the keyspace. Nothing may be written to it from here: the stream would get our
 /// write before the change that led to it.
@@ -69,6 +71,55 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     keys == OK
         && listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
+}
+
+/// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
+pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
+    static CHANGED: ServerCell<Cell<Option<fn(Ctx, bool)>>> = ServerCell::new(Cell::new(None));
+    unsafe extern "C" fn role(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        _data: *mut c_void,
+    ) {
+        let primary = subevent == u64::from(raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        guard(|| {
+            if let Some(changed) = CHANGED.get(Ctx(ctx)).get() {
+                changed(Ctx(ctx), primary);
+            }
+        });
+    }
+    CHANGED.get(ctx).set(Some(changed));
+    listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
+}
+
+/// Calls `closed` with the id of every client whose connection ends. Ends with [`ignore_clients`].
+pub(crate) fn listen_to_clients(ctx: Ctx, closed: fn(Ctx, u64)) {
+    static CLOSED: ServerCell<Cell<Option<fn(Ctx, u64)>>> = ServerCell::new(Cell::new(None));
+    unsafe extern "C" fn change(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        data: *mut c_void,
+    ) {
+        if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
+            return;
+        }
+        // SAFETY: the data of this event is this structure, of the version that was asked for or later.
+        let id = unsafe { (*data.cast::<raw::RedisModuleClientInfo>()).id };
+        guard(|| {
+            if let Some(closed) = CLOSED.get(Ctx(ctx)).get() {
+                closed(Ctx(ctx), id);
+            }
+        });
+    }
+    CLOSED.get(ctx).set(Some(closed));
+    listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
+}
+
+/// Ends [`listen_to_clients`]. Not from inside an event, as [`ignore_wakeups`].
+pub(crate) fn ignore_clients(ctx: Ctx) {
+    listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
 
 /// Whom [`listen_to_wakeups`] and [`listen_to_cron`] call.

@@ -11,6 +11,7 @@ use crate::server::{string, Ctx, Str};
 pub(crate) enum Kind {
     Empty,
     Hash,
+    String,
     Other,
 }
 
@@ -24,7 +25,8 @@ pub(crate) struct Key<'a> {
 
 /// What a walk over a hash hands its callback; see [`Key::for_each_field`].
 struct Walk<'f> {
-    visit: &'f mut dyn FnMut(&[u8], &[u8]),
+    visit: &'f mut dyn FnMut(&[u8], &[u8]) -> bool,
+    stopped: bool,
     panicked: bool,
 }
 
@@ -54,14 +56,9 @@ impl<'a> Key<'a> {
         match unsafe { call!(RedisModule_KeyType(self.raw)) } as isize {
             raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
             raw::REDISMODULE_KEYTYPE_HASH => Kind::Hash,
+            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
             _ => Kind::Other,
         }
-    }
-
-    /// The number of fields of a hash.
-    pub(crate) fn len(&self) -> usize {
-        // SAFETY: the key is open; null is answered as 0.
-        unsafe { call!(RedisModule_ValueLength(self.raw)) }
     }
 
     /// When the key expires, in milliseconds since the epoch.
@@ -71,8 +68,8 @@ impl<'a> Key<'a> {
         (at != i64::from(raw::REDISMODULE_NO_EXPIRE)).then_some(at)
     }
 
-    /// Calls `visit` with every field and value of a hash.
-    pub(crate) fn for_each_field(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
+    /// Calls `visit` with every field and value of a hash, until it returns false.
+    pub(crate) fn for_each_field(&self, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) {
         unsafe extern "C" fn field(
             _key: *mut raw::RedisModuleKey,
             field: *mut raw::RedisModuleString,
@@ -83,36 +80,68 @@ impl<'a> Key<'a> {
             let walk = unsafe { &mut *data.cast::<Walk<'_>>() };
             // SAFETY: both strings live until this callback returns.
             let (field, value) = unsafe { (string::bytes(field), string::bytes(value)) };
-            if !walk.panicked && super::guard(|| (walk.visit)(field, value)).is_none() {
-                walk.panicked = true;
+            if walk.stopped {
+                return;
             }
+            let goes_on = super::guard(|| (walk.visit)(field, value));
+            walk.panicked = goes_on.is_none();
+            walk.stopped = goes_on != Some(true);
         }
         if self.raw.is_null() {
             return;
         }
-        let mut walk = Walk { visit, panicked: false };
+        let mut walk = Walk { visit, stopped: false, panicked: false };
         // SAFETY: the cursor is made and destroyed here; the callback only uses `walk`, which outlives the
         // scan. The hash is not changed meanwhile, so that the scan ends.
         unsafe {
             let cursor = call!(RedisModule_ScanCursorCreate());
-            let data = (&raw mut walk).cast();
-            while call!(RedisModule_ScanKey(self.raw, cursor, Some(field), data)) != 0 {}
+            let data = (&raw mut walk).cast::<c_void>();
+            while call!(RedisModule_ScanKey(self.raw, cursor, Some(field), data)) != 0
+                && !(*data.cast::<Walk<'_>>()).stopped
+            {}
             call!(RedisModule_ScanCursorDestroy(cursor));
         }
         assert!(!walk.panicked, "the visitor of a hash panicked");
     }
 
-    /// Sets a field to a number; makes the hash if there is none.
-    pub(crate) fn set_field(&mut self, field: &[u8], number: i64) {
-        let field = Str::new(field);
-        let value = Str::from_number(number);
-        // SAFETY: the key is open for writing; the list of fields and values ends with a null.
+    /// The content of a string.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let (mut len, mode) = (0, raw::REDISMODULE_READ.cast_signed());
+        // SAFETY: the key is open and holds a string; what is returned lives as long as that is not changed.
+        unsafe {
+            let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
+            if start.is_null() {
+                return Vec::new();
+            }
+            std::slice::from_raw_parts(start.cast(), len).to_vec()
+        }
+    }
+
+    /// Makes the key a string with this content and without a TTL, whatever it was.
+    pub(crate) fn set_text(&mut self, content: &Str<'_>) {
+        // SAFETY: the key is open for writing.
+        unsafe { call!(RedisModule_StringSet(self.raw, content.as_ptr())) };
+    }
+
+    /// Sets a field; makes the hash if there is none.
+    pub(crate) fn set_field(&mut self, field: &Str<'_>, value: &Str<'_>) {
+        self.hash_set(field, value.as_ptr());
+    }
+
+    /// Deletes a field; with the last one goes the hash.
+    pub(crate) fn delete_field(&mut self, field: &Str<'_>) {
+        self.hash_set(field, raw::REDISMODULE_HASH_DELETE.cast_mut());
+    }
+
+    fn hash_set(&mut self, field: &Str<'_>, value: *mut raw::RedisModuleString) {
+        // SAFETY: the key is open for writing; the list of fields and values ends with a null. The server does
+        // not follow the value that stands for a deletion.
         unsafe {
             call!(RedisModule_HashSet(
                 self.raw,
                 raw::REDISMODULE_HASH_NONE.cast_signed(),
                 field.as_ptr(),
-                value.as_ptr(),
+                value,
                 std::ptr::null_mut::<raw::RedisModuleString>(),
             ))
         };

@@ -163,8 +163,8 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_ServerInfoGetField
         RedisModule_SetAbsExpire RedisModule_SetCommandInfo RedisModule_SetDisconnectCallback
         RedisModule_SetModuleOptions RedisModule_SignalModifiedKey RedisModule_StopTimer
-        RedisModule_StringPtrLen RedisModule_SubscribeToKeyspaceEvents RedisModule_SubscribeToServerEvent
-        RedisModule_UnblockClient RedisModule_ValueLength RedisModule_WrongArity
+        RedisModule_StringDMA RedisModule_StringPtrLen RedisModule_StringSet RedisModule_SubscribeToKeyspaceEvents RedisModule_SubscribeToServerEvent
+        RedisModule_UnblockClient RedisModule_WrongArity
     );
     symbols.into_iter().filter_map(|(name, absent)| absent.then_some(name)).collect()
 }

@@ -16,18 +16,26 @@
 //! would get our write before the change that led to it: the lock is marked, and looked at in a timer that
 //! fires at once.
 
+mod search;
+mod touches;
+mod waits;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use crate::core::{Decision, LockId, LockRef, MonoUs, Owner, Service, WaiterId};
+use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId};
 use crate::error::Error;
 use crate::keyspace::{self, Lock};
 use crate::metrics::Metrics;
-use crate::server::blocked::{self, BlockedClient, Handle};
-use crate::server::events::{self, KeyspaceEvents};
-use crate::server::socket::Socket;
+use crate::server::blocked::{self, Handle};
+use crate::server::events;
 use crate::server::timer::{self, TimerId};
 use crate::server::{guard, Ctx, ServerCell, Str};
+
+pub(crate) use search::{blockers_of, deadlock_of};
+use touches::Touches;
+pub(crate) use waits::reply_grant;
+use waits::{Ended, Wait, Waits};
 
 /// In a cluster, how often every lock that somebody waits for is looked at, in microseconds: a slot can leave
 /// without a word about its keys.
@@ -45,35 +53,6 @@ static RUNTIME: ServerCell<RefCell<Option<Runtime>>> = ServerCell::new(RefCell::
 /// The event that is being raised is about a change of our own.
 static CHANGING: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// How a grant is answered.
-#[derive(Clone, Debug)]
-pub(crate) enum Answer {
-    /// With the hold count.
-    Holds,
-    /// With a map that names the owner too: the server chose it.
-    Map(Owner),
-}
-
-/// A blocked client, from the call that has to wait until the server has taken its handle back.
-struct Wait {
-    handle: Handle,
-    client: u64,
-    socket: Option<Socket>,
-    /// The client had hung up before it could be answered.
-    hung_up: bool,
-    answer: Answer,
-    /// `None` as long as it waits. The handle has been given back as soon as there is one.
-    ended: Option<Ended>,
-}
-
-/// How a wait ended.
-#[derive(Clone, Copy)]
-enum Ended {
-    By(Decision),
-    /// The client left, or the server has answered it.
-    Left,
-}
-
 /// All state in memory.
 #[derive(Default)]
 pub(crate) struct Runtime {
@@ -90,6 +69,8 @@ pub(crate) struct Runtime {
     listening: bool,
     /// The timer is watched; ends in the timer.
     watching_timer: bool,
+    /// The end of connections is listened to, as holds depend on some; ends in the timer.
+    listening_to_clients: bool,
     /// When all locks are looked at next; in a cluster only.
     look_at_all: Option<MonoUs>,
 }
@@ -101,7 +82,7 @@ pub(crate) fn with<T>(ctx: Ctx, body: impl FnOnce(&mut Runtime) -> T) -> T {
 
 /// Starts to listen to what happens to keys. False if the server refuses.
 pub(crate) fn start(ctx: Ctx) -> bool {
-    events::subscribe::<Touches>(ctx)
+    events::subscribe::<Touches>(ctx) && events::listen_to_role(ctx, role_changed)
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
@@ -109,24 +90,23 @@ pub(crate) fn stop(ctx: Ctx) {
     RUNTIME.get(ctx).replace(None);
 }
 
-/// Raises events about a change of our own.
-pub(crate) fn while_changing(ctx: Ctx, raise: impl FnOnce()) {
-    CHANGING.get(ctx).set(true);
-    raise();
-    CHANGING.get(ctx).set(false);
+/// Does something whose events are about a change of our own, or about none of a lock.
+pub(crate) fn while_changing<T>(ctx: Ctx, body: impl FnOnce() -> T) -> T {
+    let before = CHANGING.get(ctx).replace(true);
+    let result = body();
+    CHANGING.get(ctx).set(before);
+    result
 }
 
 /// Blocks the calling client until its waiter is decided.
-pub(crate) fn block(ctx: Ctx, id: WaiterId, answer: Answer) -> Result<(), Error> {
+pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
     let may_unblock = crate::server_may_unblock();
     let Some(handle) = blocked::block::<Waits>(ctx, may_unblock) else {
         with(ctx, |runtime| runtime.service.leave(id));
         settle(ctx);
         return Err(Error::CannotBlock);
     };
-    let client = ctx.client_id();
-    let socket = Socket::of_client(ctx, client);
-    let wait = Wait { handle, client, socket, hung_up: false, answer, ended: None };
+    let wait = Wait::of_caller(ctx, handle);
     with(ctx, |runtime| {
         runtime.waits.insert(id, wait);
         runtime.by_handle.insert(handle, id);
@@ -143,6 +123,7 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId, answer: Answer) -> Result<(), Error>
 pub(crate) fn settle(ctx: Ctx) {
     with(ctx, |runtime| {
         runtime.pass_on_decisions();
+        runtime.listen_to_clients(ctx);
         runtime.set_timer(ctx, true);
     });
 }
@@ -164,7 +145,7 @@ impl Runtime {
 
     fn pass_on_decisions(&mut self) {
         for (id, decision) in self.service.take_decisions() {
-            self.metrics.count(decision);
+            self.metrics.count(&decision);
             self.end(id, Ended::By(decision));
         }
     }
@@ -174,6 +155,13 @@ impl Runtime {
         if let Some(wait) = self.waits.get_mut(&id).filter(|wait| wait.ended.is_none()) {
             wait.ended = Some(ended);
             blocked::unblock(wait.handle, id.0);
+        }
+    }
+
+    /// Listens to the end of connections as soon as a hold depends on one.
+    fn listen_to_clients(&mut self, ctx: Ctx) {
+        if self.service.has_bindings() && !std::mem::replace(&mut self.listening_to_clients, true) {
+            events::listen_to_clients(ctx, client_closed);
         }
     }
 
@@ -236,6 +224,9 @@ fn fired(ctx: Ctx) {
         if !primary {
             runtime.service.abdicate();
         }
+        if !runtime.service.has_bindings() && std::mem::take(&mut runtime.listening_to_clients) {
+            events::ignore_clients(ctx);
+        }
         if ctx.is_cluster() {
             runtime.plan_look_at_all(started);
         }
@@ -291,156 +282,44 @@ impl Runtime {
 fn look_at(ctx: Ctx, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
-    let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.as_ref(), decision));
+    let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.as_ref(), &decision));
     // A key that has gone because its slot migrates was not released.
     if ctx.is_cluster() && !ctx.serves_slot_of(&name) {
         return refuse(Decision::Moved);
     }
-    let Ok(mut open) = Lock::open(ctx, &name) else {
+    let now = ctx.now();
+    let Ok(mut open) = Lock::open(ctx, &name, now) else {
         return refuse(Decision::WrongType);
     };
     let found_free = open.holders.is_free();
-    with(ctx, |runtime| runtime.service.serve(lock.as_ref(), &mut open.holders, ctx.now()));
+    with(ctx, |runtime| {
+        runtime.service.serve(lock.as_ref(), &mut open.holders, &mut open.records, now);
+    });
     let left_free = open.holders.is_free();
-    open.store();
-    if found_free && left_free {
+    if !open.store() && found_free && left_free {
         keyspace::publish::freed(ctx, &name);
     }
 }
 
-/// What the server tells about keys.
-struct Touches;
-
-impl KeyspaceEvents for Touches {
-    fn key(ctx: Ctx, event: &[u8], key: &[u8]) {
-        if CHANGING.get(ctx).get() {
-            return;
-        }
-        with(ctx, |runtime| {
-            // Those that end every hold that there was on the key, also by putting others in its place.
-            let gone = matches!(
-                event,
-                b"del"
-                    | b"expired"
-                    | b"evicted"
-                    | b"rename_from"
-                    | b"move_from"
-                    | b"rename_to"
-                    | b"move_to"
-                    | b"restore"
-                    | b"copy_to"
-            );
-            // Nearly always: nobody waits, and the event costs no more than this.
-            if runtime.service.ignores(gone) {
-                return;
-            }
-            if runtime.service.touched(LockRef { db: ctx.db(), key }, gone) {
-                runtime.set_timer(ctx, true);
-            }
-        });
-    }
-
-    fn database(ctx: Ctx, db: Option<i32>) {
-        with(ctx, |runtime| {
-            if !runtime.service.is_idle() {
-                runtime.service.touched_all(db);
-                runtime.set_timer(ctx, true);
-            }
-        });
-    }
-}
-
-/// What happens to blocked clients.
-struct Waits;
-
-impl BlockedClient for Waits {
-    fn reply(ctx: Ctx, token: u64) {
-        let found = with(ctx, |runtime| {
-            let wait = runtime.waits.get_mut(&WaiterId(token))?;
-            wait.hung_up = wait.socket.is_some_and(Socket::is_hung_up);
-            Some((wait.ended, wait.answer.clone(), wait.hung_up))
-        });
-        let Some((Some(Ended::By(decision)), answer, hung_up)) = found else { return };
-        match decision {
-            // It may have closed its half only, and still read: what is taken back must not be told as a grant.
-            Decision::Granted(_) if hung_up => ctx.reply_error(&Error::HungUp.to_string()),
-            Decision::Granted(holds) => reply_grant(ctx, &answer, holds),
-            Decision::TimedOut => ctx.reply_null(),
-            Decision::WrongType => ctx.reply_error(&Error::WrongType.to_string()),
-            Decision::Moved => ctx.reply_error(&Error::Moved.to_string()),
-            Decision::Overflow => ctx.reply_error(&Error::TooManyHolds.to_string()),
-        }
-    }
-
-    fn timed_out(ctx: Ctx, handle: Handle) {
-        ctx.reply_null();
-        with(ctx, |runtime| runtime.leave(ctx, handle));
-    }
-
-    fn disconnected(ctx: Ctx, handle: Handle) {
-        with(ctx, |runtime| runtime.leave(ctx, handle));
-    }
-
-    fn done(ctx: Ctx, token: u64, gone: bool) {
-        let id = WaiterId(token);
-        with(ctx, |runtime| {
-            let Some(wait) = runtime.waits.remove(&id) else { return };
-            runtime.by_handle.remove(&wait.handle);
-            if runtime.waits.is_empty() {
-                runtime.give_memory_back();
-            }
-            if !matches!(wait.ended, Some(Ended::By(Decision::Granted(_)))) {
-                return;
-            }
-            if gone || wait.hung_up {
-                runtime.take_back(id);
-            } else {
-                runtime.answered.push((id, wait.client));
-                if !std::mem::replace(&mut runtime.listening, true) {
-                    events::listen_to_wakeups(ctx, turn_is_over);
-                }
-            }
-            runtime.set_timer(ctx, true);
-        });
-    }
-}
-
-impl Runtime {
-    fn take_back(&mut self, id: WaiterId) {
-        self.metrics.taken_back += 1;
-        self.service.undelivered(id);
-    }
-}
-
-/// The event loop has sent what it had to send and freed what it had to free, and has read nothing since.
-fn turn_is_over(ctx: Ctx) {
+/// This server has become the primary, or has ceased to be it.
+fn role_changed(ctx: Ctx, primary: bool) {
     with(ctx, |runtime| {
-        if runtime.answered.is_empty() {
-            return;
-        }
-        for (id, client) in std::mem::take(&mut runtime.answered) {
-            if ctx.client_exists(client) {
-                runtime.service.delivered(id);
-            } else {
-                runtime.take_back(id);
-            }
+        if primary {
+            runtime.service.resume();
+        } else {
+            runtime.service.abdicate();
         }
         runtime.set_timer(ctx, true);
     });
 }
 
-/// Answers a grant.
-pub(crate) fn reply_grant(ctx: Ctx, answer: &Answer, holds: i64) {
-    match answer {
-        Answer::Holds => ctx.reply_integer(holds),
-        Answer::Map(owner) => {
-            ctx.reply_map(2);
-            ctx.reply_bulk(b"owner");
-            ctx.reply_bulk(owner.as_bytes());
-            ctx.reply_bulk(b"holds");
-            ctx.reply_integer(holds);
+/// A client's connection has ended.
+fn client_closed(ctx: Ctx, client: u64) {
+    with(ctx, |runtime| {
+        if runtime.service.connection_closed(ConnectionId(client)) {
+            runtime.set_timer(ctx, true);
         }
-    }
+    });
 }
 
 /// Frees a table that is empty and was large.

@@ -1,0 +1,92 @@
+//! What is asked for, what is answered, and what is stored beside a lock.
+
+use std::rc::Rc;
+
+use super::{ConnectionId, Mode, Now, Owner, Token, WallMs};
+
+/// What an acquire asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) owner: Owner,
+    pub(crate) mode: Mode,
+    /// Milliseconds that the lease runs from the grant.
+    pub(crate) lease_ms: i64,
+    /// A fencing token is wanted.
+    pub(crate) fence: bool,
+    /// The reply says who the owner is.
+    pub(crate) names_owner: bool,
+    /// What makes a second call the same as the first.
+    pub(crate) id: Option<RequestId>,
+    /// What is to happen when the connection closes.
+    pub(crate) bind: Option<Bind>,
+}
+
+impl Request {
+    pub(super) fn expires_at(&self, now: Now) -> WallMs {
+        now.wall.saturating_add(self.lease_ms)
+    }
+
+    pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {
+        Reply { holds, token, owner: self.names_owner.then(|| self.owner.clone()) }
+    }
+}
+
+/// Names a call: one that has the same was made before.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RequestId {
+    /// The owner as the call has it, which need not be the one that it gets.
+    pub(crate) asked: Owner,
+    pub(crate) id: Rc<[u8]>,
+    /// How many milliseconds its reply is remembered.
+    pub(crate) ttl_ms: i64,
+}
+
+/// How a hold depends on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bind {
+    pub(crate) connection: ConnectionId,
+    /// As long as it is open, the lease is renewed.
+    pub(crate) watchdog: bool,
+    /// When it closes, the hold ends.
+    pub(crate) ephemeral: bool,
+}
+
+/// The reply to a grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// How often the owner holds the lock.
+    pub(crate) holds: i64,
+    /// Its fencing token, if that was asked for.
+    pub(crate) token: Option<Token>,
+    /// Who the owner is, if the reply says so.
+    pub(crate) owner: Option<Owner>,
+}
+
+/// Why a request that nobody's hold excludes is refused all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The hold count cannot grow any more.
+    Overflow,
+    /// The key of the fencing counter holds something else.
+    NoCounter,
+    /// The fencing counter cannot grow any more.
+    CounterFull,
+    /// The key in which the reply is remembered holds something else.
+    NoRecord,
+    /// That key belongs to a request of another owner whose name and id, put together, look the same.
+    OthersRecord,
+}
+
+/// What is stored beside the holders of one lock. Changes are written together with them.
+pub(crate) trait Records {
+    /// A token that is greater than all that were taken before, and than `above`.
+    fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal>;
+    /// The reply to this acquire, if it was made before.
+    fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal>;
+    /// The reply to this release, if it was made before.
+    fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal>;
+    fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
+    fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
+    /// The grant was taken back: the next call with this id is a new one.
+    fn forget_grant(&mut self, id: &RequestId);
+}

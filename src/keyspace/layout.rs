@@ -1,0 +1,161 @@
+//! How the holders of a lock stand in its hash.
+//!
+//! | field | value | |
+//! |---|---|---|
+//! | *owner* | *holds* | the exclusive holds of the only owner; the key's TTL is its lease |
+//! | `#fence` | *token* | the fencing token of that owner, if it asked for one |
+//! | `#shared:`*owner* | *holds*`:`*end* or *holds*`:`*end*`:`*token* | the shared holds of one of many owners, when its lease ends (milliseconds since the epoch), and its token |
+//!
+//! The TTL of the key is the longest lease. To a Redisson client whose field is not there, every such hash is a
+//! lock that somebody else holds.
+
+use crate::config::MAX_MS;
+use crate::core::{Hold, Holders, Owner};
+
+const FENCE: &[u8] = b"#fence";
+const SHARED: &[u8] = b"#shared:";
+
+/// A field and its value.
+pub(super) type Field = (Vec<u8>, Vec<u8>);
+
+/// The holders that these fields stand for, in a hash that expires at `expires_at`; `None` if it is no lock.
+pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
+    let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
+    for (name, value) in fields {
+        if name == FENCE {
+            fence = Some(positive(value).filter(|token| *token <= MAX_MS)?);
+        } else if let Some(owner) = name.strip_prefix(SHARED).filter(|owner| is_owner(owner)) {
+            holds.push(parse_shared(owner, value, expires_at)?);
+        } else if is_owner(name) && exclusive.is_none() {
+            let (owner, exclusive_holds) = (Owner::new(name), positive(value)?);
+            exclusive =
+                Some(Hold { owner, exclusive: exclusive_holds, shared: 0, expires_at, token: None, renewed: false });
+        } else {
+            return None;
+        }
+    }
+    match exclusive {
+        Some(mut exclusive) => {
+            exclusive.token = fence;
+            if let Some(at) = holds.iter().position(|hold| hold.owner == exclusive.owner) {
+                exclusive.shared = holds.swap_remove(at).shared;
+            }
+            // Of others only what a lease left behind can stand beside it, which is nobody's any more.
+            holds.retain(|hold| hold.expires_at >= expires_at);
+            holds.push(exclusive);
+        }
+        None if holds.is_empty() && !fields.is_empty() => return None,
+        None => {}
+    }
+    Holders::from_holds(holds)
+}
+
+fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold> {
+    let mut parts = value.split(|byte| *byte == b':');
+    let shared = positive(parts.next()?)?;
+    let end = positive(parts.next()?)?;
+    let token = match parts.next() {
+        Some(token) => Some(positive(token).filter(|token| *token <= MAX_MS)?),
+        None => None,
+    };
+    let expires_at = end.min(key_expires_at);
+    let hold = Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed: false };
+    parts.next().is_none().then_some(hold)
+}
+
+/// A field as it shall be, and whether it is to be written even if it is so already.
+pub(super) struct Wanted {
+    pub(super) field: Field,
+    pub(super) renewed: bool,
+}
+
+/// The fields for these holders.
+pub(super) fn fields(holders: &Holders) -> Vec<Wanted> {
+    let mut wanted = Vec::with_capacity(holders.len());
+    for hold in holders.iter() {
+        let owner = hold.owner.as_bytes();
+        if hold.exclusive > 0 {
+            wanted.push(Wanted { field: (owner.to_vec(), text(hold.exclusive)), renewed: false });
+            if let Some(token) = hold.token {
+                wanted.push(Wanted { field: (FENCE.to_vec(), text(token)), renewed: false });
+            }
+        }
+        if hold.shared > 0 {
+            let mut value = format!("{}:{}", hold.shared, hold.expires_at);
+            if let Some(token) = hold.token.filter(|_| hold.exclusive == 0) {
+                value.push_str(&format!(":{token}"));
+            }
+            let field = ([SHARED, owner].concat(), value.into_bytes());
+            wanted.push(Wanted { field, renewed: hold.renewed });
+        }
+    }
+    wanted
+}
+
+fn text(number: i64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+/// A field that can be an owner: a name that begins with `#` is kept for what else is stored about a lock.
+fn is_owner(field: &[u8]) -> bool {
+    !field.is_empty() && field[0] != b'#'
+}
+
+/// A positive number as `HINCRBY` writes it.
+fn positive(value: &[u8]) -> Option<i64> {
+    let starts_well = matches!(value.first(), Some(b'1'..=b'9'));
+    std::str::from_utf8(value).ok().filter(|_| starts_well)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{fields, parse, Field};
+
+    fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
+        fields.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for stored in [
+            hash(&[("a", "3")]),
+            hash(&[("a", "3"), ("#fence", "77")]),
+            hash(&[("a", "3"), ("#fence", "77"), ("#shared:a", "2:500")]),
+            hash(&[("#shared:a", "2:500")]),
+            hash(&[("#shared:a", "2:500:9"), ("#shared:a:b", "1:400"), ("#shared:c", "1:300:12")]),
+        ] {
+            let holders = parse(&stored, 500).unwrap_or_else(|| panic!("{stored:?} is a lock"));
+            let written: Vec<Field> = fields(&holders).into_iter().map(|wanted| wanted.field).collect();
+            assert_eq!(written, stored);
+            assert_eq!(holders.expires_at(), Some(500));
+        }
+    }
+
+    #[test]
+    fn what_is_no_lock_is_refused() {
+        for stored in [
+            hash(&[("#fence", "7")]),
+            hash(&[("a", "1"), ("b", "1")]),
+            hash(&[("a", "1"), ("#fence", "x")]),
+            hash(&[("a", "1"), ("#fence", "9007199254740992")]),
+            hash(&[("a", "1"), ("#other", "1")]),
+            hash(&[("a", "1"), ("#shared:b", "1:500")]),
+            hash(&[("#shared:", "1:500")]),
+            hash(&[("#shared:#b", "1:500")]),
+            hash(&[("#shared:b", "1")]),
+            hash(&[("#shared:b", "0:500")]),
+            hash(&[("#shared:b", "1:500:")]),
+            hash(&[("#shared:b", "1:500:7:8")]),
+            hash(&[("", "1")]),
+        ] {
+            assert_eq!(parse(&stored, 500), None, "{stored:?}");
+        }
+    }
+
+    #[test]
+    fn a_lease_never_outlives_the_key() {
+        let holders = parse(&hash(&[("#shared:a", "1:900"), ("#shared:b", "1:300")]), 500);
+        let ends: Vec<i64> = holders.iter().flat_map(|h| h.iter().map(|hold| hold.expires_at)).collect();
+        assert_eq!(ends, [500, 300]);
+    }
+}

@@ -1,0 +1,65 @@
+//! The names of the keys and channels that belong to a lock, as Redisson makes them.
+
+/// `prefix:{key}`; a key that has a brace is taken as it is, so that it keeps its own hash tag.
+pub(crate) fn derived(prefix: &str, key: &[u8]) -> Vec<u8> {
+    if key.contains(&b'{') {
+        [prefix.as_bytes(), b":", key].concat()
+    } else {
+        [prefix.as_bytes(), b":{", key, b"}"].concat()
+    }
+}
+
+/// The string with the last fencing token.
+pub(crate) fn counter(key: &[u8]) -> Vec<u8> {
+    derived("redisson_lock_token", key)
+}
+
+/// The string with the reply to a request.
+pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Vec<u8> {
+    [&*derived("lock_request", key), b":", owner, b":", request].concat()
+}
+
+/// True if both are in one slot of a cluster whatever they are hashed to, because the same part of them is.
+pub(crate) fn share_slot(a: &[u8], b: &[u8]) -> bool {
+    hashed(a) == hashed(b)
+}
+
+/// The part of a key that decides its slot: what is between the first `{` and the next `}`, if that is not empty.
+fn hashed(key: &[u8]) -> &[u8] {
+    let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
+    let rest = &key[open + 1..];
+    match rest.iter().position(|byte| *byte == b'}') {
+        Some(close) if close > 0 => &rest[..close],
+        _ => key,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{counter, request, share_slot};
+
+    #[test]
+    fn a_derived_key_has_the_lock_as_its_hash_tag() {
+        assert_eq!(counter(b"k"), b"redisson_lock_token:{k}");
+        assert_eq!(counter(b"a{k}"), b"redisson_lock_token:a{k}");
+        assert_eq!(counter(b"a{"), b"redisson_lock_token:a{");
+        assert_eq!(counter(b"\xff\0"), b"redisson_lock_token:{\xff\0}");
+        assert_eq!(request(b"k", b"o:1", b"r"), b"lock_request:{k}:o:1:r");
+        assert_eq!(request(b"a{k}", b"o", b"r"), b"lock_request:a{k}:o:r");
+    }
+
+    #[test]
+    fn some_names_would_leave_their_slot() {
+        for (key, stays) in [
+            ("k", true),
+            ("a{k}", true),
+            ("{k}b{c}", true),
+            ("a}b", false),
+            ("{}x", false),
+            ("a{", false),
+            ("", false),
+        ] {
+            assert_eq!(share_slot(key.as_bytes(), &counter(key.as_bytes())), stays, "{key}");
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! What is stored beside a lock: its fencing counter, and the replies to requests that may come again.
+//!
+//! Nothing is read before the core asks for it, and what has changed is written with the lock, in the same step.
+
+use std::cell::Cell;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::config::{self, MAX_MS};
+use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token};
+use crate::keyspace::names;
+use crate::server::key::{Key, Kind};
+use crate::server::{events, Ctx, ServerCell, Str};
+
+/// The records of one lock.
+pub(crate) struct Records<'a> {
+    ctx: Ctx,
+    lock: &'a Str<'a>,
+    counter: Option<Counter>,
+    requests: Vec<Record>,
+}
+
+/// The fencing counter, as far as it was asked for.
+struct Counter {
+    value: Option<Token>,
+    /// It is there, and somebody made it so that it stays.
+    permanent: bool,
+    changed: bool,
+}
+
+/// The replies to one request of one owner; an acquire and a release may have the same id.
+struct Record {
+    id: RequestId,
+    stored: bool,
+    granted: Option<Reply>,
+    released: Option<i64>,
+    /// When it shall expire, if it is to be written.
+    changed: Option<i64>,
+}
+
+impl<'a> Records<'a> {
+    pub(super) fn of(ctx: Ctx, lock: &'a Str<'a>) -> Records<'a> {
+        Records { ctx, lock, counter: None, requests: Vec::new() }
+    }
+
+    /// Writes what has changed.
+    pub(super) fn store(self) {
+        let key = self.lock.as_bytes();
+        if let Some(Counter { value: Some(token), permanent, changed: true }) = self.counter {
+            let retention = config::fence_retention().filter(|_| !permanent);
+            let expires_at = retention.map(|ms| self.ctx.now().wall.saturating_add(ms));
+            set(self.ctx, &names::counter(key), token.to_string().as_bytes(), expires_at);
+        }
+        for record in self.requests {
+            let name = names::request(key, record.id.asked.as_bytes(), &record.id.id);
+            match record.changed {
+                Some(at) if record.has_any() => set(self.ctx, &name, &record.encode(), Some(at)),
+                Some(_) if record.stored => delete(self.ctx, &name),
+                _ => {}
+            }
+        }
+    }
+
+    fn counter(&mut self) -> Result<&mut Counter, Refusal> {
+        let counter = match self.counter.take() {
+            Some(counter) => counter,
+            None => {
+                let name = Str::new(&names::counter(self.lock.as_bytes()));
+                let key = open(self.ctx, &name);
+                let value = match key.kind() {
+                    Kind::Empty => None,
+                    Kind::String => Some(integer(&key.text()).ok_or(Refusal::NoCounter)?),
+                    _ => return Err(Refusal::NoCounter),
+                };
+                let permanent = value.is_some() && key.expires_at().is_none();
+                Counter { value, permanent, changed: false }
+            }
+        };
+        Ok(self.counter.insert(counter))
+    }
+
+    fn record(&mut self, id: &RequestId) -> Result<&mut Record, Refusal> {
+        let at = match self.requests.iter().position(|record| record.id == *id) {
+            Some(at) => at,
+            None => {
+                let name =
+                    Str::new(&names::request(self.lock.as_bytes(), id.asked.as_bytes(), &id.id));
+                let key = open(self.ctx, &name);
+                let record = match key.kind() {
+                    Kind::Empty => Record::new(id),
+                    Kind::String => Record::decode(id, &key.text()).ok_or(Refusal::NoRecord)?,
+                    _ => return Err(Refusal::NoRecord),
+                };
+                let record = record.ok_or(Refusal::OthersRecord)?;
+                self.requests.push(record);
+                self.requests.len() - 1
+            }
+        };
+        self.requests.get_mut(at).ok_or(Refusal::NoRecord)
+    }
+
+    fn remember(&mut self, id: &RequestId, now: Now, what: impl FnOnce(&mut Record)) {
+        if self.record(id).is_err() {
+            // The call was let through before somebody put something else there: what it got counts.
+            self.requests.push(Record { stored: true, ..Record::empty(id) });
+        }
+        if let Ok(record) = self.record(id) {
+            what(record);
+            record.changed = Some(now.wall.saturating_add(id.ttl_ms));
+        }
+    }
+}
+
+impl core::Records for Records<'_> {
+    fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
+        let now = time_us(self.ctx);
+        let counter = self.counter()?;
+        let after = [counter.value, above].into_iter().flatten().max();
+        let next = match after {
+            Some(last) => last.checked_add(1).ok_or(Refusal::CounterFull)?.max(now),
+            None => now,
+        };
+        if next > MAX_MS {
+            return Err(Refusal::CounterFull);
+        }
+        *counter = Counter { value: Some(next), changed: true, ..*counter };
+        Ok(next)
+    }
+
+    fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
+        Ok(self.record(id)?.granted.clone())
+    }
+
+    fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal> {
+        Ok(self.record(id)?.released)
+    }
+
+    fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
+        self.remember(id, now, |record| record.granted = Some(reply.clone()));
+    }
+
+    fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {
+        self.remember(id, now, |record| record.released = Some(left));
+    }
+
+    fn forget_grant(&mut self, id: &RequestId) {
+        let until = self.ctx.now().wall.saturating_add(id.ttl_ms);
+        if let Ok(record) = self.record(id) {
+            record.granted = None;
+            record.changed = Some(until);
+        }
+    }
+}
+
+impl Record {
+    fn empty(id: &RequestId) -> Record {
+        Record { id: id.clone(), stored: false, granted: None, released: None, changed: None }
+    }
+
+    #[allow(clippy::unnecessary_wraps)] // As `decode` has it.
+    fn new(id: &RequestId) -> Option<Record> {
+        Some(Record::empty(id))
+    }
+
+    fn has_any(&self) -> bool {
+        self.granted.is_some() || self.released.is_some()
+    }
+
+    /// The length of the owner's name, which tells where it ends in the key's, and the replies: `r` is how much
+    /// a release left, `a` how many holds an acquire got, `t` its token, `o` its owner, up to the end.
+    fn encode(&self) -> Vec<u8> {
+        let mut text = self.id.asked.as_bytes().len().to_string();
+        if let Some(left) = self.released {
+            text.push_str(&format!(" r{left}"));
+        }
+        let Some(Reply { holds, token, owner }) = &self.granted else { return text.into_bytes() };
+        text.push_str(&format!(" a{holds}"));
+        if let Some(token) = token {
+            text.push_str(&format!(" t{token}"));
+        }
+        match owner {
+            Some(owner) => [text.as_bytes(), b" o", owner.as_bytes()].concat(),
+            None => text.into_bytes(),
+        }
+    }
+
+    /// `None` if it is no record, `Some(None)` if it is one of another owner.
+    fn decode(id: &RequestId, text: &[u8]) -> Option<Option<Record>> {
+        let (len, mut rest) = number(text)?;
+        if usize::try_from(len).ok()? != id.asked.as_bytes().len() {
+            return Some(None);
+        }
+        let mut record = Record { stored: true, ..Record::empty(id) };
+        if let Some(value) = rest.strip_prefix(b" r") {
+            let (left, after) = number(value)?;
+            (record.released, rest) = (Some(left), after);
+        }
+        if let Some(value) = rest.strip_prefix(b" a") {
+            let (holds, after) = number(value)?;
+            rest = after;
+            let (mut token, mut owner) = (None, None);
+            if let Some(value) = rest.strip_prefix(b" t") {
+                let (value, after) = number(value)?;
+                (token, rest) = (Some(value), after);
+            }
+            if let Some(name) = rest.strip_prefix(b" o").filter(|name| !name.is_empty()) {
+                (owner, rest) = (Some(Owner::new(name)), &[]);
+            }
+            record.granted = Some(Reply { holds, token, owner });
+        }
+        (rest.is_empty() && record.has_any()).then_some(Some(record))
+    }
+}
+
+/// A number up to the next space or the end, and what follows.
+fn number(text: &[u8]) -> Option<(i64, &[u8])> {
+    let end = text.iter().position(|byte| *byte == b' ').unwrap_or(text.len());
+    Some((integer(&text[..end])?, &text[end..]))
+}
+
+fn integer(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The time of day in microseconds, but never the same twice, and never earlier than before: so a token is
+/// greater than the last one even if its counter was deleted and the clock set back.
+fn time_us(ctx: Ctx) -> i64 {
+    static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
+    let latest = LATEST.get(ctx);
+    latest.set(i64::try_from(now).unwrap_or(i64::MAX).max(latest.get().saturating_add(1)));
+    latest.get()
+}
+
+/// Opens a key to look at it. If it has expired, the event that the server raises for it is none of a lock's.
+fn open<'a>(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
+    crate::runtime::while_changing(ctx, || Key::open_for_read(ctx, name))
+}
+
+/// `SET name value PXAT expires_at`, or without a TTL.
+fn set(ctx: Ctx, name: &[u8], value: &[u8], expires_at: Option<i64>) {
+    let name = Str::new(name);
+    let value = Str::new(value);
+    crate::runtime::while_changing(ctx, || {
+        let mut key = Key::open_for_write(ctx, &name);
+        key.set_text(&value);
+        if let Some(at) = expires_at {
+            key.set_expires_at(at);
+            let (option, at) = (Str::new(b"PXAT"), Str::from_number(at));
+            ctx.replicate(c"SET", &[&name, &value, &option, &at]);
+            ctx.notify(events::STRING, c"set", &name);
+            ctx.notify(events::GENERIC, c"expire", &name);
+        } else {
+            ctx.replicate(c"SET", &[&name, &value]);
+            ctx.notify(events::STRING, c"set", &name);
+        }
+    });
+    ctx.signal_modified(&name);
+}
+
+/// `DEL name`.
+fn delete(ctx: Ctx, name: &[u8]) {
+    let name = Str::new(name);
+    crate::runtime::while_changing(ctx, || {
+        Key::open_for_write(ctx, &name).delete();
+        ctx.replicate(c"DEL", &[&name]);
+        ctx.notify(events::GENERIC, c"del", &name);
+    });
+    ctx.signal_modified(&name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Owner, Record, Reply, RequestId};
+
+    fn id(asked: &[u8]) -> RequestId {
+        RequestId { asked: Owner::new(asked), id: b"r".as_slice().into(), ttl_ms: 1 }
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let owner = Some(Owner::new(b"o w\0n:er"));
+        for (granted, released) in [
+            (Some(Reply { holds: 3, token: None, owner: None }), None),
+            (Some(Reply { holds: 1, token: Some(9_007_199_254_740_991), owner: owner.clone() }), Some(0)),
+            (Some(Reply { holds: 1, token: None, owner }), Some(7)),
+            (None, Some(2)),
+        ] {
+            let record = Record { granted: granted.clone(), released, ..Record::empty(&id(b"*")) };
+            let text = record.encode();
+            let Some(Some(read)) = Record::decode(&id(b"*"), &text) else { panic!("{text:?} is refused") };
+            assert_eq!((read.granted, read.released), (granted, released));
+            assert!(matches!(Record::decode(&id(b"**"), &text), Some(None)), "taken for another owner's");
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        for text in ["", "x", "1", "1 ", "1 a", "1 r0 x", "1 a1 o", "1 a1 t", "hello world"] {
+            assert!(Record::decode(&id(b"*"), text.as_bytes()).is_none(), "{text}");
+        }
+    }
+}

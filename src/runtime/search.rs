@@ -1,0 +1,95 @@
+//! Following the wait graph, whose holders have to be read key by key.
+
+use super::{settle, with, Ended};
+use crate::core::graph::{Edge, Step};
+use crate::core::{Holders, LockId, Owner, Search, WaiterId};
+use crate::error::shown;
+use crate::keyspace;
+use crate::server::{Ctx, Str};
+
+/// How many waits of a cycle an error shows.
+const SHOWN: usize = 6;
+
+/// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then.
+pub(crate) fn deadlock_of(ctx: Ctx, id: WaiterId, lock: LockId, holders: Holders) -> Option<String> {
+    let mut known = Some((lock, holders));
+    loop {
+        let cycle = with(ctx, |runtime| {
+            let mut search = Search::cycle(&runtime.service, id)?;
+            // Nobody else waits: there is no way back.
+            if runtime.service.waiting_total() == 1 {
+                return None;
+            }
+            if let Some((lock, holders)) = known.take() {
+                search.learn(&runtime.service, lock, holders);
+            }
+            Some(search)
+        });
+        let Step::Cycle(edges) = run(ctx, &mut cycle?) else { return None };
+        // Whoever has hung up waits no more, even if the server has not read so yet.
+        let gone: Vec<WaiterId> = with(ctx, |runtime| {
+            let hung_up = |id: &WaiterId| runtime.waits.get(id).is_some_and(super::Wait::is_hung_up);
+            edges.iter().map(|edge| edge.by).filter(hung_up).collect()
+        });
+        let found = with(ctx, |runtime| {
+            for id in &gone {
+                runtime.service.leave(*id);
+                runtime.end(*id, Ended::Left);
+            }
+            gone.is_empty().then(|| {
+                runtime.metrics.deadlocks += 1;
+                runtime.service.leave(id);
+                describe(&edges)
+            })
+        });
+        settle(ctx);
+        if found.is_some() {
+            return found;
+        }
+    }
+}
+
+/// All whom this owner waits for, nearest first.
+pub(crate) fn blockers_of(ctx: Ctx, owner: &Owner) -> Vec<Edge> {
+    let mut search = with(ctx, |runtime| Search::blockers(&runtime.service, owner));
+    run(ctx, &mut search);
+    search.into_edges()
+}
+
+fn run(ctx: Ctx, search: &mut Search) -> Step {
+    loop {
+        let now = ctx.now();
+        match with(ctx, |runtime| search.step(&runtime.service, now)) {
+            Step::Read(lock) => {
+                // Outside of `with`: a key that has expired raises an event.
+                let name = Str::new(&lock.key);
+                let holders = ctx.in_db(lock.db, || keyspace::look(ctx, &name, now));
+                let holders = holders.unwrap_or(Holders::Free);
+                with(ctx, |runtime| search.learn(&runtime.service, lock, holders));
+            }
+            end => return end,
+        }
+    }
+}
+
+/// `a waits for b (k1), b for c (k2), c for a (k3)`.
+fn describe(cycle: &[Edge]) -> String {
+    let Some(last) = cycle.last() else { return String::new() };
+    let mut text = String::new();
+    let mut waits = &last.owner;
+    for (at, edge) in cycle.iter().enumerate() {
+        // The beginning and the end tell most.
+        if cycle.len() > SHOWN && (SHOWN - 1..cycle.len() - 1).contains(&at) {
+            if at == SHOWN - 1 {
+                text.push_str(&format!(", {} more", cycle.len() - SHOWN));
+            }
+        } else {
+            let verb = if at == 0 { "waits for" } else { "for" };
+            let comma = if at == 0 { "" } else { ", " };
+            let (from, to) = (shown(waits.as_bytes()), shown(edge.owner.as_bytes()));
+            text.push_str(&format!("{comma}{from} {verb} {to} (lock {})", shown(&edge.lock.key)));
+        }
+        waits = &edge.owner;
+    }
+    text
+}

@@ -1,0 +1,48 @@
+//! What the server tells about keys and databases.
+
+use super::{with, CHANGING};
+use crate::core::LockRef;
+use crate::server::events::KeyspaceEvents;
+use crate::server::Ctx;
+
+/// What the server tells about keys.
+pub(super) struct Touches;
+
+impl KeyspaceEvents for Touches {
+    fn key(ctx: Ctx, event: &[u8], key: &[u8]) {
+        if CHANGING.get(ctx).get() {
+            return;
+        }
+        with(ctx, |runtime| {
+            // Those that end every hold that there was on the key, also by putting others in its place.
+            let gone = matches!(
+                event,
+                b"del"
+                    | b"expired"
+                    | b"evicted"
+                    | b"rename_from"
+                    | b"move_from"
+                    | b"rename_to"
+                    | b"move_to"
+                    | b"restore"
+                    | b"copy_to"
+            );
+            // Nearly always: nobody waits, and the event costs no more than this.
+            if runtime.service.ignores(gone) {
+                return;
+            }
+            if runtime.service.touched(LockRef { db: ctx.db(), key }, gone) {
+                runtime.set_timer(ctx, true);
+            }
+        });
+    }
+
+    fn database(ctx: Ctx, db: Option<i32>) {
+        with(ctx, |runtime| {
+            if !runtime.service.is_idle() {
+                runtime.service.touched_all(db);
+                runtime.set_timer(ctx, true);
+            }
+        });
+    }
+}
