@@ -96,6 +96,11 @@ impl Service {
         !self.by_connection.is_empty()
     }
 
+    /// True if this server was not the primary when it was last told.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.suspended
+    }
+
     /// This server is the primary again.
     pub(crate) fn resume(&mut self) {
         self.suspended = false;
@@ -151,7 +156,7 @@ impl Service {
         }
         if ephemeral {
             before[1] = binding.ephemeral.replace(connection);
-            binding.requests.retain(|(_, until)| *until > now.mono);
+            binding.requests.retain(|(_, until)| *until >= now.mono);
             if let Some(id) = id {
                 let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
                 binding.requests.push((id.clone(), until));
@@ -235,7 +240,8 @@ impl Service {
         let mut ended = Vec::new();
         for (owner, binding) in entry.bindings.iter_mut().filter(|(_, binding)| binding.closed) {
             let _ = holders.release(owner.as_bytes(), Part::All, None);
-            for (id, _) in binding.requests.drain(..) {
+            // One that is not remembered any more may name a later call.
+            for (id, _) in binding.requests.drain(..).filter(|(_, until)| *until >= now.mono) {
                 records.forget_grant(&id);
             }
             ended.push(owner.clone());

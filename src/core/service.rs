@@ -219,6 +219,8 @@ impl Service {
             }
             if let Some(before) = before {
                 self.decide(before, Decision::Superseded);
+                // It may want something else now, which can be granted.
+                self.dirty.insert(lock.clone());
             }
             self.asked.insert(asked, id);
         }
@@ -357,8 +359,11 @@ impl Service {
     /// Somebody else changed the key, in a way that ended every hold on it (`gone`) or not necessarily.
     /// True if anybody here cares, so that the caller must see to a [`tick`](Service::tick) soon.
     pub(crate) fn touched(&mut self, lock: LockRef<'_>, gone: bool) -> bool {
+        if self.suspended {
+            return false;
+        }
         let was_held = gone && self.held.remove(lock);
-        if gone && !self.suspended {
+        if gone {
             self.void_where(lock, |_| true);
             self.entries.drop_if_idle(lock);
         }

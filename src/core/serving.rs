@@ -274,7 +274,7 @@ impl Service {
             let next = entry.waiting.keys().next();
             let makes_way = is_exclusive(request)
                 && next.is_some_and(|next| place < next && !entry.exclusive.contains(next));
-            if makes_way {
+            if makes_way && !self.suspended {
                 self.dirty.insert(lock.clone());
             }
         }

@@ -122,6 +122,7 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
 /// core, when the lock is stored.
 pub(crate) fn settle(ctx: Ctx) {
     with(ctx, |runtime| {
+        runtime.take_office(ctx);
         runtime.pass_on_decisions();
         runtime.listen_to_clients(ctx);
         runtime.set_timer(ctx, true);
@@ -155,6 +156,13 @@ impl Runtime {
         if let Some(wait) = self.waits.get_mut(&id).filter(|wait| wait.ended.is_none()) {
             wait.ended = Some(ended);
             blocked::unblock(wait.handle, id.0);
+        }
+    }
+
+    /// Goes on if this server is the primary again, should that not have been told.
+    fn take_office(&mut self, ctx: Ctx) {
+        if self.service.is_suspended() && ctx.is_primary() {
+            self.service.resume();
         }
     }
 
@@ -224,6 +232,7 @@ fn fired(ctx: Ctx) {
         if !primary {
             runtime.service.abdicate();
         }
+        runtime.take_office(ctx);
         if !runtime.service.has_bindings() && std::mem::take(&mut runtime.listening_to_clients) {
             events::ignore_clients(ctx);
         }

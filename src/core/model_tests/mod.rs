@@ -6,19 +6,56 @@
 mod model;
 mod real;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
 use super::*;
 use model::Model;
-use real::{Real, Stored};
+use real::{Beside, Real, Stored};
 
-const LOCKS: [&[u8]; 2] = [b"k0", b"k1"];
+const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
 const OWNERS: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+
+/// How long replies to requests are remembered, in milliseconds.
+const TTL: i64 = 25;
 
 fn at(key: &[u8]) -> LockRef<'_> {
     LockRef { db: 0, key }
+}
+
+/// An acquire as a client makes it.
+#[derive(Clone, Debug, Default)]
+struct Call {
+    owner: usize,
+    shared: bool,
+    lease: i64,
+    fence: bool,
+    id: Option<u8>,
+    /// The connection, and whether the hold is renewed while it is open and ends when it closes.
+    bind: Option<(u64, bool, bool)>,
+}
+
+impl Call {
+    fn request(&self) -> Request {
+        Request {
+            owner: Owner::new(OWNERS[self.owner]),
+            mode: if self.shared { Mode::Shared } else { Mode::Exclusive },
+            lease_ms: self.lease,
+            fence: self.fence,
+            names_owner: self.fence,
+            id: self.id.map(|id| request_id(self.owner, id)),
+            bind: self.bind.map(|(connection, watchdog, ephemeral)| Bind {
+                connection: ConnectionId(connection),
+                watchdog,
+                ephemeral,
+            }),
+        }
+    }
+}
+
+fn request_id(owner: usize, id: u8) -> RequestId {
+    RequestId { asked: Owner::new(OWNERS[owner]), id: [id].as_slice().into(), ttl_ms: TTL }
 }
 
 /// Something that can happen, with small numbers that name one of what there is.
@@ -26,20 +63,21 @@ fn at(key: &[u8]) -> LockRef<'_> {
 enum Op {
     Acquire {
         lock: usize,
-        owner: usize,
-        lease: i64,
+        call: Call,
         block: Option<u64>,
     },
     Release {
         lock: usize,
         owner: usize,
-        all: bool,
+        part: Part,
         lease: Option<i64>,
+        id: Option<u8>,
     },
     Renew {
         lock: usize,
         owner: usize,
         lease: i64,
+        bind: Option<(u64, bool, bool)>,
     },
     Break {
         lock: usize,
@@ -63,6 +101,10 @@ enum Op {
     Leave {
         which: usize,
     },
+    /// A connection that holds depend on closes.
+    Close {
+        connection: u64,
+    },
     /// A grant reaches its client, or does not.
     Deliver {
         which: usize,
@@ -70,6 +112,10 @@ enum Op {
     },
     /// The server is paused, or goes on.
     Pause(bool),
+    /// The server is a replica for a moment, and another primary may set the lease of a lock.
+    Away {
+        meddle: Option<(usize, i64)>,
+    },
     Advance {
         ms: i64,
     },
@@ -78,32 +124,49 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
     let lease = 1..40i64;
+    let id = || prop::option::weighted(0.2, 0..2u8);
+    let bind = || {
+        let some = prop_oneof![Just((true, false)), Just((false, true)), Just((true, true))];
+        prop::option::weighted(0.3, (0..3u64, some))
+            .prop_map(|bind| bind.map(|(connection, (watchdog, ephemeral))| (connection, watchdog, ephemeral)))
+    };
+    let call = (owner.clone(), prop::bool::weighted(0.4), lease.clone(), any::<bool>(), id(), bind())
+        .prop_map(|(owner, shared, lease, fence, id, bind)| Call { owner, shared, lease, fence, id, bind });
+    let part = prop_oneof![
+        3 => Just(Part::One),
+        1 => Just(Part::OneOf(Mode::Shared)),
+        1 => Just(Part::All),
+    ];
     prop_oneof![
-        8 => (lock.clone(), owner.clone(), lease.clone(), prop::option::weighted(0.8, 0..60u64))
-            .prop_map(|(lock, owner, lease, block)| Op::Acquire { lock, owner, lease, block }),
-        6 => (lock.clone(), owner.clone(), any::<bool>(), prop::option::of(lease.clone()))
-            .prop_map(|(lock, owner, all, lease)| Op::Release { lock, owner, all, lease }),
-        2 => (lock.clone(), owner, lease.clone())
-            .prop_map(|(lock, owner, lease)| Op::Renew { lock, owner, lease }),
+        12 => (lock.clone(), call, prop::option::weighted(0.8, 0..60u64))
+            .prop_map(|(lock, call, block)| Op::Acquire { lock, call, block }),
+        8 => (lock.clone(), owner.clone(), part, prop::option::of(lease.clone()), id())
+            .prop_map(|(lock, owner, part, lease, id)| Op::Release { lock, owner, part, lease, id }),
+        2 => (lock.clone(), owner, lease.clone(), bind())
+            .prop_map(|(lock, owner, lease, bind)| Op::Renew { lock, owner, lease, bind }),
         1 => lock.clone().prop_map(|lock| Op::Break { lock }),
         1 => lock.clone().prop_map(|lock| Op::Delete { lock }),
-        1 => (lock.clone(), lease).prop_map(|(lock, lease)| Op::Expire { lock, lease }),
-        1 => lock.prop_map(|lock| Op::Overwrite { lock }),
+        1 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::Expire { lock, lease }),
+        1 => lock.clone().prop_map(|lock| Op::Overwrite { lock }),
         1 => Just(Op::Flush),
         2 => (0..8usize).prop_map(|which| Op::Leave { which }),
+        2 => (0..3u64).prop_map(|connection| Op::Close { connection }),
         6 => (0..8usize, prop::bool::weighted(0.7)).prop_map(|(which, arrives)| Op::Deliver { which, arrives }),
         1 => any::<bool>().prop_map(Op::Pause),
-        6 => (1..30i64).prop_map(|ms| Op::Advance { ms }),
+        1 => prop::option::of((lock, lease)).prop_map(|meddle| Op::Away { meddle }),
+        8 => (1..30i64).prop_map(|ms| Op::Advance { ms }),
     ]
 }
 
 /// What a client can see of one step.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
-    Granted(i64),
+    Granted(Reply),
     Busy,
+    Deadlock,
     Waits(WaiterId),
     Left(i64),
+    Renewed(i64),
     NotOwner,
     WrongType,
     Broken(usize),
@@ -111,14 +174,21 @@ enum Seen {
 
 /// While clients are paused no command runs, and no stranger's either.
 fn runs_while_paused(op: &Op) -> bool {
-    matches!(op, Op::Leave { .. } | Op::Deliver { .. } | Op::Pause(_) | Op::Advance { .. })
+    matches!(
+        op,
+        Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Pause(_) | Op::Advance { .. }
+    )
 }
 
 /// What a key holds, as a reader sees it.
 fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
     match &real.keys[key] {
         Stored::Lock(holders) if holders.expires_at().is_some_and(|at| real.now > at) => Some(Holders::Free),
-        Stored::Lock(holders) => Some(holders.clone()),
+        Stored::Lock(holders) => {
+            let mut holders = holders.clone();
+            holders.end_leases(real.now);
+            Some(holders)
+        }
         Stored::Other => None,
     }
 }
@@ -126,7 +196,10 @@ fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
 /// After everybody has left and every grant has arrived, nothing is kept (9).
 fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
-    in_flight.into_iter().for_each(|id| real.service.delivered(id));
+    in_flight.into_iter().for_each(|id| real.service.delivered(id, real.time()));
+    for connection in 0..3 {
+        real.service.connection_closed(ConnectionId(connection));
+    }
     for key in LOCKS {
         for id in real.waiting(key) {
             real.service.leave(id);
@@ -140,13 +213,13 @@ fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8192, ..ProptestConfig::default() })]
 
     /// Every reply, every decision and every stored hold is the model's (1, 2, 3, 4, 5).
     #[test]
     fn the_core_is_the_model(ops in prop::collection::vec(op(), 1..120)) {
         let mut real = Real::new(true);
-        let mut model = Model { now: real.now, ..Model::default() };
+        let mut model = Model::at(real.now);
         for op in &ops {
             if model.paused && !runs_while_paused(op) {
                 continue;
@@ -168,13 +241,23 @@ proptest! {
                         real.fire();
                     }
                 }
+                Op::Close { connection } => {
+                    real.service.connection_closed(ConnectionId(connection));
+                    model.close(connection);
+                    real.fire();
+                }
+                Op::Away { meddle } => {
+                    let waiting: Vec<_> = LOCKS.iter().flat_map(|key| real.waiting(key)).collect();
+                    real.away(&waiting, meddle);
+                    model.away(meddle);
+                }
                 Op::Deliver { which, arrives } => {
                     let len = model.in_flight.len();
                     if len > 0 {
-                        let id = model.in_flight[which % len].0;
+                        let id = model.in_flight[which % len].id;
                         model.deliver(which % len, arrives);
                         if arrives {
-                            real.service.delivered(id);
+                            real.service.delivered(id, real.time());
                         } else {
                             real.service.undelivered(id);
                         }
@@ -191,15 +274,23 @@ proptest! {
             };
             prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
             for (lock, key) in LOCKS.into_iter().enumerate() {
-                let expected: Vec<_> = model.locks[lock].queue.iter().map(|waiter| waiter.id).collect();
-                prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
-                // A paused server may still show a grant that is to be taken back.
+                // A paused server may still show a grant that is to be taken back, and those whose hold is over
+                // in the places that they had.
                 if !model.paused {
+                    let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
+                    prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
                     prop_assert_eq!(visible(&real, key), model.holders(lock), "hold of {} after {:?}", lock, op);
                 }
             }
+            for (owner, name) in OWNERS.iter().enumerate().filter(|_| !model.paused) {
+                let found = real.blockers(name);
+                let expected: Vec<_> = model.blockers_of(owner).iter().map(|at| Owner::new(OWNERS[*at])).collect();
+                let each_once: BTreeSet<_> = found.iter().cloned().collect();
+                prop_assert_eq!(found.len(), each_once.len(), "{:?} twice", found);
+                prop_assert!(each_once.iter().eq(&expected), "{:?} and not {:?} after {:?}", found, expected, op);
+            }
         }
-        let in_flight: Vec<_> = model.in_flight.iter().map(|grant| grant.0).collect();
+        let in_flight: Vec<_> = model.in_flight.iter().map(|grant| grant.id).collect();
         assert_drained(&mut real, in_flight);
     }
 
@@ -215,7 +306,10 @@ proptest! {
             for op in burst {
                 match *op {
                     Op::Advance { ms } => real.now += ms,
-                    Op::Pause(_) => {}
+                    Op::Pause(_) | Op::Away { .. } => {}
+                    Op::Close { connection } => {
+                        real.service.connection_closed(ConnectionId(connection));
+                    }
                     Op::Leave { which } => {
                         let id = waits.keys().nth(which % waits.len().max(1)).copied();
                         if let Some(id) = id {
@@ -226,11 +320,17 @@ proptest! {
                     Op::Deliver { which, arrives } => {
                         if !in_flight.is_empty() {
                             let id = in_flight.swap_remove(which % in_flight.len());
-                            if arrives { real.service.delivered(id) } else { real.service.undelivered(id) }
+                            match arrives {
+                                true => real.service.delivered(id, real.time()),
+                                false => real.service.undelivered(id),
+                            }
                         }
                     }
-                    Op::Acquire { lock, owner, block, .. } => {
-                        let seen = real.step(op);
+                    Op::Acquire { lock, ref call, block } => {
+                        // Without an id, so that the order of the waiters' ids is that of their places.
+                        let call = Call { id: None, ..call.clone() };
+                        let owner = call.owner;
+                        let seen = real.step(&Op::Acquire { lock, call, block });
                         if let Some(Seen::Waits(id)) = seen {
                             let ms = block.filter(|ms| *ms > 0).map(|ms| i64::try_from(ms).unwrap());
                             waits.insert(id, Waiting { lock, owner, deadline: ms.map(|ms| real.now + ms) });
@@ -281,12 +381,12 @@ fn check_decisions(
             real.now,
             deadline
         );
-        if let Decision::Granted(holds) = decision {
+        if let Decision::Granted(reply) = decision {
             in_flight.push(id);
             let passed = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
             // Only a re-entry may overtake.
             prop_assert!(
-                passed.is_none() || holds > 1 || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
+                passed.is_none() || reply.holds > 1 || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
                 "{:?} was granted before {:?}",
                 id,
                 passed
@@ -296,34 +396,40 @@ fn check_decisions(
     Ok(())
 }
 
+fn hold(owner: &[u8], exclusive: i64, shared: i64) -> Hold {
+    Hold { owner: Owner::new(owner), exclusive, shared, expires_at: 10, token: None, renewed: false }
+}
+
 #[test]
 fn a_hold_count_that_cannot_grow_is_refused() {
-    let owner = Owner::new(b"a");
-    let mut holders =
-        Holders::Exclusive(Hold { owner: owner.clone(), holds: i64::MAX, expires_at: 5, renewed: false });
-    let before = holders.clone();
-    assert_eq!(holders.acquire(&owner, 9), Admission::Overflow);
-    assert_eq!(holders, before);
+    for (exclusive, shared) in [(i64::MAX, 0), (0, i64::MAX), (1, i64::MAX - 1)] {
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let mut holders = Holders::from_holds(vec![hold(b"a", exclusive, shared)]).unwrap();
+            let before = holders.clone();
+            assert_eq!(holders.acquire(&Owner::new(b"a"), mode, 9, None), holders::Admission::Overflow);
+            assert_eq!(holders, before);
+        }
+    }
 }
 
 #[test]
 fn many_locks_that_end_at_once_are_looked_at_in_portions() {
     let mut service = Service::default();
     let now = Now { wall: 0, mono: 0 };
-    let held = Holders::Exclusive(Hold { owner: Owner::new(b"a"), holds: 1, expires_at: 10, renewed: false });
+    let held = Holders::Exclusive(hold(b"a", 1, 0));
     for lock in 0..1000u32 {
-        let request = Request { owner: Owner::new(b"b"), lease_ms: 10 };
+        let request = Call { owner: 1, lease: 10, ..Call::default() }.request();
         service.wait(at(&lock.to_be_bytes()), &held, request, None, now);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     while service.next_wakeup(later, true) == Some(0) || rounds == 0 {
         let locks = service.tick(later, true);
         assert!(locks.len() <= 200, "{} locks in one go", locks.len());
         for lock in locks {
             assert!(seen.insert(lock.key.to_vec()), "looked at twice");
-            service.serve(lock.as_ref(), &mut Holders::Free, later);
+            service.serve(lock.as_ref(), &mut Holders::Free, &mut Beside::default(), later);
         }
         rounds += 1;
     }

@@ -1,112 +1,245 @@
-//! What the core must do, said in the plainest way.
+//! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
 
 use super::*;
 
 /// One lock of the model.
 #[derive(Default)]
 pub(super) struct ModelLock {
-    pub(super) hold: Option<ModelHold>,
+    pub(super) holds: Vec<ModelHold>,
     pub(super) other: bool,
+    /// In the order of arrival.
     pub(super) queue: Vec<ModelWaiter>,
+    pub(super) counter: Option<i64>,
+    /// Replies by owner and request, and until when they are remembered.
+    pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
+    pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
+    bindings: BTreeMap<usize, ModelBinding>,
 }
 
 pub(super) struct ModelHold {
     pub(super) owner: usize,
-    pub(super) holds: i64,
+    pub(super) exclusive: i64,
+    pub(super) shared: i64,
     pub(super) expires_at: i64,
+    pub(super) token: Option<i64>,
     /// Which hold of the lock's history it is: taking back concerns this one or nothing.
     pub(super) number: u64,
 }
 
+#[derive(Clone)]
 pub(super) struct ModelWaiter {
     pub(super) id: WaiterId,
-    pub(super) owner: usize,
-    pub(super) lease: i64,
+    pub(super) call: Call,
     pub(super) deadline: Option<i64>,
 }
 
 #[derive(Default)]
+struct ModelBinding {
+    lease: i64,
+    lease_end: i64,
+    watchdog: Option<u64>,
+    due_us: i64,
+    ephemeral: Option<u64>,
+    requests: Vec<(u8, i64)>,
+}
+
+pub(super) struct ModelGrant {
+    pub(super) id: WaiterId,
+    pub(super) lock: usize,
+    pub(super) call: Call,
+    number: u64,
+    lease_end: i64,
+}
+
+#[derive(Default)]
 pub(super) struct Model {
-    pub(super) locks: [ModelLock; 2],
+    pub(super) locks: [ModelLock; LOCKS.len()],
     pub(super) now: i64,
     pub(super) paused: bool,
-    pub(super) holds_ever: u64,
-    pub(super) waiters_ever: u64,
-    /// Grants that have not arrived: waiter, lock, owner, number of the hold.
-    pub(super) in_flight: Vec<(WaiterId, usize, usize, u64)>,
+    holds_ever: u64,
+    waiters_ever: u64,
+    /// Grants that have not arrived.
+    pub(super) in_flight: Vec<ModelGrant>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
 }
 
+impl ModelLock {
+    fn of(&self, owner: usize) -> Option<&ModelHold> {
+        self.holds.iter().find(|hold| hold.owner == owner)
+    }
+
+    fn of_mut(&mut self, owner: usize) -> Option<&mut ModelHold> {
+        self.holds.iter_mut().find(|hold| hold.owner == owner)
+    }
+
+    /// Nobody else's hold is in the way.
+    fn admits(&self, owner: usize, shared: bool) -> bool {
+        self.holds.iter().all(|hold| hold.owner == owner || (shared && hold.exclusive == 0))
+    }
+
+    /// Who hold it already, and then everybody else: each in the order of arrival.
+    pub(super) fn line(&self) -> Vec<&ModelWaiter> {
+        let (inside, outside): (Vec<_>, Vec<_>) =
+            self.queue.iter().partition(|waiter| self.of(waiter.call.owner).is_some());
+        inside.into_iter().chain(outside).collect()
+    }
+
+    /// Holds without a count are over, and so are the bindings of those who hold nothing.
+    fn tidy(&mut self) {
+        self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
+        let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
+        self.bindings.retain(|owner, _| holders.contains(owner));
+    }
+}
+
 impl Model {
+    pub(super) fn at(now: i64) -> Model {
+        Model { now, ..Model::default() }
+    }
+
+    fn now_us(&self) -> i64 {
+        self.now * 1000
+    }
+
     /// Everything that is to happen at this moment, happens.
     pub(super) fn settle(&mut self) {
-        for lock in 0..2 {
-            let now = self.now;
-            let mut decisions = Vec::new();
-            self.locks[lock].queue.retain(|waiter| {
-                let over = waiter.deadline.is_some_and(|at| at <= now);
-                if over {
-                    decisions.push((waiter.id, Decision::TimedOut));
+        let now = self.now;
+        for lock in &mut self.locks {
+            for waiter in &lock.queue {
+                if waiter.deadline.is_some_and(|at| at <= now) {
+                    self.decisions.push((waiter.id, Decision::TimedOut));
                 }
-                !over
-            });
-            self.decisions.append(&mut decisions);
+            }
+            lock.queue.retain(|waiter| waiter.deadline.is_none_or(|at| at > now));
         }
         if self.paused {
             return;
         }
-        for lock in 0..2 {
+        for lock in 0..LOCKS.len() {
             if self.locks[lock].other {
                 let queue = std::mem::take(&mut self.locks[lock].queue);
                 self.decisions.extend(queue.iter().map(|waiter| (waiter.id, Decision::WrongType)));
                 continue;
             }
             self.expire(lock);
-            loop {
-                let locked = &self.locks[lock];
-                let next = match &locked.hold {
-                    None if locked.queue.is_empty() => None,
-                    None => Some(0),
-                    Some(hold) => locked.queue.iter().position(|waiter| waiter.owner == hold.owner),
-                };
-                let Some(next) = next else { break };
-                let waiter = self.locks[lock].queue.remove(next);
-                let holds = self.grant(lock, waiter.owner, waiter.lease);
-                let number = self.locks[lock].hold.as_ref().unwrap().number;
-                self.in_flight.push((waiter.id, lock, waiter.owner, number));
-                self.decisions.push((waiter.id, Decision::Granted(holds)));
+            self.renew_watched(lock);
+            while let Some(id) = self.whose_turn(lock) {
+                let at = self.locks[lock].queue.iter().position(|waiter| waiter.id == id).unwrap();
+                let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
+                let reply = self.grant(lock, &call);
+                let number = self.locks[lock].of(call.owner).unwrap().number;
+                let lease_end = now + call.lease;
+                self.decisions.push((id, Decision::Granted(reply)));
+                self.in_flight.push(ModelGrant { id, lock, call, number, lease_end });
             }
         }
+    }
+
+    fn whose_turn(&self, lock: usize) -> Option<WaiterId> {
+        let lock = &self.locks[lock];
+        let line = lock.line();
+        let can = |waiter: &&&ModelWaiter| lock.admits(waiter.call.owner, waiter.call.shared);
+        let inside = line.iter().filter(|waiter| lock.of(waiter.call.owner).is_some()).count();
+        let candidates = if inside > 0 { &line[..inside] } else { &line[..line.len().min(1)] };
+        candidates.iter().find(can).map(|waiter| waiter.id)
     }
 
     pub(super) fn expire(&mut self, lock: usize) {
         let now = self.now;
-        self.locks[lock].hold.take_if(|hold| now > hold.expires_at);
+        self.locks[lock].holds.retain(|hold| now <= hold.expires_at);
+        self.locks[lock].tidy();
     }
 
-    pub(super) fn grant(&mut self, lock: usize, owner: usize, lease: i64) -> i64 {
-        let expires_at = self.now + lease;
-        match &mut self.locks[lock].hold {
-            Some(hold) => {
-                hold.holds += 1;
-                hold.expires_at = expires_at;
-                hold.holds
-            }
-            empty => {
-                self.holds_ever += 1;
-                *empty = Some(ModelHold { owner, holds: 1, expires_at, number: self.holds_ever });
-                1
+    fn renew_watched(&mut self, lock: usize) {
+        let (now, now_us) = (self.now, self.now_us());
+        let interval = |binding: &ModelBinding| (binding.lease * 1000 / 3).max(1000);
+        let lock = &mut self.locks[lock];
+        let watched = |binding: &&mut ModelBinding| binding.watchdog.is_some();
+        if !lock.bindings.values_mut().filter(watched).any(|binding| binding.due_us <= now_us) {
+            return;
+        }
+        for (owner, binding) in &mut lock.bindings {
+            if binding.watchdog.is_some() && binding.due_us <= now_us + interval(binding) / 4 {
+                let hold = lock.holds.iter_mut().find(|hold| hold.owner == *owner).unwrap();
+                hold.expires_at = hold.expires_at.max(now + binding.lease);
+                binding.lease_end = hold.expires_at;
+                binding.due_us = now_us + interval(binding);
             }
         }
     }
 
+    fn grant(&mut self, at: usize, call: &Call) -> Reply {
+        let (now, now_us) = (self.now, self.now_us());
+        self.holds_ever += 1;
+        let number = self.holds_ever;
+        let lock = &mut self.locks[at];
+        let newest = lock.holds.iter().filter_map(|hold| hold.token).max();
+        if lock.of(call.owner).is_none() {
+            let owner = call.owner;
+            let empty = ModelHold { owner, exclusive: 0, shared: 0, expires_at: 0, token: None, number };
+            lock.holds.push(empty);
+        }
+        let upgrade = !call.shared && lock.of(call.owner).unwrap().exclusive == 0;
+        let same = lock.of(call.owner).unwrap().token.filter(|_| !upgrade);
+        let token = call.fence.then(|| {
+            same.unwrap_or_else(|| {
+                let after = lock.counter.max(newest).map_or(0, |last| last + 1);
+                let token = after.max(now_us);
+                assert!(Some(token) > lock.counter, "a token twice");
+                lock.counter = Some(token);
+                token
+            })
+        });
+        let hold = lock.of_mut(call.owner).unwrap();
+        if call.shared {
+            hold.shared += 1;
+        } else {
+            hold.exclusive += 1;
+        }
+        if token.is_some() || upgrade {
+            hold.token = token;
+        }
+        hold.expires_at = now + call.lease;
+        let owner = call.fence.then(|| Owner::new(OWNERS[call.owner]));
+        let reply = Reply { holds: hold.exclusive + hold.shared, token, owner };
+        if let Some(id) = call.id {
+            lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
+        }
+        self.lease_was_set(at, call.owner, call.lease, now + call.lease);
+        reply
+    }
+
+    fn lease_was_set(&mut self, lock: usize, owner: usize, lease: i64, lease_end: i64) {
+        let now_us = self.now_us();
+        if let Some(binding) = self.locks[lock].bindings.get_mut(&owner) {
+            binding.lease = lease;
+            binding.lease_end = lease_end;
+            binding.due_us = now_us + (lease * 1000 / 3).max(1000);
+        }
+    }
+
+    fn bind(&mut self, lock: usize, call: &Call, lease_end: i64) {
+        let Some((connection, watchdog, ephemeral)) = call.bind else { return };
+        let now_us = self.now_us();
+        let binding = self.locks[lock].bindings.entry(call.owner).or_default();
+        if watchdog {
+            binding.watchdog = Some(connection);
+        }
+        if ephemeral {
+            binding.ephemeral = Some(connection);
+            binding.requests.extend(call.id.map(|id| (id, now_us + TTL * 1000)));
+        }
+        self.lease_was_set(lock, call.owner, call.lease, lease_end);
+    }
+
     pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op);
+        self.locks.iter_mut().for_each(ModelLock::tidy);
         self.settle();
         seen
     }
 
-    pub(super) fn apply(&mut self, op: &Op) -> Option<Seen> {
+    fn apply(&mut self, op: &Op) -> Option<Seen> {
         let now = self.now;
         if let Op::Acquire { lock, .. }
         | Op::Release { lock, .. }
@@ -119,59 +252,68 @@ impl Model {
             self.expire(lock);
         }
         match *op {
-            Op::Acquire { lock, owner, lease, block } => {
-                let free = self.locks[lock].hold.as_ref().is_none_or(|hold| hold.owner == owner);
-                if free {
-                    return Some(Seen::Granted(self.grant(lock, owner, lease)));
+            Op::Acquire { lock, ref call, block } => Some(self.acquire(lock, call, block)),
+            Op::Release { lock, owner, part, lease, id } => {
+                if let Some((left, until)) = id.and_then(|id| self.locks[lock].released.get(&(owner, id))) {
+                    if now <= *until {
+                        return Some(Seen::Left(*left));
+                    }
                 }
-                let Some(ms) = block else { return Some(Seen::Busy) };
-                self.waiters_ever += 1;
-                let id = WaiterId(self.waiters_ever);
-                let deadline = (ms > 0).then(|| now + i64::try_from(ms).unwrap());
-                self.locks[lock].queue.push(ModelWaiter { id, owner, lease, deadline });
-                Some(Seen::Waits(id))
-            }
-            Op::Release { lock, owner, all, lease } => {
-                let hold = &mut self.locks[lock].hold;
-                let Some(held) = hold.as_mut().filter(|held| held.owner == owner) else {
-                    return Some(Seen::NotOwner);
-                };
-                held.holds = if all { 0 } else { held.holds - 1 };
-                let left = held.holds;
-                if left == 0 {
-                    *hold = None;
-                } else if let Some(lease) = lease {
-                    held.expires_at = now + lease;
+                let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
+                match part {
+                    Part::All => (hold.exclusive, hold.shared) = (0, 0),
+                    Part::One if hold.exclusive > 0 => hold.exclusive -= 1,
+                    Part::One => hold.shared -= 1,
+                    Part::OneOf(Mode::Shared) if hold.shared > 0 => hold.shared -= 1,
+                    Part::OneOf(Mode::Exclusive) if hold.exclusive > 0 => hold.exclusive -= 1,
+                    Part::OneOf(_) => return Some(Seen::NotOwner),
+                }
+                let left = hold.exclusive + hold.shared;
+                if let Some(lease) = lease.filter(|_| left > 0) {
+                    hold.expires_at = now + lease;
+                    self.lease_was_set(lock, owner, lease, now + lease);
+                }
+                if let Some(id) = id {
+                    self.locks[lock].released.insert((owner, id), (left, now + TTL));
                 }
                 Some(Seen::Left(left))
             }
-            Op::Renew { lock, owner, lease } => {
-                let hold = self.locks[lock].hold.as_mut().filter(|held| held.owner == owner);
-                Some(hold.map_or(Seen::NotOwner, |held| {
-                    held.expires_at = now + lease;
-                    Seen::Granted(held.holds)
-                }))
+            Op::Renew { lock, owner, lease, bind } => {
+                let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
+                hold.expires_at = now + lease;
+                let holds = hold.exclusive + hold.shared;
+                let call = Call { owner, lease, bind, ..Call::default() };
+                self.lease_was_set(lock, owner, lease, now + lease);
+                self.bind(lock, &call, now + lease);
+                Some(Seen::Renewed(holds))
             }
-            Op::Break { lock } => Some(Seen::Broken(self.locks[lock].hold.take().iter().count())),
+            Op::Break { lock } => {
+                let lost = self.locks[lock].holds.len();
+                self.locks[lock].holds.clear();
+                Some(Seen::Broken(lost))
+            }
             Op::Delete { lock } => {
-                self.locks[lock].hold = None;
+                self.locks[lock].holds.clear();
                 self.locks[lock].other = false;
                 None
             }
             Op::Expire { lock, lease } => {
-                if let Some(held) = self.locks[lock].hold.as_mut().filter(|held| now <= held.expires_at) {
-                    held.expires_at = now + lease;
+                self.expire(lock);
+                for held in &mut self.locks[lock].holds {
+                    // The key's end is that of an exclusive hold, and a bound for shared ones.
+                    let end = now + lease;
+                    held.expires_at = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
                 }
                 None
             }
             Op::Overwrite { lock } => {
-                self.locks[lock].hold = None;
+                self.locks[lock].holds.clear();
                 self.locks[lock].other ^= true;
                 None
             }
             Op::Flush => {
                 for lock in &mut self.locks {
-                    lock.hold = None;
+                    lock.holds.clear();
                     lock.other = false;
                 }
                 None
@@ -180,8 +322,102 @@ impl Model {
                 self.paused = paused;
                 None
             }
-            Op::Leave { .. } | Op::Deliver { .. } | Op::Advance { .. } => None,
+            Op::Close { .. } | Op::Away { .. } | Op::Leave { .. } | Op::Deliver { .. } | Op::Advance { .. } => {
+                None
+            }
         }
+    }
+
+    fn acquire(&mut self, lock: usize, call: &Call, block: Option<u64>) -> Seen {
+        let now = self.now;
+        if let Some((reply, until)) = call.id.and_then(|id| self.locks[lock].granted.get(&(call.owner, id))) {
+            if now <= *until {
+                let reply = reply.clone();
+                // The answer has arrived now.
+                self.in_flight.retain(|grant| {
+                    (grant.lock, grant.call.owner, grant.call.id) != (lock, call.owner, call.id)
+                });
+                if let Some(hold) = self.locks[lock].of(call.owner) {
+                    let lease_end = hold.expires_at;
+                    self.bind(lock, call, lease_end);
+                }
+                return Seen::Granted(reply);
+            }
+        }
+        let locked = &self.locks[lock];
+        let turn = locked.queue.is_empty() || locked.of(call.owner).is_some();
+        if turn && locked.admits(call.owner, call.shared) {
+            let reply = self.grant(lock, call);
+            self.bind(lock, call, now + call.lease);
+            return Seen::Granted(reply);
+        }
+        let Some(ms) = block else { return Seen::Busy };
+        self.waiters_ever += 1;
+        let id = WaiterId(self.waiters_ever);
+        let deadline = (ms > 0).then(|| now + i64::try_from(ms).unwrap());
+        let waiter = ModelWaiter { id, call: call.clone(), deadline };
+        let queue = &mut self.locks[lock].queue;
+        let same = |other: &ModelWaiter| {
+            call.id.is_some() && (other.call.owner, other.call.id) == (call.owner, call.id)
+        };
+        match queue.iter().position(same) {
+            Some(at) => {
+                self.decisions.push((queue[at].id, Decision::Superseded));
+                queue[at] = waiter;
+            }
+            None => queue.push(waiter),
+        }
+        if self.reachable(lock, id).contains(&call.owner) {
+            self.locks[lock].queue.retain(|waiter| waiter.id != id);
+            return Seen::Deadlock;
+        }
+        Seen::Waits(id)
+    }
+
+    /// Whom a waiter waits for directly.
+    fn blockers(&self, lock: usize, call: &Call) -> Vec<usize> {
+        let lock = &self.locks[lock];
+        let line = lock.line();
+        let turn = line.iter().position(|waiter| waiter.call.owner == call.owner).unwrap();
+        let holders = lock
+            .holds
+            .iter()
+            .filter(|hold| hold.owner != call.owner && !(call.shared && hold.exclusive == 0))
+            .map(|hold| hold.owner);
+        let ahead = line[..turn]
+            .iter()
+            .filter(|waiter| !(call.shared && waiter.call.shared))
+            .map(|waiter| waiter.call.owner);
+        holders.chain(ahead).collect()
+    }
+
+    /// Everybody whom a waiter waits for, in however many steps.
+    fn reachable(&self, lock: usize, id: WaiterId) -> BTreeSet<usize> {
+        let waiter = self.locks[lock].queue.iter().find(|waiter| waiter.id == id).unwrap();
+        self.closure(self.blockers(lock, &waiter.call))
+    }
+
+    /// Everybody whom an owner waits for.
+    pub(super) fn blockers_of(&self, owner: usize) -> BTreeSet<usize> {
+        self.closure(self.direct(owner))
+    }
+
+    fn direct(&self, owner: usize) -> Vec<usize> {
+        let waits = self.locks.iter().enumerate().flat_map(|(at, lock)| {
+            lock.queue.iter().filter(|waiter| waiter.call.owner == owner).map(move |waiter| (at, waiter))
+        });
+        waits.flat_map(|(at, waiter)| self.blockers(at, &waiter.call)).collect()
+    }
+
+    fn closure(&self, from: Vec<usize>) -> BTreeSet<usize> {
+        let mut found = BTreeSet::new();
+        let mut todo = from;
+        while let Some(owner) = todo.pop() {
+            if found.insert(owner) {
+                todo.extend(self.direct(owner));
+            }
+        }
+        found
     }
 
     pub(super) fn leave(&mut self, id: WaiterId) {
@@ -192,28 +428,77 @@ impl Model {
     }
 
     pub(super) fn deliver(&mut self, which: usize, arrives: bool) {
-        let (_, lock, owner, number) = self.in_flight.remove(which);
-        let hold = &mut self.locks[lock].hold;
-        if !arrives {
-            if let Some(held) = hold.as_mut().filter(|held| (held.owner, held.number) == (owner, number)) {
-                held.holds -= 1;
-                if held.holds == 0 {
-                    *hold = None;
+        let ModelGrant { lock, call, number, lease_end, .. } = self.in_flight.remove(which);
+        if self.locks[lock].of(call.owner).is_some_and(|hold| hold.number == number) {
+            if arrives {
+                self.bind(lock, &call, lease_end);
+            } else {
+                let hold = self.locks[lock].of_mut(call.owner).unwrap();
+                let count = if call.shared { &mut hold.shared } else { &mut hold.exclusive };
+                *count = (*count - 1).max(0);
+                if let Some(id) = call.id {
+                    self.locks[lock].granted.remove(&(call.owner, id));
                 }
             }
+        }
+        self.locks[lock].tidy();
+        self.settle();
+    }
+
+    pub(super) fn close(&mut self, connection: u64) {
+        let now_us = self.now_us();
+        for lock in &mut self.locks {
+            for (owner, binding) in &mut lock.bindings {
+                if binding.watchdog == Some(connection) {
+                    binding.watchdog = None;
+                }
+                if binding.ephemeral == Some(connection) {
+                    for (id, until) in &binding.requests {
+                        // One that is not remembered any more may name a later call.
+                        if *until >= now_us {
+                            lock.granted.remove(&(*owner, *id));
+                        }
+                    }
+                    lock.holds.retain(|hold| hold.owner != *owner);
+                }
+            }
+            lock.tidy();
+            lock.bindings.retain(|_, binding| binding.watchdog.is_some() || binding.ephemeral.is_some());
+        }
+        self.settle();
+    }
+
+    /// The server was a replica for a while, in which somebody may have given an owner another lease.
+    pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
+        for lock in &mut self.locks {
+            lock.queue.clear();
+        }
+        self.in_flight.clear();
+        if let Some((lock, lease)) = meddle {
+            self.apply(&Op::Expire { lock, lease });
+        }
+        for lock in 0..LOCKS.len() {
+            self.expire(lock);
+            let now_us = self.now_us();
+            let ModelLock { holds, bindings, .. } = &mut self.locks[lock];
+            bindings.retain(|owner, binding| {
+                binding.due_us = now_us;
+                holds.iter().any(|hold| hold.owner == *owner && hold.expires_at == binding.lease_end)
+            });
         }
         self.settle();
     }
 
     pub(super) fn holders(&self, lock: usize) -> Option<Holders> {
-        (!self.locks[lock].other).then(|| match &self.locks[lock].hold {
-            Some(hold) if self.now <= hold.expires_at => Holders::Exclusive(Hold {
-                owner: Owner::new(OWNERS[hold.owner]),
-                holds: hold.holds,
-                expires_at: hold.expires_at,
-                renewed: false,
-            }),
-            _ => Holders::Free,
-        })
+        let live = self.locks[lock].holds.iter().filter(|hold| self.now <= hold.expires_at);
+        let holds = live.map(|hold| Hold {
+            owner: Owner::new(OWNERS[hold.owner]),
+            exclusive: hold.exclusive,
+            shared: hold.shared,
+            expires_at: hold.expires_at,
+            token: hold.token,
+            renewed: false,
+        });
+        (!self.locks[lock].other).then(|| Holders::from_holds(holds.collect()).expect("they exclude each other"))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::graph::Step;
 use super::*;
 
 /// What a key holds.
@@ -11,10 +12,48 @@ pub(super) enum Stored {
     Other,
 }
 
+/// What is stored beside a lock.
+#[derive(Default)]
+pub(super) struct Beside {
+    counter: Option<Token>,
+    granted: BTreeMap<RequestId, (Reply, WallMs)>,
+    released: BTreeMap<RequestId, (i64, WallMs)>,
+    now: WallMs,
+}
+
+impl Records for Beside {
+    fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
+        let after = self.counter.max(above).map_or(0, |last| last + 1);
+        self.counter = Some(after.max(self.now * 1000));
+        Ok(after.max(self.now * 1000))
+    }
+
+    fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
+        Ok(self.granted.get(id).filter(|(_, until)| self.now <= *until).map(|(reply, _)| reply.clone()))
+    }
+
+    fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal> {
+        Ok(self.released.get(id).filter(|(_, until)| self.now <= *until).map(|(left, _)| *left))
+    }
+
+    fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
+        self.granted.insert(id.clone(), (reply.clone(), now.wall + id.ttl_ms));
+    }
+
+    fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {
+        self.released.insert(id.clone(), (left, now.wall + id.ttl_ms));
+    }
+
+    fn forget_grant(&mut self, id: &RequestId) {
+        self.granted.remove(id);
+    }
+}
+
 /// The core with a keyspace, a clock and a timer around it, as `crate::runtime` has them.
 pub(super) struct Real {
     pub(super) service: Service,
     pub(super) keys: BTreeMap<&'static [u8], Stored>,
+    beside: BTreeMap<&'static [u8], Beside>,
     pub(super) now: i64,
     pub(super) paused: bool,
     /// Whether the timer fires by itself after each step.
@@ -25,7 +64,9 @@ pub(super) struct Real {
 impl Real {
     pub(super) fn new(timer: bool) -> Real {
         let keys = LOCKS.map(|key| (key, Stored::Lock(Holders::Free))).into();
-        Real { service: Service::default(), keys, now: 1_000, paused: false, timer, decisions: Vec::new() }
+        let beside = LOCKS.map(|key| (key, Beside::default())).into();
+        let service = Service::default();
+        Real { service, keys, beside, now: 1_000, paused: false, timer, decisions: Vec::new() }
     }
 
     pub(super) fn time(&self) -> Now {
@@ -34,19 +75,19 @@ impl Real {
     }
 
     /// What opening a key finds: a lease that is over is over.
-    pub(super) fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
+    fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
         let now = self.now;
-        let stored = self.keys.get_mut(key).unwrap();
-        match stored {
+        match self.keys.get_mut(key).unwrap() {
             Stored::Lock(holders) => {
                 if holders.expires_at().is_some_and(|at| now > at) {
                     *holders = Holders::Free;
                     // The server raises `expired` for it.
-                    let holders = holders.clone();
                     self.service.touched(at(key), true);
-                    return Ok(holders);
+                    return Ok(Holders::Free);
                 }
-                Ok(holders.clone())
+                let mut holders = holders.clone();
+                holders.end_leases(now);
+                Ok(holders)
             }
             Stored::Other => {
                 self.service.touched(at(key), false);
@@ -55,15 +96,32 @@ impl Real {
         }
     }
 
-    pub(super) fn store(&mut self, key: &'static [u8], mut holders: Holders) {
-        if let Holders::Exclusive(hold) = &mut holders {
-            hold.renewed = false;
+    fn store(&mut self, key: &'static [u8], mut holders: Holders) {
+        match &mut holders {
+            Holders::Free => {}
+            Holders::Exclusive(hold) => hold.renewed = false,
+            Holders::Shared(holds) => holds.values_mut().for_each(|hold| hold.renewed = false),
         }
         self.keys.insert(key, Stored::Lock(holders));
     }
 
+    /// Opens a lock, does something with it, and stores it.
+    fn on<T>(
+        &mut self,
+        key: &'static [u8],
+        body: impl FnOnce(&mut Service, LockRef<'_>, &mut Holders, &mut Beside, Now) -> T,
+    ) -> Result<T, Seen> {
+        let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
+        let now = self.time();
+        let beside = self.beside.get_mut(key).unwrap();
+        beside.now = self.now;
+        let result = body(&mut self.service, at(key), &mut holders, beside, now);
+        self.store(key, holders);
+        Ok(result)
+    }
+
     pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
-        let seen = self.apply(op);
+        let seen = self.apply(op).unwrap_or_else(Some);
         self.decisions.extend(self.service.take_decisions());
         if let Op::Pause(false) = op {
             // The timer that was set again and again meanwhile.
@@ -85,91 +143,145 @@ impl Real {
     pub(super) fn tick(&mut self) {
         for lock in self.service.tick(self.time(), !self.paused) {
             let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
-            match self.open(key) {
-                Ok(mut holders) => {
-                    self.service.serve(at(key), &mut holders, self.time());
-                    self.store(key, holders);
-                }
-                Err(()) => self.service.refuse_all(at(key), Decision::WrongType),
+            let served = self.on(key, |service, at, holders, beside, now| {
+                service.serve(at, holders, beside, now);
+            });
+            if served.is_err() {
+                self.service.refuse_all(at(key), &Decision::WrongType);
             }
         }
         self.decisions.extend(self.service.take_decisions());
     }
 
-    pub(super) fn apply(&mut self, op: &Op) -> Option<Seen> {
-        let now = self.time();
+    fn apply(&mut self, op: &Op) -> Result<Option<Seen>, Seen> {
         match *op {
-            Op::Acquire { lock, owner, lease, block } => {
-                let key = LOCKS[lock];
-                let Ok(mut holders) = self.open(key) else { return Some(Seen::WrongType) };
-                let request = Request { owner: Owner::new(OWNERS[owner]), lease_ms: lease };
-                let admission = self.service.acquire(at(key), &mut holders, &request, now);
-                self.store(key, holders.clone());
-                Some(match (admission, block) {
-                    (Admission::Grant(holds), _) => Seen::Granted(holds),
-                    (Admission::Busy, Some(ms)) => {
-                        let deadline = (ms > 0).then(|| now.mono + ms * 1000);
-                        Seen::Waits(self.service.wait(at(key), &holders, request, deadline, now))
-                    }
-                    _ => Seen::Busy,
-                })
+            Op::Acquire { lock, ref call, block } => self.acquire(LOCKS[lock], call, block).map(Some),
+            Op::Release { lock, owner, part, lease, id } => {
+                let id = id.map(|id| request_id(owner, id));
+                let release = Release { owner: Owner::new(OWNERS[owner]), part, lease_ms: lease, id };
+                let left = self.on(LOCKS[lock], |service, at, holders, beside, now| {
+                    service.release(at, holders, beside, &release, now)
+                })?;
+                Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
-            Op::Release { lock, owner, all, lease } => {
-                let key = LOCKS[lock];
-                let Ok(mut holders) = self.open(key) else { return Some(Seen::WrongType) };
-                let left = self.service.release(at(key), &mut holders, OWNERS[owner], all, lease, now);
-                self.store(key, holders);
-                Some(left.map_or(Seen::NotOwner, Seen::Left))
-            }
-            Op::Renew { lock, owner, lease } => {
-                let key = LOCKS[lock];
-                let Ok(mut holders) = self.open(key) else { return Some(Seen::WrongType) };
-                let held = self.service.renew(at(key), &mut holders, OWNERS[owner], lease, now);
-                self.store(key, holders);
-                Some(held.map_or(Seen::NotOwner, Seen::Granted))
+            Op::Renew { lock, owner, lease, bind } => {
+                let call = Call { bind, ..Call::default() };
+                let bind = call.request().bind;
+                let renewal = Renewal { owner: Owner::new(OWNERS[owner]), lease_ms: lease, bind };
+                let held = self.on(LOCKS[lock], |service, at, holders, beside, now| {
+                    service.renew(at, holders, beside, &renewal, now)
+                })?;
+                Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }
             Op::Break { lock } => {
-                let key = LOCKS[lock];
-                let Ok(mut holders) = self.open(key) else { return Some(Seen::WrongType) };
-                let lost = self.service.break_lock(at(key), &mut holders, now);
-                self.store(key, holders);
-                Some(Seen::Broken(lost))
+                let lost = self.on(LOCKS[lock], |service, at, holders, beside, now| {
+                    service.break_lock(at, holders, beside, now)
+                })?;
+                Ok(Some(Seen::Broken(lost)))
             }
+            _ => {
+                self.meddle(op);
+                Ok(None)
+            }
+        }
+    }
+
+    fn acquire(&mut self, key: &'static [u8], call: &Call, block: Option<u64>) -> Result<Seen, Seen> {
+        let request = call.request();
+        let (outcome, holders) = self.on(key, |service, at, holders, beside, now| {
+            (service.acquire(at, holders, beside, &request, now), holders.clone())
+        })?;
+        let now = self.time();
+        match (outcome, block) {
+            (Outcome::Granted(reply), _) => Ok(Seen::Granted(reply)),
+            (Outcome::Busy, Some(ms)) => {
+                let deadline = (ms > 0).then(|| now.mono + ms * 1000);
+                let id = self.service.wait(at(key), &holders, request, deadline, now);
+                if let Step::Cycle(cycle) = self.search(Search::cycle(&self.service, id).unwrap()).0 {
+                    assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
+                    self.service.leave(id);
+                    return Ok(Seen::Deadlock);
+                }
+                Ok(Seen::Waits(id))
+            }
+            (Outcome::Busy, None) => Ok(Seen::Busy),
+            (Outcome::Refused(refusal), _) => panic!("{refusal:?}"),
+        }
+    }
+
+    /// Whom an owner waits for, by the core's search.
+    pub(super) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
+        let (_, search) = self.search(Search::blockers(&self.service, &Owner::new(owner)));
+        search.into_edges().into_iter().map(|edge| edge.owner).collect()
+    }
+
+    fn search(&self, mut search: Search) -> (Step, Search) {
+        loop {
+            match search.step(&self.service, self.time()) {
+                Step::Read(lock) => {
+                    let holders = visible(self, &lock.key).unwrap_or(Holders::Free);
+                    search.learn(&self.service, lock, holders);
+                }
+                end => return (end, search),
+            }
+        }
+    }
+
+    /// What strangers and the server do.
+    fn meddle(&mut self, op: &Op) {
+        match *op {
             Op::Delete { lock } => {
-                let key = LOCKS[lock];
-                self.store(key, Holders::Free);
-                self.service.touched(at(key), true);
-                None
+                self.store(LOCKS[lock], Holders::Free);
+                self.service.touched(at(LOCKS[lock]), true);
             }
             Op::Expire { lock, lease } => {
-                let key = LOCKS[lock];
-                if let Ok(Holders::Exclusive(hold)) = self.open(key) {
-                    self.store(key, Holders::Exclusive(Hold { expires_at: now.wall + lease, ..hold }));
-                    self.service.touched(at(key), false);
-                }
-                None
+                self.expire(LOCKS[lock], lease);
+                self.service.touched(at(LOCKS[lock]), false);
             }
             Op::Overwrite { lock } => {
                 let key = LOCKS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
                 // RENAME over it raises an event.
-                self.service.touched(at(key), !other);
-                None
+                self.service.touched(at(key), true);
             }
             Op::Flush => {
                 for key in LOCKS {
                     self.store(key, Holders::Free);
                 }
                 self.service.touched_all(None);
-                None
             }
-            Op::Pause(paused) => {
-                self.paused = paused;
-                None
-            }
-            Op::Leave { .. } | Op::Deliver { .. } | Op::Advance { .. } => None,
+            Op::Pause(paused) => self.paused = paused,
+            _ => {}
         }
+    }
+
+    fn expire(&mut self, key: &'static [u8], lease: i64) {
+        let end = self.now + lease;
+        if let Ok(mut holders) = self.open(key) {
+            match &mut holders {
+                Holders::Free => {}
+                Holders::Exclusive(hold) => hold.expires_at = end,
+                Holders::Shared(holds) => {
+                    holds.values_mut().for_each(|hold| hold.expires_at = hold.expires_at.min(end));
+                }
+            }
+            self.store(key, holders);
+        }
+    }
+
+    /// The server is a replica for a while.
+    pub(super) fn away(&mut self, waiting: &[WaiterId], meddle: Option<(usize, i64)>) {
+        self.service.abdicate();
+        for id in waiting {
+            assert!(self.service.leave(*id));
+        }
+        assert_eq!(self.service.next_wakeup(self.time(), false), None, "a replica has nothing to do");
+        if let Some((lock, lease)) = meddle {
+            self.expire(LOCKS[lock], lease);
+        }
+        self.service.resume();
+        self.fire();
     }
 
     pub(super) fn advance(&mut self, ms: i64) {
