@@ -189,9 +189,9 @@ impl Choice {
             .map(|(place, _)| place)
             .ok_or_else(|| {
                 let words: Vec<_> = self.words.iter().map(|word| word.to_string_lossy()).collect();
-                let (last, others) = words.split_last().map_or(("", String::new()), |(last, others)| {
-                    (&**last, others.join(", "))
-                });
+                let (last, others) = words
+                    .split_last()
+                    .map_or(("", String::new()), |(last, others)| (&**last, others.join(", ")));
                 format!("{PREFIX}{} must be {others} or {last}, not '{}'", self.name, shown(text))
             })
     }

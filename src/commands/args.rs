@@ -173,12 +173,9 @@ impl<'a> Cursor<'a> {
         Ok(Some(Bind { connection: ConnectionId(client), watchdog, ephemeral }))
     }
 
-    /// Sets `option`, which excludes others, or says that there is one already.
-    pub(super) fn one_of<T>(&self, names: &str, option: &mut Option<T>, value: T) -> Result<(), Error> {
-        if option.replace(value).is_some() {
-            return Err(self.problem(format!("only one {names} is allowed")));
-        }
-        Ok(())
+    /// The error for two options that exclude each other.
+    pub(super) fn excluded(&self, one: &str, other: &str) -> Error {
+        self.problem(format!("only one of {one} and {other} is allowed"))
     }
 
     /// The value of `MATCH`.

@@ -99,7 +99,7 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
         }
-        assert!(!matches(&b"*a".repeat(50), &[b'a'; 2000][..].repeat(1)[..49]), "too many stars");
+        assert!(!matches(&b"*a".repeat(50), &[b'a'; 49]), "too many stars");
         assert!(!matches(&[&b"*a".repeat(200)[..], b"b"].concat(), &[b'a'; 5000]), "and it ends soon");
     }
 }

@@ -24,13 +24,13 @@ impl Command for Release {
         let mut args = Cursor::new("lock.release", args);
         let key = args.key()?;
         let owner = args.owner()?;
-        let (mut lease_ms, mut part, mut id) = (None, None, None);
+        let (mut lease_ms, mut shared, mut all, mut id) = (None, None, None, None);
         while let Some(option) = args.next() {
             if args.lease(option, &mut lease_ms)? {
             } else if option.eq_ignore_ascii_case(b"ALL") {
-                args.one_of("SHARED or ALL", &mut part, Part::All)?;
+                args.once("ALL", &mut all, ())?;
             } else if option.eq_ignore_ascii_case(b"SHARED") {
-                args.one_of("SHARED or ALL", &mut part, Part::OneOf(Mode::Shared))?;
+                args.once("SHARED", &mut shared, ())?;
             } else if option.eq_ignore_ascii_case(b"ID") {
                 let value = args.request_id()?;
                 args.once("ID", &mut id, value)?;
@@ -38,8 +38,14 @@ impl Command for Release {
                 return Err(args.unknown(option));
             }
         }
+        let part = match (shared, all) {
+            (None, None) => Part::One,
+            (Some(()), None) => Part::OneOf(Mode::Shared),
+            (None, Some(())) => Part::All,
+            (Some(()), Some(())) => return Err(args.excluded("SHARED", "ALL")),
+        };
         let id = args.request(ctx, &key, owner, id)?;
-        let call = Call { owner: Owner::new(owner), part: part.unwrap_or(Part::One), lease_ms, id };
+        let call = Call { owner: Owner::new(owner), part, lease_ms, id };
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, now)?;
         let left = runtime::with(ctx, |runtime| {

@@ -18,7 +18,8 @@ impl Command for Renew {
         key: Some(KeyUse::Write),
         arity: -3,
         summary: c"Sets the lease of a held lock anew, shorter or longer.",
-        complexity: c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
+        complexity:
+            c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {

@@ -6,7 +6,9 @@
 
 use super::entries::Entry;
 use super::service::Service;
-use super::{Bind, ConnectionId, Holders, LockId, LockRef, MonoUs, Now, Owner, Part, Records, RequestId, WallMs};
+use super::{
+    Bind, ConnectionId, Holders, LockId, LockRef, MonoUs, Now, Owner, Part, Records, RequestId, WallMs,
+};
 
 /// The shortest time between two renewals, in microseconds, however short the lease.
 const SHORTEST_INTERVAL_US: MonoUs = 1_000;
@@ -268,7 +270,11 @@ impl Service {
         for (owner, binding) in entry.bindings.iter_mut().filter(|(_, binding)| binding.doubtful) {
             binding.doubtful = false;
             let same = holders.of(owner.as_bytes()).is_some_and(|hold| hold.expires_at == binding.lease_end);
-            if same { sure.push(owner.clone()) } else { others.push(owner.clone()) }
+            if same {
+                sure.push(owner.clone())
+            } else {
+                others.push(owner.clone())
+            }
         }
         for owner in others {
             self.unbind(lock, &owner);

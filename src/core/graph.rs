@@ -167,7 +167,9 @@ impl Service {
             (true, false) => entry.exclusive.range(..turn).for_each(|place| visit_at(place, visit)),
             (false, true) => {
                 entry.crossing.range(..turn).for_each(|place| visit_at(place, visit));
-                if request.owner != search.origin && self.waits_before(lock.as_ref(), &search.origin, turn, now) {
+                if request.owner != search.origin
+                    && self.waits_before(lock.as_ref(), &search.origin, turn, now)
+                {
                     visit(&search.origin);
                 }
             }

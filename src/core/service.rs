@@ -175,18 +175,9 @@ impl Service {
 
     /// The same call came again, maybe on another connection because the first was lost: the hold depends on
     /// the connection that asks now, and is not taken back if the first answer did not arrive.
-    fn repeated(
-        &mut self,
-        lock: LockRef<'_>,
-        holders: &Holders,
-        request: &Request,
-        reply: &Reply,
-        now: Now,
-    ) {
+    fn repeated(&mut self, lock: LockRef<'_>, holders: &Holders, request: &Request, reply: &Reply, now: Now) {
         let owner = reply.owner.as_ref().unwrap_or(&request.owner);
-        let same = |id: &WaiterId| {
-            self.in_flight.get(id).is_some_and(|grant| grant.request.id == request.id)
-        };
+        let same = |id: &WaiterId| self.in_flight.get(id).is_some_and(|grant| grant.request.id == request.id);
         let in_flight = self.entries.get(lock).and_then(|entry| entry.in_flight.iter().copied().find(same));
         if let Some(id) = in_flight {
             self.remove_in_flight(id);
@@ -444,9 +435,10 @@ impl Service {
         let renewal = self.renewals.first().map(|(at, ..)| until(*at));
         let dirty = (!self.dirty.is_empty()).then_some(0);
         // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
-        let lease = self.leases.first().map(|(end, _)| {
-            end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs()
-        });
+        let lease = self
+            .leases
+            .first()
+            .map(|(end, _)| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());
         let work = [renewal, dirty, lease].into_iter().flatten().min();
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
         deadline.into_iter().chain(work).min()

@@ -8,9 +8,8 @@ use super::entries::Entry;
 use super::holders::Admission;
 use super::service::{asked, is_exclusive, InFlight, Waiter};
 use super::{
-    Decision, Holders, LockRef, Mode, Now, Outcome, Owner, Part, Records, Refusal, Reply, Request,
-    Service, WaiterId,
-    WallMs,
+    Decision, Holders, LockRef, Mode, Now, Outcome, Owner, Part, Records, Refusal, Reply, Request, Service,
+    WaiterId, WallMs,
 };
 
 impl Service {

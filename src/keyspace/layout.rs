@@ -28,8 +28,14 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
             holds.push(parse_shared(owner, value, expires_at)?);
         } else if is_owner(name) && exclusive.is_none() {
             let (owner, exclusive_holds) = (Owner::new(name), positive(value)?);
-            exclusive =
-                Some(Hold { owner, exclusive: exclusive_holds, shared: 0, expires_at, token: None, renewed: false });
+            exclusive = Some(Hold {
+                owner,
+                exclusive: exclusive_holds,
+                shared: 0,
+                expires_at,
+                token: None,
+                renewed: false,
+            });
         } else {
             return None;
         }

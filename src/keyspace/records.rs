@@ -3,7 +3,6 @@
 //! Nothing is read before the core asks for it, and what has changed is written with the lock, in the same step.
 
 use std::cell::Cell;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::config::{self, MAX_MS};
 use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token};
@@ -82,8 +81,7 @@ impl<'a> Records<'a> {
         let at = match self.requests.iter().position(|record| record.id == *id) {
             Some(at) => at,
             None => {
-                let name =
-                    Str::new(&names::request(self.lock.as_bytes(), id.asked.as_bytes(), &id.id));
+                let name = Str::new(&names::request(self.lock.as_bytes(), id.asked.as_bytes(), &id.id));
                 let key = open(self.ctx, &name);
                 let record = match key.kind() {
                     Kind::Empty => Record::new(id),
@@ -225,9 +223,8 @@ fn integer(text: &[u8]) -> Option<i64> {
 /// greater than the last one even if its counter was deleted and the clock set back.
 fn time_us(ctx: Ctx) -> i64 {
     static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros());
     let latest = LATEST.get(ctx);
-    latest.set(i64::try_from(now).unwrap_or(i64::MAX).max(latest.get().saturating_add(1)));
+    latest.set(ctx.time_us().max(latest.get().saturating_add(1)));
     latest.get()
 }
 

@@ -1,16 +1,17 @@
-//! The module at work in a server: the core, the clients that are blocked on its decisions, and its one timer.
+//! The module at work in a server: the core, the clients that are blocked on its decisions, the connections that
+//! holds depend on, and its one timer.
 //!
 //! How a decision reaches its client:
 //!
 //! 1. A command, the timer, or a look at a touched lock changes the core, writes the lock, and calls
 //!    [`settle`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
 //!    what comes next.
-//! 2. In the same turn of the event loop the server lets [`Waits::reply`] answer the client, if it is still
-//!    there, and calls [`Waits::done`] in any case.
+//! 2. In the same turn of the event loop the server lets [`Waits`](waits) answer the client, if it is still
+//!    there, and tells us in any case that it is done.
 //! 3. A client that is gone by then does not keep its grant, and neither does one that has hung up without the
-//!    server having read so ([`Socket::is_hung_up`]). One that the server has decided to close may still look
+//!    server having read so (the socket is asked). One that the server has decided to close may still look
 //!    alive in step 2 and be freed right after, without getting the answer: so a grant is final only when the
-//!    turn is over and the client still exists ([`turn_is_over`]).
+//!    turn is over and the client still exists ([`waits`]).
 //!
 //! Nothing is written from where the server tells us that a key was touched ([`Touches`]), as the replicas
 //! would get our write before the change that led to it: the lock is marked, and looked at in a timer that
@@ -265,7 +266,7 @@ fn fired(ctx: Ctx) {
 
 /// The server's timers wait for a time of day: if somebody sets the clock back, they fire that much later.
 /// Nobody's time to wait may change by that, so such a timer is set anew.
-fn watch_timer(ctx: Ctx) {
+fn watch_timer(ctx: Ctx, (): ()) {
     with(ctx, |runtime| {
         if runtime.timer.as_ref().is_some_and(|(_, due)| ctx.now().mono > due + TIMER_OVERDUE_US) {
             if let Some((timer, _)) = runtime.timer.take() {

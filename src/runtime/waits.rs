@@ -104,7 +104,7 @@ impl Runtime {
 }
 
 /// The event loop has sent what it had to send and freed what it had to free, and has read nothing since.
-fn turn_is_over(ctx: Ctx) {
+fn turn_is_over(ctx: Ctx, (): ()) {
     with(ctx, |runtime| {
         if runtime.answered.is_empty() {
             return;

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, CStr, CString};
 use std::ptr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis_module::raw;
 
@@ -68,6 +69,17 @@ impl Ctx {
         unsafe {
             Now { wall: call!(RedisModule_Milliseconds()), mono: call!(RedisModule_MonotonicMicroseconds()) }
         }
+    }
+
+    /// The server's time of day in microseconds since the epoch.
+    pub(crate) fn time_us(self) -> i64 {
+        // SAFETY: the function only reads a clock.
+        if let Some(now) = unsafe { raw::RedisModule_Microseconds.map(|now| now()) } {
+            return now;
+        }
+        // Redis 7.0 has no such function, and no other clock than this one.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
     }
 
     fn has_flag(self, flags: u32) -> bool {

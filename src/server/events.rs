@@ -73,21 +73,28 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
 }
 
+/// Whom an event is told to.
+type Listener<T> = ServerCell<Cell<Option<fn(Ctx, T)>>>;
+
+/// Tells it, if there is anybody.
+fn tell<T>(listener: &Listener<T>, ctx: Ctx, what: T) {
+    guard(|| {
+        if let Some(listener) = listener.get(ctx).get() {
+            listener(ctx, what);
+        }
+    });
+}
+
 /// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
 pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
-    static CHANGED: ServerCell<Cell<Option<fn(Ctx, bool)>>> = ServerCell::new(Cell::new(None));
+    static CHANGED: Listener<bool> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn role(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         subevent: u64,
         _data: *mut c_void,
     ) {
-        let primary = subevent == u64::from(raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
-        guard(|| {
-            if let Some(changed) = CHANGED.get(Ctx(ctx)).get() {
-                changed(Ctx(ctx), primary);
-            }
-        });
+        tell(&CHANGED, Ctx(ctx), subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
     }
     CHANGED.get(ctx).set(Some(changed));
     listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
@@ -95,7 +102,7 @@ pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
 
 /// Calls `closed` with the id of every client whose connection ends. Ends with [`ignore_clients`].
 pub(crate) fn listen_to_clients(ctx: Ctx, closed: fn(Ctx, u64)) {
-    static CLOSED: ServerCell<Cell<Option<fn(Ctx, u64)>>> = ServerCell::new(Cell::new(None));
+    static CLOSED: Listener<u64> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn change(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -107,11 +114,7 @@ pub(crate) fn listen_to_clients(ctx: Ctx, closed: fn(Ctx, u64)) {
         }
         // SAFETY: the data of this event is this structure, of the version that was asked for or later.
         let id = unsafe { (*data.cast::<raw::RedisModuleClientInfo>()).id };
-        guard(|| {
-            if let Some(closed) = CLOSED.get(Ctx(ctx)).get() {
-                closed(Ctx(ctx), id);
-            }
-        });
+        tell(&CLOSED, Ctx(ctx), id);
     }
     CLOSED.get(ctx).set(Some(closed));
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
@@ -122,13 +125,10 @@ pub(crate) fn ignore_clients(ctx: Ctx) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
 
-/// Whom [`listen_to_wakeups`] and [`listen_to_cron`] call.
-type OnWakeup = Cell<Option<fn(Ctx)>>;
-
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
 /// [`ignore_wakeups`], as it costs every turn of the loop.
-pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx)) {
-    static AWAKE: ServerCell<OnWakeup> = ServerCell::new(Cell::new(None));
+pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx, ())) {
+    static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn turn(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -136,11 +136,7 @@ pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx)) {
         _data: *mut c_void,
     ) {
         if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP {
-            guard(|| {
-                if let Some(awake) = AWAKE.get(Ctx(ctx)).get() {
-                    awake(Ctx(ctx));
-                }
-            });
+            tell(&AWAKE, Ctx(ctx), ());
         }
     }
     AWAKE.get(ctx).set(Some(awake));
@@ -153,19 +149,15 @@ pub(crate) fn ignore_wakeups(ctx: Ctx) {
 }
 
 /// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
-pub(crate) fn listen_to_cron(ctx: Ctx, tick: fn(Ctx)) {
-    static TICK: ServerCell<OnWakeup> = ServerCell::new(Cell::new(None));
+pub(crate) fn listen_to_cron(ctx: Ctx, tick: fn(Ctx, ())) {
+    static TICK: Listener<()> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn cron(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        guard(|| {
-            if let Some(tick) = TICK.get(Ctx(ctx)).get() {
-                tick(Ctx(ctx));
-            }
-        });
+        tell(&TICK, Ctx(ctx), ());
     }
     TICK.get(ctx).set(Some(tick));
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));

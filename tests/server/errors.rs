@@ -86,10 +86,25 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
         for (command, error) in cases {
             assert_eq!(b.call(command), error, "{command}");
         }
-        for planned in ["SHARED", "FENCE", "WATCHDOG", "EPHEMERAL"] {
-            let error = format!("ERR syntax error, unknown option '{planned}' {acquire}");
-            assert_eq!(b.call(&format!("LOCK.ACQUIRE free o {planned}")), error);
+        for option in ["SHARED", "FENCE", "WATCHDOG", "EPHEMERAL"] {
+            let error = format!("ERR {option} is given twice {acquire}");
+            assert_eq!(b.call(&format!("LOCK.ACQUIRE free o {option} {}", option.to_lowercase())), error);
         }
+        for (command, option) in [
+            ("ACQUIRE", "ALL"),
+            ("RELEASE", "FENCE"),
+            ("RENEW", "SHARED"),
+            ("RENEW", "ID"),
+            ("RELEASE", "BLOCK"),
+        ] {
+            let error = format!(
+                "ERR syntax error, unknown option '{option}' in 'lock.{}' command",
+                command.to_lowercase()
+            );
+            assert_eq!(b.call(&format!("LOCK.{command} held a {option} 1")), error);
+        }
+        assert_eq!(b.call("LOCK.ACQUIRE free o ID"), format!("ERR ID needs a value {acquire}"));
+        assert_eq!(b.call("LOCK.ACQUIRE free o ID a ID b"), format!("ERR ID is given twice {acquire}"));
         let error = format!("ERR owner must be 1 to 1024 bytes, not 0, {acquire}");
         assert_eq!(b.call_args(&[b"LOCK.ACQUIRE", b"free", b""]), error);
         let error = format!("ERR owner must be 1 to 1024 bytes, not 1025, {acquire}");

@@ -127,8 +127,9 @@ fn op() -> impl Strategy<Value = Op> {
     let id = || prop::option::weighted(0.2, 0..2u8);
     let bind = || {
         let some = prop_oneof![Just((true, false)), Just((false, true)), Just((true, true))];
-        prop::option::weighted(0.3, (0..3u64, some))
-            .prop_map(|bind| bind.map(|(connection, (watchdog, ephemeral))| (connection, watchdog, ephemeral)))
+        prop::option::weighted(0.3, (0..3u64, some)).prop_map(|bind| {
+            bind.map(|(connection, (watchdog, ephemeral))| (connection, watchdog, ephemeral))
+        })
     };
     let call = (owner.clone(), prop::bool::weighted(0.4), lease.clone(), any::<bool>(), id(), bind())
         .prop_map(|(owner, shared, lease, fence, id, bind)| Call { owner, shared, lease, fence, id, bind });
@@ -174,10 +175,7 @@ enum Seen {
 
 /// While clients are paused no command runs, and no stranger's either.
 fn runs_while_paused(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Pause(_) | Op::Advance { .. }
-    )
+    matches!(op, Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Pause(_) | Op::Advance { .. })
 }
 
 /// What a key holds, as a reader sees it.
@@ -386,7 +384,9 @@ fn check_decisions(
             let passed = waits.iter().find(|(other, waiting)| waiting.lock == lock && **other < id);
             // Only a re-entry may overtake.
             prop_assert!(
-                passed.is_none() || reply.holds > 1 || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
+                passed.is_none()
+                    || reply.holds > 1
+                    || passed.is_some_and(|(_, waiting)| waiting.owner == owner),
                 "{:?} was granted before {:?}",
                 id,
                 passed

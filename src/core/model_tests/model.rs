@@ -322,9 +322,11 @@ impl Model {
                 self.paused = paused;
                 None
             }
-            Op::Close { .. } | Op::Away { .. } | Op::Leave { .. } | Op::Deliver { .. } | Op::Advance { .. } => {
-                None
-            }
+            Op::Close { .. }
+            | Op::Away { .. }
+            | Op::Leave { .. }
+            | Op::Deliver { .. }
+            | Op::Advance { .. } => None,
         }
     }
 
@@ -499,6 +501,7 @@ impl Model {
             token: hold.token,
             renewed: false,
         });
-        (!self.locks[lock].other).then(|| Holders::from_holds(holds.collect()).expect("they exclude each other"))
+        (!self.locks[lock].other)
+            .then(|| Holders::from_holds(holds.collect()).expect("they exclude each other"))
     }
 }

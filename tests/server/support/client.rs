@@ -71,9 +71,18 @@ impl Client {
         self.recv()
     }
 
-    pub fn call_args(&mut self, args: &[&[u8]]) -> String {
+    pub fn send_args(&mut self, args: &[&[u8]]) {
         self.stream.write_all(&packed(args)).unwrap();
+    }
+
+    pub fn call_args(&mut self, args: &[&[u8]]) -> String {
+        self.send_args(args);
         self.recv()
+    }
+
+    pub fn call_args_value(&mut self, args: &[&[u8]]) -> Value {
+        self.send_args(args);
+        self.recv_value()
     }
 
     pub fn call_value(&mut self, command: &str) -> Value {

@@ -21,11 +21,17 @@ __attribute__((constructor)) static void open_clock(void) {
     if (map != MAP_FAILED) off = map;
 }
 
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    if (syscall(SYS_clock_gettime, clock, now) != 0) return -1;
+    if (clock == CLOCK_REALTIME && off) now->tv_sec += *off;
+    return 0;
+}
+
 int gettimeofday(struct timeval *restrict now, void *restrict zone) {
     (void)zone;
     struct timespec real;
-    if (syscall(SYS_clock_gettime, CLOCK_REALTIME, &real) != 0) return -1;
-    now->tv_sec = real.tv_sec + (off ? *off : 0);
+    if (clock_gettime(CLOCK_REALTIME, &real) != 0) return -1;
+    now->tv_sec = real.tv_sec;
     now->tv_usec = real.tv_nsec / 1000;
     return 0;
 }

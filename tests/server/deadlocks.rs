@@ -1,0 +1,409 @@
+//! Owners that would wait for themselves, and who waits for whom.
+
+use redis::Value;
+
+use crate::support::{in_world, show, until, Client, Flavor, Server, World};
+
+crate::on_every_server!(
+    two_owners_in_a_cycle,
+    a_long_cycle_names_everybody,
+    two_upgrades_are_a_deadlock,
+    through_a_shared_holder,
+    through_a_waiter_ahead,
+    readers_that_wait_together_do_not_wait_for_each_other,
+    across_databases,
+    what_has_ended_is_no_deadlock,
+    who_has_hung_up_does_not_wait,
+    a_call_without_block_never_gets_it,
+    it_can_be_turned_off,
+    odd_names_are_shown_sensibly,
+    a_crowd_costs_nothing,
+    blockers_are_listed_nearest_first,
+    contended_locks_are_listed,
+    a_pattern_means_what_it_means_to_keys,
+    listing_is_dangerous,
+);
+
+fn holds(world: &World, pairs: &[(&str, &str)]) -> Client {
+    let mut client = world.client();
+    for (owner, key) in pairs {
+        assert_eq!(client.call(&format!("LOCK.ACQUIRE {key} {owner} PX 100000")), "1");
+    }
+    client
+}
+
+fn deadlocks(world: &World) -> String {
+    world.client().info("redis-lock", "redis-lock_deadlocks")
+}
+
+fn two_owners_in_a_cycle(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
+        let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        assert_eq!(
+            a.call("LOCK.ACQUIRE k2 a BLOCK 60000"),
+            "DEADLOCK waiting could never end: a waits for b (lock k2), b for a (lock k1)"
+        );
+        // It is not queued, and nobody else is harmed.
+        assert_eq!(a.call("LOCK.WAITERS k2"), "[]");
+        assert_eq!(a.call("HGETALL k2"), "[b, 1]");
+        assert_eq!(deadlocks(world), "1");
+        assert_eq!(a.call("LOCK.RELEASE k1 a"), "0");
+        assert_eq!(b.recv(), "1");
+        let mut a = world.waiting("LOCK.ACQUIRE k2 a BLOCK 0");
+        assert_eq!(b.call("LOCK.RELEASE k2 b"), "0");
+        assert_eq!(a.recv(), "1");
+    });
+}
+
+fn a_long_cycle_names_everybody(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for n in 0..10 {
+            a.call(&format!("LOCK.ACQUIRE k{n} o{n} PX 100000"));
+        }
+        let _waiters: Vec<Client> =
+            (1..10).map(|n| world.waiting(&format!("LOCK.ACQUIRE k{} o{n} BLOCK 0", (n + 1) % 10))).collect();
+        assert_eq!(
+            a.call("LOCK.ACQUIRE k1 o0 BLOCK 0"),
+            "DEADLOCK waiting could never end: o0 waits for o1 (lock k1), o1 for o2 (lock k2), o2 for o3 (lock k3), \
+             o3 for o4 (lock k4), o4 for o5 (lock k5), 4 more, o9 for o0 (lock k0)"
+        );
+        // Around the corner, nobody waits for anybody.
+        assert_eq!(a.call("LOCK.ACQUIRE k5 x BLOCK 1"), "nil");
+    });
+}
+
+fn two_upgrades_are_a_deadlock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a SHARED");
+        a.call("LOCK.ACQUIRE k b SHARED");
+        let mut up = world.waiting("LOCK.ACQUIRE k a BLOCK 0");
+        assert_eq!(
+            a.call("LOCK.ACQUIRE k b BLOCK 0"),
+            "DEADLOCK waiting could never end: b waits for a (lock k), a for b (lock k)"
+        );
+        a.call("LOCK.RELEASE k b");
+        assert_eq!(up.recv(), "2");
+    });
+}
+
+fn through_a_shared_holder(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "k")]);
+        for owner in ["r1", "r2", "r3"] {
+            a.call(&format!("LOCK.ACQUIRE s {owner} SHARED PX 100000"));
+        }
+        let mut r = world.waiting("LOCK.ACQUIRE k r2 BLOCK 0");
+        assert_eq!(
+            a.call("LOCK.ACQUIRE s a BLOCK 0"),
+            "DEADLOCK waiting could never end: a waits for r2 (lock s), r2 for a (lock k)"
+        );
+        // To read beside them is no wait.
+        assert_eq!(a.call("LOCK.ACQUIRE s a SHARED BLOCK 0"), "1");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(r.recv(), "1");
+    });
+}
+
+/// Who waits behind somebody waits for him too.
+fn through_a_waiter_ahead(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("x", "k"), ("a", "mine")]);
+        let mut ahead = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let mut other = world.waiting("LOCK.ACQUIRE mine b BLOCK 0");
+        assert_eq!(
+            a.call("LOCK.ACQUIRE k a BLOCK 0"),
+            "DEADLOCK waiting could never end: a waits for b (lock k), b for a (lock mine)"
+        );
+        // A reader waits for the writer ahead, though only readers hold the lock.
+        a.call("LOCK.RELEASE k x");
+        assert_eq!(ahead.recv(), "1");
+        a.call("LOCK.RELEASE k b");
+        a.call("LOCK.ACQUIRE k r SHARED");
+        let _ahead = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(
+            a.call("LOCK.ACQUIRE k a SHARED BLOCK 0"),
+            "DEADLOCK waiting could never end: a waits for b (lock k), b for a (lock mine)"
+        );
+        a.call("LOCK.RELEASE mine a");
+        assert_eq!(other.recv(), "1");
+    });
+}
+
+fn readers_that_wait_together_do_not_wait_for_each_other(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("x", "k"), ("b", "other")]);
+        let mut first = world.waiting("LOCK.ACQUIRE k a SHARED BLOCK 0");
+        let mut elsewhere = world.waiting("LOCK.ACQUIRE other a BLOCK 0");
+        // Behind a, who waits for b: but both will be let in together.
+        let mut second = world.waiting("LOCK.ACQUIRE k b SHARED BLOCK 0");
+        a.call("LOCK.RELEASE k x");
+        assert_eq!([first.recv(), second.recv()], ["1", "1"]);
+        a.call("LOCK.RELEASE other b");
+        assert_eq!(elsewhere.recv(), "1");
+    });
+}
+
+fn across_databases(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        a.call("SELECT 7");
+        a.call("LOCK.ACQUIRE k b");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert!(a.call("LOCK.ACQUIRE k a BLOCK 0").starts_with("DEADLOCK "));
+        // The caller's database is what it was.
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+        a.call("SELECT 0");
+        a.call("LOCK.BREAK k");
+        assert_eq!(b.recv(), "1");
+    });
+}
+
+fn what_has_ended_is_no_deadlock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        // A wait that is over.
+        let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
+        let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 30");
+        assert_eq!(b.recv(), "nil");
+        assert_eq!(a.call("LOCK.ACQUIRE k2 a BLOCK 10"), "nil");
+        // A wait that was left.
+        let b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        b.close();
+        until("b has left", || a.call("LOCK.WAITERS k1") == "[]");
+        assert_eq!(a.call("LOCK.ACQUIRE k2 a BLOCK 10"), "nil");
+        // A holder whose lease is over, though the key is still there.
+        a.call("FLUSHALL");
+        a.call("DEBUG SET-ACTIVE-EXPIRE 0");
+        a.call("LOCK.ACQUIRE k1 gone SHARED PX 40");
+        a.call("LOCK.ACQUIRE k1 r SHARED PX 100000");
+        a.call("LOCK.ACQUIRE k2 b PX 100000");
+        until("its lease is over", || !a.call("LOCK.INFO k1").contains("gone"));
+        let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        assert_eq!(a.call("LOCK.ACQUIRE k2 gone BLOCK 10"), "nil");
+        // One that was released.
+        assert!(a.call("LOCK.ACQUIRE k2 r BLOCK 10").starts_with("DEADLOCK "));
+        a.call("LOCK.RELEASE k1 r");
+        assert_eq!(b.recv(), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE k2 r BLOCK 10"), "nil");
+        a.call("DEBUG SET-ACTIVE-EXPIRE 1");
+    });
+}
+
+/// In the same turn of the event loop: the server has not read yet that the other one is gone.
+fn who_has_hung_up_does_not_wait(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
+        let b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        world.signal(libc::SIGSTOP);
+        a.send("LOCK.ACQUIRE k2 a BLOCK 100");
+        b.close();
+        world.signal(libc::SIGCONT);
+        assert_eq!(a.recv(), "nil");
+        assert_eq!(deadlocks(world), "0");
+    });
+}
+
+fn a_call_without_block_never_gets_it(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
+        let _b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        assert_eq!(a.call("LOCK.ACQUIRE k2 a"), "nil");
+        a.call("MULTI");
+        a.call("LOCK.ACQUIRE k2 a BLOCK 0");
+        assert_eq!(a.call("EXEC"), "[nil]");
+    });
+}
+
+fn it_can_be_turned_off(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "k1"), ("b", "k2")]);
+        let mut b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        a.call("CONFIG SET lock.deadlock-detection no");
+        let mut blocked = world.waiting("LOCK.ACQUIRE k2 a BLOCK 0");
+        // It can be seen all the same: in the end a waits for itself.
+        assert_eq!(a.call("LOCK.BLOCKERS a"), "[[owner, b, key, k2], [owner, a, key, k1]]");
+        a.call("CONFIG SET lock.deadlock-detection yes");
+        a.call("LOCK.BREAK k1");
+        assert_eq!(b.recv(), "1");
+        a.call("LOCK.BREAK k2");
+        assert_eq!(blocked.recv(), "1");
+    });
+}
+
+fn odd_names_are_shown_sensibly(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let long = [b'x'; 1000];
+        let odd = b"\r\n-ERR \0\xff";
+        a.call_args(&[b"LOCK.ACQUIRE", b"k1", odd]);
+        a.call_args(&[b"LOCK.ACQUIRE", &long, &long]);
+        let mut waiter = world.client();
+        waiter.send(&format!("LOCK.ACQUIRE k1 {} BLOCK 0", "x".repeat(1000)));
+        world.until_blocked(&waiter);
+        let reply = a.call_args(&[b"LOCK.ACQUIRE", &long, odd, b"BLOCK", b"0"]);
+        let short = format!("{}...", "x".repeat(64));
+        let odd = "\\r\\n-ERR \\x00\\xff";
+        assert_eq!(
+            reply,
+            format!(
+                "DEADLOCK waiting could never end: {odd} waits for {short} (lock {short}), {short} for {odd} (lock k1)"
+            )
+        );
+        assert_eq!(a.call("PING"), "PONG");
+    });
+}
+
+/// A search walks the chain, not the crowd: with thousands ahead that wait for nothing else, each new waiter asks
+/// for the holder alone.
+fn a_crowd_costs_nothing(flavor: Flavor) {
+    let server = Server::with_module(flavor, &["--maxclients", "4000"]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    let mut crowd: Vec<Client> = (0..500)
+        .map(|n| {
+            let mut client = server.client();
+            client.send(&format!("LOCK.ACQUIRE k o{n} BLOCK 0"));
+            client
+        })
+        .collect();
+    until("all wait", || a.info("redis-lock", "redis-lock_waiters") == "500");
+    a.call("LOCK.ACQUIRE other o499 PX 100000");
+    assert!(a.call("LOCK.ACQUIRE other a BLOCK 0").starts_with("DEADLOCK "));
+    assert_eq!(a.call("LOCK.BLOCKERS o499").matches("owner").count(), 500);
+    a.call("LOCK.RELEASE k a");
+    assert_eq!(crowd[0].recv(), "1");
+}
+
+fn blockers_are_listed_nearest_first(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "k1"), ("b", "k2"), ("c", "k3")]);
+        assert_eq!(a.call("LOCK.BLOCKERS a"), "[]");
+        assert_eq!(a.call("LOCK.BLOCKERS nobody"), "[]");
+        let _b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        let _c = world.waiting("LOCK.ACQUIRE k2 c BLOCK 0");
+        let _d = world.waiting("LOCK.ACQUIRE k3 d BLOCK 0");
+        let _e = world.waiting("LOCK.ACQUIRE k3 e BLOCK 0");
+        assert_eq!(a.call("LOCK.BLOCKERS b"), "[[owner, a, key, k1]]");
+        assert_eq!(
+            a.call("LOCK.BLOCKERS e"),
+            "[[owner, c, key, k3], [owner, d, key, k3], [owner, b, key, k2], [owner, a, key, k1]]"
+        );
+        assert_eq!(a.call("LOCK.BLOCKERS a"), "[]");
+        let mut resp3 = world.client();
+        resp3.call("HELLO 3");
+        assert_eq!(resp3.call("LOCK.BLOCKERS b"), "[{owner: a, key: k1}]");
+        assert!(a.call("LOCK.BLOCKERS").starts_with("ERR wrong number of arguments"));
+        assert_eq!(
+            a.call("LOCK.BLOCKERS #x"),
+            "ERR owner must not begin with '#' in 'lock.blockers' command"
+        );
+    });
+}
+
+fn contended_locks_are_listed(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("a", "one"), ("a", "two"), ("a", "none")]);
+        for owner in ["r1", "r2", "r3"] {
+            a.call(&format!("LOCK.ACQUIRE read {owner} SHARED"));
+        }
+        assert_eq!(a.call("LOCK.LIST"), "[]");
+        let _waiters: Vec<Client> = ["one", "two", "two", "read", "read", "read"]
+            .iter()
+            .enumerate()
+            .map(|(n, key)| world.waiting(&format!("LOCK.ACQUIRE {key} w{n} BLOCK 0")))
+            .collect();
+        let Value::Array(list) = a.call_value("LOCK.LIST") else { panic!("no array") };
+        let shown: Vec<String> = list.iter().map(show).collect();
+        for (line, start) in shown.iter().zip([
+            "[key, read, mode, shared, holders, 3, waiters, 3, longest, ",
+            "[key, two, mode, exclusive, holders, 1, waiters, 2, longest, ",
+            "[key, one, mode, exclusive, holders, 1, waiters, 1, longest, ",
+        ]) {
+            assert!(line.starts_with(start), "{line}");
+        }
+        assert_eq!(shown.len(), 3);
+        let longest =
+            |list: &str| -> i64 { list.rsplit(", ").next().unwrap().trim_end_matches(']').parse().unwrap() };
+        let first = longest(&a.call("LOCK.LIST COUNT 1"));
+        until("time goes on", || longest(&a.call("LOCK.LIST COUNT 1")) > first);
+        assert_eq!(a.call("LOCK.LIST COUNT 2").matches("key").count(), 2);
+        assert!(a.call("LOCK.LIST MATCH tw* COUNT 5").starts_with("[[key, two, "));
+        // Only of this database.
+        a.call("SELECT 1");
+        assert_eq!(a.call("LOCK.LIST"), "[]");
+        for (command, error) in [
+            (
+                "LOCK.LIST COUNT 0",
+                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.list' command",
+            ),
+            ("LOCK.LIST MATCH", "ERR MATCH needs a value in 'lock.list' command"),
+            ("LOCK.LIST MATCH a MATCH b", "ERR MATCH is given twice in 'lock.list' command"),
+            ("LOCK.LIST x", "ERR syntax error, unknown option 'x' in 'lock.list' command"),
+        ] {
+            assert_eq!(a.call(command), error);
+        }
+    });
+}
+
+fn a_pattern_means_what_it_means_to_keys(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let names: [&[u8]; 8] = [b"a", b"ab", b"abc", b"a*c", b"[x]", b"a\\b", b"\xff\xfe", b"a-c"];
+        for name in names {
+            a.call_args(&[b"LOCK.ACQUIRE", name, b"o"]);
+        }
+        let _waiters: Vec<Client> = names
+            .iter()
+            .map(|name| {
+                let mut client = world.client();
+                client.send_args(&[b"LOCK.ACQUIRE", name, b"w", b"BLOCK", b"0"]);
+                world.until_blocked(&client);
+                client
+            })
+            .collect();
+        let patterns: [&[u8]; 18] = [
+            b"*", b"a*", b"*c", b"a?c", b"a[b*]c", b"a[^b]c", b"a\\*c", b"\\[x\\]", b"[[]x[]]", b"a\\\\b",
+            b"\xff?", b"a[a-z]*", b"a[z-a]*", b"a[b", b"a[", b"a\\", b"[^]", b"a[+--]c",
+        ];
+        for pattern in patterns {
+            let mut keys: Vec<String> = match a.call_args_value(&[b"KEYS", pattern]) {
+                Value::Array(keys) => keys.iter().map(show).collect(),
+                other => panic!("{other:?}"),
+            };
+            keys.sort();
+            let mut listed: Vec<String> = match a.call_args_value(&[b"LOCK.LIST", b"MATCH", pattern]) {
+                Value::Array(locks) => locks
+                    .iter()
+                    .map(|lock| match lock {
+                        Value::Array(fields) => show(&fields[1]),
+                        other => panic!("{other:?}"),
+                    })
+                    .collect(),
+                other => panic!("{other:?}"),
+            };
+            listed.sort();
+            assert_eq!(listed, keys, "{}", pattern.escape_ascii());
+        }
+    });
+}
+
+fn listing_is_dangerous(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for command in ["lock.list", "lock.blockers"] {
+            let info = a.call(&format!("COMMAND INFO {command}"));
+            // Redis 7.0 does not let modules choose.
+            assert!(flavor == Flavor::Redis7 || info.contains("@dangerous"), "{info}");
+            assert!(info.contains("readonly"), "{info}");
+        }
+        a.call("ACL SETUSER careful on nopass ~* +@all -@dangerous -lock.list -lock.blockers");
+        let mut careful = world.client();
+        careful.call("AUTH careful x");
+        assert!(careful.call("LOCK.LIST").starts_with("NOPERM "));
+        assert!(careful.call("LOCK.BLOCKERS a").starts_with("NOPERM "));
+        assert_eq!(careful.call("LOCK.ACQUIRE k a"), "1");
+    });
+}

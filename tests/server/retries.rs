@@ -1,0 +1,318 @@
+//! Retries: the same call with the same `ID` does nothing and gets the first answer.
+
+use crate::support::server::{load_module, module};
+use crate::support::{in_world, until, Flavor, Server, World};
+
+crate::on_every_server!(
+    a_repeated_call_counts_once,
+    a_refusal_is_not_remembered,
+    calls_are_told_apart,
+    a_made_up_owner_is_remembered,
+    a_reply_is_remembered_for_a_while,
+    lost_while_it_waited,
+    lost_while_it_waited_and_nobody_knows_yet,
+    lost_before_the_grant_could_be_told,
+    lost_before_the_reply_was_read,
+    lost_before_the_reply_was_read_with_an_ephemeral_hold,
+    an_old_connection_does_not_release_what_was_repeated,
+    lost_before_the_reply_to_a_release_was_read,
+    a_failover_keeps_the_replies,
+    a_restart_keeps_the_replies,
+    what_is_no_record_is_left_alone,
+    names_that_look_alike_are_not_mixed_up,
+    in_transactions_and_scripts,
+);
+
+fn a_repeated_call_counts_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for _ in 0..3 {
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 50000 ID one"), "1");
+        }
+        assert_eq!(a.call("HGETALL k"), "[a, 1]");
+        assert_eq!(a.call("LOCK.ACQUIRE k a id two"), "2");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
+        for _ in 0..3 {
+            assert_eq!(a.call("LOCK.RELEASE k a ID three"), "1");
+        }
+        let fenced = a.call("LOCK.ACQUIRE k a FENCE ID four");
+        assert_eq!(a.call("LOCK.ACQUIRE k a FENCE ID four"), fenced);
+        // An acquire and a release are not the same call.
+        assert_eq!(a.call("LOCK.RELEASE k a ALL ID one"), "0");
+        assert_eq!(a.call("LOCK.RELEASE k a ALL ID one"), "0");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
+        assert_eq!(a.call("EXISTS k"), "0");
+        // Somebody else has it by now, and keeps it.
+        a.call("LOCK.ACQUIRE k b");
+        assert_eq!(a.call("LOCK.RELEASE k a ID three"), "1");
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+        assert_eq!(a.call("GET lock_request:{k}:a:two"), "1 a2");
+    });
+}
+
+fn a_refusal_is_not_remembered(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k b");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "nil");
+        assert!(a.call("LOCK.RELEASE k a ID one").starts_with("NOTOWNER "));
+        assert_eq!(a.call("EXISTS lock_request:{k}:a:one"), "0");
+        a.call("LOCK.RELEASE k b");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
+        assert_eq!(a.call("LOCK.RELEASE k a ID one"), "0");
+    });
+}
+
+fn calls_are_told_apart(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a SHARED ID one");
+        // Another owner, another lock, another database.
+        assert_eq!(a.call("LOCK.ACQUIRE k b SHARED ID one"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE l a ID one"), "1");
+        a.call("SELECT 3");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
+        let long = [b'x'; 129];
+        let error = "ERR ID must be 1 to 128 bytes, not 129, in 'lock.acquire' command";
+        assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", b"a", b"ID", &long]), error);
+        let error = "ERR ID must be 1 to 128 bytes, not 0, in 'lock.release' command";
+        assert_eq!(a.call_args(&[b"LOCK.RELEASE", b"k", b"a", b"ID", b""]), error);
+        assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", b"a", b"ID", &long[..128]]), "2");
+        assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", b"\xff o", b"SHARED", b"ID", b"\0\r\n"]), "nil");
+    });
+}
+
+fn a_made_up_owner_is_remembered(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let first = a.call("LOCK.ACQUIRE k * ID one");
+        assert!(first.starts_with("[owner, ") && first.ends_with("holds, 1]"), "{first}");
+        assert_eq!(a.call("LOCK.ACQUIRE k * ID one"), first);
+        assert_eq!(a.call("LOCK.ACQUIRE k * ID two"), "nil");
+        assert_eq!(a.call("HLEN k"), "1");
+        assert_eq!(a.call("EXISTS lock_request:{k}:*:one"), "1");
+    });
+}
+
+fn a_reply_is_remembered_for_a_while(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a ID one PX 100000");
+        let ttl = a.number("PTTL lock_request:{k}:a:one");
+        assert!((19_000..=20_000).contains(&ttl), "{ttl}");
+        a.call("CONFIG SET lock.request-ttl 40");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID two"), "2");
+        until("it is forgotten", || a.call("EXISTS lock_request:{k}:a:two") == "0");
+        assert_eq!(a.call("LOCK.ACQUIRE k a ID two"), "3");
+    });
+}
+
+fn lost_while_it_waited(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one FENCE");
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        first.close();
+        until("it has left", || a.call("LOCK.WAITERS k").matches("owner").count() == 1);
+        let mut again = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one FENCE");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(c.recv(), "1");
+        a.call("LOCK.RELEASE k c");
+        assert!(again.recv().starts_with("[owner, b, holds, 1, token, "));
+    });
+}
+
+/// Its host lost power, say: the old connection looks alive. The call that is repeated is the same wait: it keeps
+/// its place, and is granted once.
+fn lost_while_it_waited_and_nobody_knows_yet(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for owner in ["b", "*"] {
+            a.call("LOCK.ACQUIRE k a");
+            let call = format!("LOCK.ACQUIRE k {owner} BLOCK 0 ID one");
+            let mut first = world.waiting(&call);
+            let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+            let mut again = world.waiting(&call);
+            let ended = "UNBLOCKED the same request was sent again on another connection, and waits there";
+            assert_eq!(first.recv(), ended);
+            assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 2);
+            a.call("LOCK.RELEASE k a");
+            let reply = again.recv();
+            assert!(reply == "1" || reply.ends_with("holds, 1]"), "{reply}");
+            assert!(c.has_nothing());
+            assert_eq!(first.call(&call), reply);
+            a.call("LOCK.BREAK k");
+            assert_eq!(c.recv(), "1");
+            a.call("FLUSHALL");
+        }
+    });
+}
+
+fn lost_before_the_grant_could_be_told(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one");
+        // The grant is taken back, and with it what is remembered of it.
+        a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", first.id)]);
+        assert_eq!([a.recv(), a.recv()], ["0", "1"]);
+        until("it is taken back", || a.call("KEYS *") == "[]");
+        assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID one"), "1");
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+        // The call comes again in the same turn, before that.
+        a.call("LOCK.RELEASE k b ALL");
+        a.call("FLUSHALL");
+        a.call("LOCK.ACQUIRE k a");
+        let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one");
+        let kill = format!("CLIENT KILL ID {}", first.id);
+        a.send_at_once(&["LOCK.RELEASE k a", &kill, "LOCK.ACQUIRE k b BLOCK 0 ID one"]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "1"]);
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0", "it was counted twice, or taken back");
+        assert_eq!(a.call("EXISTS k"), "0");
+    });
+}
+
+fn lost_before_the_reply_was_read(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        // At once.
+        let mut first = world.client();
+        first.send("LOCK.ACQUIRE k b ID one FENCE");
+        until("it is granted", || a.call("EXISTS k") == "1");
+        first.close();
+        let reply = a.call("LOCK.ACQUIRE k b ID one FENCE");
+        assert!(reply.starts_with("[owner, b, holds, 1, token, "), "{reply}");
+        a.call("LOCK.RELEASE k b");
+        // After a wait.
+        a.call("LOCK.ACQUIRE k a");
+        let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID two");
+        a.call("LOCK.RELEASE k a");
+        until("it is granted", || a.call("HGETALL k") == "[b, 1]");
+        first.close();
+        assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID two"), "1");
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+    });
+}
+
+/// What the connection's end has released must not be said to be held.
+fn lost_before_the_reply_was_read_with_an_ephemeral_hold(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut first = world.client();
+        first.send("LOCK.ACQUIRE k b ID one EPHEMERAL FENCE");
+        until("it is granted", || a.call("EXISTS k") == "1");
+        first.close();
+        until("it is released", || a.call("EXISTS k") == "0");
+        assert!(a
+            .call("LOCK.ACQUIRE k b ID one EPHEMERAL FENCE")
+            .starts_with("[owner, b, holds, 1, token, "));
+        assert!(a.call("HGETALL k").starts_with("[b, 1, #fence, "));
+    });
+}
+
+fn an_old_connection_does_not_release_what_was_repeated(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut first, mut again) = (world.client(), world.client());
+        let call = "LOCK.ACQUIRE k b ID one EPHEMERAL WATCHDOG PX 300";
+        assert_eq!(first.call(call), "1");
+        assert_eq!(again.call(call), "1");
+        first.close();
+        let end = again.number("PEXPIRETIME k");
+        until("its lease is renewed", || again.number("PEXPIRETIME k") > end);
+        assert_eq!(again.call("HGETALL k"), "[b, 1]");
+        again.close();
+        until("it is released", || world.client().call("EXISTS k") == "0");
+    });
+}
+
+fn lost_before_the_reply_to_a_release_was_read(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        a.call("LOCK.ACQUIRE k a");
+        let mut first = world.client();
+        first.send("LOCK.RELEASE k a ID one");
+        until("it is given back", || a.call("HGET k a") == "1");
+        first.close();
+        assert_eq!(a.call("LOCK.RELEASE k a ID one"), "1");
+        assert_eq!(a.call("HGET k a"), "1");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(a.call("LOCK.RELEASE k a ID two"), "0");
+        assert_eq!(b.recv(), "1");
+        assert_eq!(a.call("LOCK.RELEASE k a ID two"), "0");
+    });
+}
+
+fn a_failover_keeps_the_replies(flavor: Flavor) {
+    let world = World::start(flavor, &[]);
+    let (mut a, mut r) = (world.client(), world.replica.client());
+    load_module(&mut r);
+    let granted = a.call("LOCK.ACQUIRE k * ID one FENCE PX 100000");
+    a.call("LOCK.ACQUIRE l a PX 100000");
+    a.call("LOCK.RELEASE l a ID two");
+    assert_eq!(a.call("WAIT 1 0"), "1");
+    world.primary.signal(libc::SIGKILL);
+    assert_eq!(r.call("REPLICAOF NO ONE"), "OK");
+    assert_eq!(r.call("LOCK.ACQUIRE k * ID one FENCE PX 100000"), granted);
+    assert_eq!(r.call("HLEN k"), "2");
+    assert_eq!(r.call("LOCK.RELEASE l a ID two"), "0");
+}
+
+fn a_restart_keeps_the_replies(flavor: Flavor) {
+    let server = Server::with_module(flavor, &["--appendonly", "yes"]);
+    assert_eq!(server.client().call("LOCK.ACQUIRE k a ID one PX 100000"), "1");
+    server.signal(libc::SIGKILL);
+    let args = ["--appendonly", "yes", "--loadmodule", module().to_str().unwrap()];
+    let again = Server::start_in(flavor, server.stop(), &args);
+    let mut a = again.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
+    assert_eq!(a.call("HGETALL k"), "[a, 1]");
+}
+
+fn what_is_no_record_is_left_alone(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE held a");
+        for make in ["SET lock_request:{X}:a:one hello", "RPUSH lock_request:{X}:a:one x"] {
+            for lock in ["k", "held"] {
+                a.call(&make.replace('X', lock));
+                for command in ["LOCK.ACQUIRE X a ID one", "LOCK.RELEASE X a ID one"] {
+                    let reply = a.call(&command.replace('X', lock));
+                    assert!(reply.starts_with("WRONGTYPE the key in which the reply"), "{reply}");
+                }
+                a.call(&format!("DEL lock_request:{{{lock}}}:a:one"));
+            }
+            assert_eq!(a.call("EXISTS k"), "0");
+            assert_eq!(a.call("HGETALL held"), "[a, 1]");
+        }
+    });
+}
+
+/// Owner `a:b` with request `c`, and owner `a` with request `b:c`, have one key.
+fn names_that_look_alike_are_not_mixed_up(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k a:b SHARED ID c"), "1");
+        let error = "ERR another owner's request has the same name as this one; choose another ID";
+        assert_eq!(a.call("LOCK.ACQUIRE k a SHARED ID b:c"), error);
+        assert_eq!(a.call("LOCK.RELEASE k a ID b:c"), error);
+        assert_eq!(a.call("LOCK.ACQUIRE k a SHARED ID d"), "1");
+    });
+}
+
+fn in_transactions_and_scripts(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let script = "return {redis.call('LOCK.ACQUIRE',KEYS[1],'a','ID','one','FENCE','BLOCK','0'), \
+                      redis.call('LOCK.ACQUIRE',KEYS[1],'a','ID','one','FENCE')}";
+        let reply = a.call_args(&[b"EVAL", script.as_bytes(), b"1", b"k"]);
+        assert!(reply.starts_with("[[owner, a, holds, 1, token, "), "{reply}");
+        for command in
+            ["MULTI", "LOCK.ACQUIRE k a ID two", "LOCK.ACQUIRE k a ID two", "LOCK.RELEASE k a ALL ID x"]
+        {
+            a.call(command);
+        }
+        assert_eq!(a.call("EXEC"), "[2, 2, 0]");
+    });
+}
