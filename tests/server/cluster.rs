@@ -7,6 +7,8 @@ crate::on_every_server!(
     a_slot_that_migrates_takes_its_lock_along,
     a_slot_that_leaves_unseen_ends_its_waits,
     both_kinds_of_message_are_published,
+    what_belongs_to_a_lock_is_in_its_slot,
+    a_slot_that_migrates_is_not_watched_any_more,
     a_demoted_node_comes_to_rest,
 );
 
@@ -131,6 +133,67 @@ fn both_kinds_of_message_are_published(flavor: Flavor) {
     first.call("LOCK.RELEASE b o");
     assert_eq!(classic.recv(), "[message, redisson_lock__channel:{b}, 0]", "at the other node");
     assert_eq!(sharded.recv(), "[smessage, redisson_lock__channel:{b}, 0]");
+    cluster.assert_healthy();
+}
+
+fn what_belongs_to_a_lock_is_in_its_slot(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut first = cluster.nodes[0].client();
+    let slot = first.call("CLUSTER KEYSLOT b");
+    let reply = first.call("LOCK.ACQUIRE b o:1 FENCE ID one");
+    assert!(reply.starts_with("[owner, o:1, holds, 1, token, "), "{reply}");
+    for key in ["redisson_lock_token:{b}", "lock_request:{b}:o:1:one"] {
+        assert_eq!(first.call(&format!("CLUSTER KEYSLOT {key}")), slot);
+        assert_eq!(first.call(&format!("EXISTS {key}")), "1");
+    }
+    // Here the braces of the key would lead elsewhere. Without what needs a second key, nobody cares.
+    let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
+    for (key, counter) in [
+        ("a}b", "redisson_lock_token:{a}b}"),
+        ("{}x", "redisson_lock_token:{}x"),
+        ("a{", "redisson_lock_token:a{"),
+    ] {
+        let mut there = nodes.map(Server::client).into_iter().find_map(|mut client| {
+            (!client.call(&format!("LOCK.INFO {key}")).starts_with("MOVED")).then_some(client)
+        });
+        let client = there.as_mut().unwrap();
+        for (command, option, derived) in [
+            ("ACQUIRE", "FENCE", counter.to_owned()),
+            ("ACQUIRE", "ID", counter.replace("redisson_lock_token", "lock_request") + ":o:r"),
+            ("RELEASE", "ID", counter.replace("redisson_lock_token", "lock_request") + ":o:r"),
+        ] {
+            let value = if option == "ID" { "r" } else { "" };
+            let error = format!(
+                "ERR {option} is not possible for key '{key}' in a cluster, as its braces would put '{derived}' into \
+                 another slot, in 'lock.{}' command",
+                command.to_lowercase()
+            );
+            assert_eq!(client.call(&format!("LOCK.{command} {key} o {option} {value}")), error);
+        }
+        assert_eq!(client.call(&format!("LOCK.ACQUIRE {key} o")), "1");
+        assert_eq!(client.call(&format!("LOCK.RELEASE {key} o")), "0");
+    }
+    cluster.assert_healthy();
+}
+
+fn a_slot_that_migrates_is_not_watched_any_more(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, mut second] = cluster.clients();
+    let mut holder = cluster.nodes[0].client();
+    assert_eq!(holder.call("LOCK.ACQUIRE b o WATCHDOG EPHEMERAL PX 100000"), "1");
+    cluster.migrate("b");
+    until("it is known", || first.info("redis-lock", "redis-lock_watchdogs") == "0");
+    holder.close();
+    first.call("PING");
+    assert_eq!(second.call("HGETALL b"), "[o, 1]");
+    // There it can be watched again.
+    let mut holder = cluster.nodes[1].client();
+    assert_eq!(holder.call("LOCK.RENEW b o WATCHDOG PX 300"), "1");
+    let end = second.number("PEXPIRETIME b");
+    until("the lease is renewed", || second.number("PEXPIRETIME b") > end);
+    // A slot that is lost without a word is not written to.
+    assert_eq!(second.call("CLUSTER DELSLOTS 3300"), "OK");
+    until("it is known", || second.info("redis-lock", "redis-lock_watchdogs") == "0");
     cluster.assert_healthy();
 }
 

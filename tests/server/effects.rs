@@ -7,6 +7,7 @@ use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     the_stream_has_plain_commands_with_absolute_times,
+    the_stream_of_shared_holds_tokens_and_requests,
     events_are_those_of_plain_commands,
     a_watched_lock_that_changes_aborts,
     client_side_caches_hear_of_changes,
@@ -31,19 +32,20 @@ fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
         let words: Vec<String> = command.split(' ').map(|word| word.trim_matches('"').to_owned()).collect();
         match words[0].to_ascii_uppercase().as_str() {
             "SET" if words[1] == "end" => return commands,
-            "SET" => {}
             "PING" | "REPLCONF" | "INFO" | "CLIENT" => {}
             _ => commands.push(words.join(" ")),
         }
     }
 }
 
-/// With every number of 13 digits, a time, as `<time>`.
+/// With every number of 13 digits, a time, as `<time>`, and of 16 as `<token>`.
 fn timeless(lines: Vec<String>) -> Vec<String> {
     let hide = |word: &str| match word.len() {
         13 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<time>".to_owned(),
+        16 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<token>".to_owned(),
         _ => word.to_owned(),
     };
+    let hide = |word: &str| word.split(':').map(hide).collect::<Vec<_>>().join(":");
     lines.iter().map(|line| line.split(' ').map(hide).collect::<Vec<_>>().join(" ")).collect()
 }
 
@@ -89,6 +91,79 @@ fn the_stream_has_plain_commands_with_absolute_times(flavor: Flavor) {
         let aof = aof(&world.primary);
         assert!(aof.contains("PEXPIREAT") && !aof.to_uppercase().contains("PUBLISH"), "{aof}");
         assert!(!aof.to_uppercase().contains("LOCK.") && !aof.contains("PX"), "{aof}");
+    });
+}
+
+fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut check = |acts: &[&str], expected: &[&str]| {
+            let commands = stream(world, || {
+                for act in acts {
+                    a.call(act);
+                }
+            });
+            let ours: Vec<_> =
+                timeless(commands).into_iter().filter(|line| !line.starts_with("SELECT")).collect();
+            assert_eq!(ours, expected, "{acts:?}");
+        };
+        check(
+            &["LOCK.ACQUIRE k a SHARED PX 90000"],
+            &["MULTI", "HSET k #shared:a 1:<time>", "PEXPIREAT k <time>", "EXEC"],
+        );
+        // Not the longest lease: the key's stays.
+        check(&["LOCK.ACQUIRE k b SHARED PX 50000"], &["HSET k #shared:b 1:<time>"]);
+        check(&["LOCK.RENEW k b PX 60000"], &["HSET k #shared:b 1:<time>"]);
+        check(&["LOCK.RELEASE k a"], &["MULTI", "HDEL k #shared:a", "PEXPIREAT k <time>", "EXEC"]);
+        check(
+            &["LOCK.ACQUIRE k b FENCE PX 60000"],
+            &[
+                "MULTI",
+                "HSET k #fence <token> #shared:b 1:<time> b 1",
+                "PEXPIREAT k <time>",
+                "SET redisson_lock_token:{k} <token> PXAT <time>",
+                "EXEC",
+            ],
+        );
+        check(
+            &["LOCK.RELEASE k b"],
+            &["MULTI", "HDEL k #fence b", "HSET k #shared:b 1:<time>:<token>", "EXEC"],
+        );
+        check(
+            &["LOCK.RELEASE k b ID r"],
+            &[
+                "MULTI",
+                "DEL k",
+                "SET lock_request:{k}:b:r 1 r0 PXAT <time>",
+                "PUBLISH redisson_lock__channel:{k} 0",
+                "EXEC",
+            ],
+        );
+        check(
+            &["LOCK.RELEASE k b ID r", "LOCK.ACQUIRE k c SHARED BLOCK 1 ID r", "LOCK.BREAK k"],
+            &[
+                "MULTI",
+                "HSET k #shared:c 1:<time>",
+                "PEXPIREAT k <time>",
+                "SET lock_request:{k}:c:r 1 a1 PXAT <time>",
+                "EXEC",
+                "MULTI",
+                "DEL k",
+                "PUBLISH redisson_lock__channel:{k} 0",
+                "EXEC",
+            ],
+        );
+        // Retries, listings, refusals and errors change nothing.
+        check(
+            &[
+                "LOCK.ACQUIRE k c SHARED ID r",
+                "LOCK.LIST",
+                "LOCK.BLOCKERS c",
+                "LOCK.RELEASE k x ID y",
+                "LOCK.RENEW k c",
+            ],
+            &[],
+        );
     });
 }
 
@@ -146,6 +221,17 @@ fn events_are_those_of_plain_commands(flavor: Flavor) {
         check(&mut a, &["LOCK.ACQUIRE k b", "LOCK.RELEASE k b", "LOCK.INFO k", "LOCK.WAITERS k"], &[]);
         check(&mut a, &["LOCK.RELEASE k a"], &["del k"]);
         check(&mut a, &["LOCK.BREAK k", "LOCK.RELEASE k a", "LOCK.RENEW k a"], &[]);
+        check(&mut a, &["LOCK.ACQUIRE k a SHARED PX 90000"], &["hset k", "expire k"]);
+        check(&mut a, &["LOCK.ACQUIRE k b SHARED PX 50000"], &["hset k"]);
+        check(&mut a, &["LOCK.RELEASE k a"], &["hdel k", "expire k"]);
+        let (token, record) = ("redisson_lock_token:{k}", "lock_request:{k}:b:r");
+        let set = |key: &str| [format!("set {key}"), format!("expire {key}")];
+        let both: Vec<String> = [set(token), set(record)].concat();
+        let expected: Vec<&str> =
+            ["hset k", "expire k"].into_iter().chain(both.iter().map(|e| &**e)).collect();
+        check(&mut a, &["LOCK.ACQUIRE k b SHARED FENCE ID r PX 50000"], &expected);
+        check(&mut a, &["LOCK.ACQUIRE k b SHARED FENCE ID r PX 50000"], &[]);
+        check(&mut a, &["LOCK.BREAK k"], &["del k"]);
         a.call("LOCK.ACQUIRE k a");
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         check(&mut a, &["LOCK.RELEASE k a"], &["hset k", "expire k", "del k", "hset k", "expire k"]);
@@ -155,9 +241,23 @@ fn events_are_those_of_plain_commands(flavor: Flavor) {
 
 fn a_watched_lock_that_changes_aborts(flavor: Flavor) {
     in_world(flavor, |world| {
-        let changes = ["LOCK.RENEW k a", "LOCK.ACQUIRE k a", "LOCK.RELEASE k a", "LOCK.BREAK k"];
-        let nothing =
-            ["LOCK.ACQUIRE k b", "LOCK.INFO k", "LOCK.WAITERS k", "LOCK.RELEASE k b", "LOCK.BREAK other"];
+        let changes = [
+            "LOCK.RENEW k a",
+            "LOCK.ACQUIRE k a",
+            "LOCK.ACQUIRE k a SHARED FENCE ID r",
+            "LOCK.RELEASE k a",
+            "LOCK.BREAK k",
+        ];
+        let nothing = [
+            "LOCK.ACQUIRE k b",
+            "LOCK.ACQUIRE k b SHARED ID s",
+            "LOCK.LIST",
+            "LOCK.BLOCKERS a",
+            "LOCK.INFO k",
+            "LOCK.WAITERS k",
+            "LOCK.RELEASE k b",
+            "LOCK.BREAK other",
+        ];
         let (mut a, mut watcher) = (world.client(), world.client());
         for (commands, aborts) in [(&nothing[..], false), (&changes[..], true)] {
             for command in commands {

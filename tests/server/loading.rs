@@ -38,6 +38,9 @@ fn settings_have_bounds(flavor: Flavor) {
         ),
         ("lock.max-lease", "0", &["0", "1", "9007199254740991"], &["-1", "x", "9007199254740992"]),
         ("lock.max-waiters", "0", &["0", "1", "4294967295"], &["-1", "4294967296", ""]),
+        ("lock.fence-retention", "604800000", &["0", "1", "9007199254740991"], &["-1", "x"]),
+        ("lock.request-ttl", "20000", &["1", "9007199254740991"], &["0", "-1", "x"]),
+        ("lock.deadlock-detection", "yes", &["no", "YES"], &["on", "1", ""]),
         ("lock.publish", "auto", &["off", "publish", "SPUBLISH", "both", "auto"], &["on", "yes", "", "0"]),
     ] {
         assert_eq!(a.call(&format!("CONFIG GET {name}")), format!("[{name}, {default}]"));
@@ -75,12 +78,16 @@ fn settings_count_from_the_next_call(flavor: Flavor) {
 
 fn settings_are_module_arguments(flavor: Flavor) {
     let args = ["lock.default-lease", "5000", "LOCK.MAX-WAITERS", "7", "lock.publish", "Both"];
-    let server = Server::with_module_args(flavor, &args, &[]);
+    let more = ["lock.deadlock-detection", "No", "lock.request-ttl", "9", "lock.fence-retention", "0"];
+    let server = Server::with_module_args(flavor, &[args, more].concat(), &[]);
     let mut a = server.client();
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[lock.default-lease, 5000]");
     assert_eq!(a.call("CONFIG GET lock.max-waiters"), "[lock.max-waiters, 7]");
     assert_eq!(a.call("CONFIG GET lock.publish"), "[lock.publish, both]");
     assert_eq!(a.call("CONFIG GET lock.max-lease"), "[lock.max-lease, 0]");
+    assert_eq!(a.call("CONFIG GET lock.deadlock-detection"), "[lock.deadlock-detection, no]");
+    assert_eq!(a.call("CONFIG GET lock.request-ttl"), "[lock.request-ttl, 9]");
+    assert_eq!(a.call("CONFIG GET lock.fence-retention"), "[lock.fence-retention, 0]");
 }
 
 fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
@@ -90,6 +97,11 @@ fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
             "lock.default-lease must be an integer from 1 to 9007199254740991, not '0'",
         ),
         (&["lock.max-waiters", "x"], "lock.max-waiters must be an integer from 0 to 4294967295, not 'x'"),
+        (
+            &["lock.request-ttl", "0"],
+            "lock.request-ttl must be an integer from 1 to 9007199254740991, not '0'",
+        ),
+        (&["lock.deadlock-detection", "on"], "lock.deadlock-detection must be no or yes, not 'on'"),
         (&["lock.publish", "loud"], "lock.publish must be auto, off, publish, spublish or both, not 'loud'"),
         (
             &["lock.events", "yes"],
@@ -136,8 +148,11 @@ fn a_policy_that_evicts_is_warned_of(flavor: Flavor) {
 
 fn a_renamed_command_is_refused(flavor: Flavor) {
     let module = module().to_str().unwrap();
-    let log = Server::log_of_failing(flavor, &["--rename-command", "HSET", "H_SET", "--loadmodule", module]);
-    assert!(log.contains("redis-lock is not loaded: the server has no command HSET"), "{log}");
+    for command in ["HSET", "HDEL", "SET", "DEL", "PEXPIREAT"] {
+        let log = Server::log_of_failing(flavor, &["--rename-command", command, "", "--loadmodule", module]);
+        let why = format!("redis-lock is not loaded: the server has no command {command}");
+        assert!(log.contains(&why), "{log}");
+    }
 }
 
 /// Where the settings' names are translated, nothing else of `CONFIG` may be different.
