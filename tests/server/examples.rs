@@ -15,6 +15,7 @@ crate::on_every_server!(
     python_counts_exactly_with_200_connections,
     rust_reports_a_lost_lock,
     python_reports_a_lost_lock,
+    a_token_keeps_a_late_write_out,
 );
 
 /// The slowest run takes a few seconds on an idle machine.
@@ -24,7 +25,7 @@ const RUN_PATIENCE: Duration = Duration::from_secs(120);
 const LOCK: &str = "example:lock";
 
 fn rust_counts_exactly(flavor: Flavor) {
-    counts_exactly(flavor, rust(), 10, 100);
+    counts_exactly(flavor, rust("counter"), 10, 100);
 }
 
 fn python_counts_exactly(flavor: Flavor) {
@@ -34,7 +35,7 @@ fn python_counts_exactly(flavor: Flavor) {
 }
 
 fn rust_counts_exactly_with_200_connections(flavor: Flavor) {
-    counts_exactly(flavor, rust(), 200, 100);
+    counts_exactly(flavor, rust("counter"), 200, 100);
 }
 
 fn python_counts_exactly_with_200_connections(flavor: Flavor) {
@@ -44,13 +45,28 @@ fn python_counts_exactly_with_200_connections(flavor: Flavor) {
 }
 
 fn rust_reports_a_lost_lock(flavor: Flavor) {
-    reports_a_lost_lock(flavor, rust());
+    reports_a_lost_lock(flavor, rust("counter"));
 }
 
 fn python_reports_a_lost_lock(flavor: Flavor) {
     if let Some(program) = python() {
         reports_a_lost_lock(flavor, program);
     }
+}
+
+fn a_token_keeps_a_late_write_out(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut program = rust("fencing");
+    program.args(["--url", &format!("redis://127.0.0.1:{}", server.port)]);
+    let output = Run::spawn(program).finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    let (without, with) = printed.stdout.split_once("with fencing tokens:").unwrap();
+    assert!(without.contains("alice wakes up and deposits 10\n"), "{printed}");
+    assert!(without.contains("the balance is 110: bob's 50 are lost"), "{printed}");
+    assert!(with.contains("but the store refuses her token"), "{printed}");
+    assert!(with.contains("the balance is 150: alice knows"), "{printed}");
+    assert_nothing_stays(server);
 }
 
 /// Without the lock increments get lost: all workers start at once, and each increment takes two round trips, so
@@ -102,12 +118,17 @@ struct Run(Option<std::process::Child>);
 
 impl Run {
     fn start(mut program: Command, server: &Server, workers: u64, increments: u64) -> Run {
-        program
-            .args(["--url", &format!("redis://127.0.0.1:{}", server.port)])
-            .args(["--workers", &workers.to_string(), "--increments", &increments.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        program.args(["--url", &format!("redis://127.0.0.1:{}", server.port)]).args([
+            "--workers",
+            &workers.to_string(),
+            "--increments",
+            &increments.to_string(),
+        ]);
+        Run::spawn(program)
+    }
+
+    fn spawn(mut program: Command) -> Run {
+        program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Run(Some(program.spawn().unwrap_or_else(|error| panic!("{program:?} cannot be started: {error}"))))
     }
 
@@ -159,11 +180,11 @@ impl std::fmt::Display for Printed {
     }
 }
 
-/// The example in Rust. `cargo test` builds it, but `cargo test --test server` does not, so it is built here: into
-/// the folder that this test is in, where that is no work if it is there already.
-fn rust() -> Command {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    Command::new(PROGRAM.get_or_init(|| {
+/// An example in Rust. `cargo test` builds them, but `cargo test --test server` does not, so they are built here: into
+/// the folder that this test is in, where that is no work if they are there already.
+fn rust(example: &str) -> Command {
+    static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
+    let programs = PROGRAMS.get_or_init(|| {
         // target/debug/deps/server-0123456789abcdef
         let test = std::env::current_exe().unwrap();
         let profile_dir = test.ancestors().nth(2).unwrap();
@@ -172,13 +193,14 @@ fn rust() -> Command {
             profile => profile,
         };
         let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["build", "--quiet", "--example", "counter", "--profile", profile, "--target-dir"])
+            .args(["build", "--quiet", "--examples", "--profile", profile, "--target-dir"])
             .arg(profile_dir.parent().unwrap())
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
-        assert!(built.is_ok_and(|status| status.success()), "the example does not build");
-        profile_dir.join("examples/counter")
-    }))
+        assert!(built.is_ok_and(|status| status.success()), "the examples do not build");
+        profile_dir.join("examples")
+    });
+    Command::new(programs.join(example))
 }
 
 /// The example in Python; nothing, with a word about it, if there is no Python that has redis-py. With
