@@ -6,14 +6,21 @@ use crate::error::Error;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
-const LINES: [&CStr; 17] = [
+const LINES: [&CStr; 33] = [
     c"LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     c"ACQUIRE <key> <owner|*> [PX <milliseconds> | EX <seconds>] [BLOCK <milliseconds>]",
+    c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [ID <request>]",
     c"    Take a lock: the owner's hold count, or nil if somebody else holds it.",
-    c"    BLOCK waits in the server, 0 without limit. * makes a random owner.",
-    c"RELEASE <key> <owner> [PX <milliseconds> | EX <seconds>] [ALL]",
-    c"    Give back one hold, or all: the holds that are left.",
-    c"RENEW <key> <owner> [PX <milliseconds> | EX <seconds>]",
+    c"    * makes a random owner.",
+    c"    BLOCK waits in the server, 0 without limit.",
+    c"    SHARED lets in other owners that say so too.",
+    c"    FENCE asks for a token that is greater than all before.",
+    c"    WATCHDOG renews the lease as long as this connection is open.",
+    c"    EPHEMERAL releases the lock when this connection closes.",
+    c"    ID makes a repeated call do nothing and get the first one's answer.",
+    c"RELEASE <key> <owner> [PX <milliseconds> | EX <seconds>] [SHARED | ALL] [ID <request>]",
+    c"    Give back one hold, a shared one, or all: the holds that are left.",
+    c"RENEW <key> <owner> [PX <milliseconds> | EX <seconds>] [WATCHDOG] [EPHEMERAL]",
     c"    Set the lease anew: the hold count.",
     c"BREAK <key>",
     c"    End every hold, whoever has it: how many owners lost it.",
@@ -21,9 +28,18 @@ const LINES: [&CStr; 17] = [
     c"    Who holds the lock, for how long, and how many wait; nil if it is free.",
     c"WAITERS <key> [COUNT <count>]",
     c"    Who waits for the lock, first in line first.",
+    c"LIST [MATCH <pattern>] [COUNT <count>]",
+    c"    The locks that somebody waits for, longest queue first.",
+    c"BLOCKERS <owner>",
+    c"    Whom this owner waits for, nearest first.",
     c"HELP",
     c"    Print this help.",
     c"A lease that is not given is lock.default-lease milliseconds long.",
+    c"Errors begin with ERR, or with one of these words:",
+    c"    NOTOWNER: this owner holds nothing here, or not any more.",
+    c"    WRONGTYPE: the key holds something that is no lock of this kind.",
+    c"    DEADLOCK: waiting could never end. UNBLOCKED: a wait was ended from outside.",
+    c"    Nothing is changed by a call that fails.",
 ];
 
 pub(crate) struct Help;

@@ -191,7 +191,7 @@ fn the_commands_describe_themselves(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut a = server.client();
     let help = a.call("LOCK.HELP");
-    for command in ["ACQUIRE", "RELEASE", "RENEW", "BREAK", "INFO", "WAITERS", "HELP"] {
+    for command in ["ACQUIRE", "RELEASE", "RENEW", "BREAK", "INFO", "WAITERS", "LIST", "BLOCKERS", "HELP"] {
         assert!(help.contains(command), "{command} is not in {help}");
     }
     assert!(a.call("MODULE LIST").contains("redis-lock"));

@@ -14,6 +14,7 @@ crate::on_every_server!(
     a_counter_that_stays_keeps_staying,
     what_is_no_counter_is_left_alone,
     a_waiter_hears_that_the_counter_is_broken,
+    a_user_of_the_lock_needs_no_other_key,
     tokens_grow_over_everything_that_ends_a_lock,
     tokens_grow_over_a_restart,
     tokens_grow_over_a_failover_that_lost_the_last_writes,
@@ -232,6 +233,21 @@ fn a_waiter_hears_that_the_counter_is_broken(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert!(fenced.recv().starts_with("WRONGTYPE the key of the lock's fencing counter"));
         assert_eq!(plain.recv(), "1");
+    });
+}
+
+/// What the module keeps beside a lock is not the caller's to read or write.
+fn a_user_of_the_lock_needs_no_other_key(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("ACL SETUSER worker on nopass ~k -@all +@connection +lock.acquire +lock.release +lock.renew");
+        let mut worker = world.client();
+        assert_eq!(worker.call("AUTH worker x"), "OK");
+        let token = acquire(&mut worker, "LOCK.ACQUIRE k w FENCE ID one WATCHDOG");
+        assert_eq!(acquire(&mut worker, "LOCK.ACQUIRE k w FENCE ID one WATCHDOG"), token);
+        assert_eq!(worker.call("LOCK.RELEASE k w ID two"), "0");
+        assert!(worker.call(&format!("LOCK.ACQUIRE {COUNTER} w")).starts_with("NOPERM "));
+        assert_eq!(a.call("DBSIZE"), "3");
     });
 }
 
