@@ -27,7 +27,8 @@ pub(super) struct Binding {
     ephemeral: Option<ConnectionId>,
     /// It has closed.
     closed: bool,
-    /// This server was not the primary for a while: somebody else may have given the owner another hold.
+    /// This server was not the primary for a while, or all keys were flushed and may be back: the owner may have
+    /// got another hold.
     doubtful: bool,
     /// Requests of the ephemeral connection whose replies would be wrong when the hold has ended, and until
     /// when they are remembered.
@@ -123,9 +124,14 @@ impl Service {
             }
         }
         for lock in self.entries.ids(None) {
-            if let Some(entry) = self.entries.get_mut(lock.as_ref()) {
-                entry.bindings.values_mut().for_each(|binding| binding.doubtful = true);
-            }
+            self.doubt_bindings(lock.as_ref());
+        }
+    }
+
+    /// The holds may not be those any more that the bindings are about.
+    pub(super) fn doubt_bindings(&mut self, lock: LockRef<'_>) {
+        if let Some(entry) = self.entries.get_mut(lock) {
+            entry.bindings.values_mut().for_each(|binding| binding.doubtful = true);
         }
     }
 
@@ -263,7 +269,7 @@ impl Service {
         }
     }
 
-    /// After a time as a replica: a hold whose lease is not the one that was written here last is another one.
+    /// A doubtful hold whose lease is not the one that was written here last is another one.
     fn settle_doubts(&mut self, lock: LockRef<'_>, holders: &Holders, now: Now) {
         let Some(entry) = self.entries.get_mut(lock) else { return };
         let (mut others, mut sure) = (Vec::new(), Vec::new());

@@ -366,10 +366,17 @@ impl Service {
         cares
     }
 
-    /// All keys of a database, or of every one, may have changed: a flush or a swap.
+    /// All keys of a database, or of every one, may have changed: a flush, a swap, or a reload that brings all of
+    /// them back.
     pub(crate) fn touched_all(&mut self, db: Option<i32>) {
+        if self.suspended {
+            return;
+        }
         for lock in self.entries.ids(db) {
-            self.touched(lock.as_ref(), true);
+            self.held.remove(lock.as_ref());
+            self.void_grants(lock.as_ref(), |_| true);
+            self.doubt_bindings(lock.as_ref());
+            self.dirty.insert(lock);
         }
     }
 

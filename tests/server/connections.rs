@@ -20,6 +20,7 @@ crate::on_every_server!(
     a_script_has_no_connection,
     ten_thousand_watchdogs_share_a_timer,
     a_pause_holds_back_and_is_made_up_for,
+    a_reload_keeps_the_watchdog,
     a_role_change_and_back_keeps_the_watchdog,
     what_another_primary_gave_is_left_alone,
     a_connection_that_closes_on_a_replica_releases_nothing_of_others,
@@ -354,6 +355,22 @@ fn a_pause_holds_back_and_is_made_up_for(flavor: Flavor) {
         assert_eq!(c.recv(), "1");
         until_renewed(&mut watcher, "watched");
         assert_eq!(a.call("LOCK.RELEASE watched a"), "0");
+    });
+}
+
+fn a_reload_keeps_the_watchdog(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut watcher) = (world.client(), world.client());
+        a.call("LOCK.ACQUIRE k a WATCHDOG EPHEMERAL PX 600");
+        a.call("LOCK.ACQUIRE s a SHARED WATCHDOG EPHEMERAL PX 600");
+        until_renewed(&mut watcher, "k");
+        assert_eq!(watcher.call("DEBUG RELOAD"), "OK");
+        for _ in 0..4 {
+            until_renewed(&mut watcher, "k");
+            until_renewed(&mut watcher, "s");
+        }
+        a.close();
+        until("both are free", || watcher.call("DBSIZE") == "0");
     });
 }
 
