@@ -4,6 +4,8 @@
 //! same name starts without. What is to be written for it is written when the lock is brought up to date, in
 //! the same way as everything else ([`Service::serve`]).
 
+use std::collections::{BTreeSet, HashMap};
+
 use super::entries::Entry;
 use super::service::Service;
 use super::{
@@ -19,30 +21,66 @@ pub(super) struct Binding {
     lease_ms: i64,
     /// When the lease ended that was written last.
     lease_end: WallMs,
-    /// Renews the lease as long as it is open.
-    watchdog: Option<ConnectionId>,
+    /// Renew the lease as long as one of them is open.
+    watchdogs: BTreeSet<ConnectionId>,
     /// When that is due; stands in `Service::renewals` too.
     due: Option<MonoUs>,
-    /// Ends the hold when it closes.
-    ephemeral: Option<ConnectionId>,
-    /// It has closed.
+    /// End the hold when one of them closes.
+    ephemeral: BTreeSet<ConnectionId>,
+    /// One of them has closed.
     closed: bool,
     /// This server was not the primary for a while, or all keys were flushed and may be back: the owner may have
     /// got another hold.
     doubtful: bool,
-    /// Requests of the ephemeral connection whose replies would be wrong when the hold has ended, and until
-    /// when they are remembered.
-    requests: Vec<(RequestId, MonoUs)>,
+    /// The requests that it comes from, as long as they may come again.
+    requests: Vec<Bound>,
+}
+
+/// A request that bound a hold to a connection.
+struct Bound {
+    id: RequestId,
+    connection: ConnectionId,
+    ephemeral: bool,
+    /// Until when its reply is remembered.
+    until: MonoUs,
+}
+
+/// What becomes of the connections that a hold depends on already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// The hold depends on them too: each was promised so.
+    Part,
+    /// It does not depend on them any more: a renewal takes over.
+    All,
+    /// The same for the one that the same request came from before.
+    Repeated,
 }
 
 impl Binding {
+    fn new(lease: Lease) -> Binding {
+        Binding {
+            lease_ms: lease.ms,
+            lease_end: lease.end,
+            watchdogs: BTreeSet::new(),
+            due: None,
+            ephemeral: BTreeSet::new(),
+            closed: false,
+            doubtful: false,
+            requests: Vec::new(),
+        }
+    }
+
     fn interval_us(&self) -> MonoUs {
         let lease_us = self.lease_ms.unsigned_abs().saturating_mul(1000);
         (lease_us / 3).max(SHORTEST_INTERVAL_US)
     }
 
     fn depends_on(&self, connection: ConnectionId) -> bool {
-        self.watchdog == Some(connection) || self.ephemeral == Some(connection)
+        self.watchdogs.contains(&connection) || self.ephemeral.contains(&connection)
+    }
+
+    fn connections(&self) -> BTreeSet<ConnectionId> {
+        self.watchdogs.union(&self.ephemeral).copied().collect()
     }
 
     /// Its connection has closed, and the hold is to end.
@@ -51,11 +89,27 @@ impl Binding {
     }
 
     pub(super) fn is_ephemeral(&self) -> bool {
-        self.ephemeral.is_some()
+        !self.ephemeral.is_empty()
     }
 
-    fn is_idle(&self) -> bool {
-        self.watchdog.is_none() && self.ephemeral.is_none() && !self.closed
+    /// One that has requests which may come again is kept, to know their hold when they do.
+    fn is_idle(&self, now: MonoUs) -> bool {
+        let over = self.requests.iter().all(|request| request.until < now);
+        self.watchdogs.is_empty() && self.ephemeral.is_empty() && !self.closed && over
+    }
+}
+
+/// Requests whose hold has ended, and until when they may come again: what they bound before is not to be bound
+/// to a later hold of the same owner.
+#[derive(Default)]
+pub(super) struct Ended(HashMap<(LockId, RequestId), MonoUs>);
+
+impl Ended {
+    /// Drops those that cannot come again, now and then.
+    fn retain(&mut self, now: MonoUs) {
+        if self.0.len() == self.0.capacity() {
+            self.0.retain(|_, until| *until >= now);
+        }
     }
 }
 
@@ -69,24 +123,22 @@ pub(super) struct Lease {
 impl Service {
     /// A connection was closed. True if that ended a hold, so that the caller must see to a
     /// [`tick`](Service::tick) soon.
-    pub(crate) fn connection_closed(&mut self, connection: ConnectionId) -> bool {
+    pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
         for (lock, owner) in self.by_connection.remove(&connection).unwrap_or_default() {
             let Some(entry) = self.entries.get_mut(lock.as_ref()) else { continue };
             let Some(binding) = entry.bindings.get_mut(&owner) else { continue };
-            if binding.ephemeral == Some(connection) {
-                binding.ephemeral = None;
+            if binding.ephemeral.remove(&connection) {
                 binding.closed = true;
                 if !self.suspended {
                     self.dirty.insert(lock.clone());
                 }
             }
-            if binding.watchdog == Some(connection) {
-                binding.watchdog = None;
+            if binding.watchdogs.remove(&connection) && binding.watchdogs.is_empty() {
                 if let Some(due) = binding.due.take() {
                     self.renewals.remove(&(due, lock.clone(), owner.clone()));
                 }
             }
-            if binding.is_idle() {
+            if binding.is_idle(now.mono) {
                 entry.bindings.remove(&owner);
                 self.entries.drop_if_idle(lock.as_ref());
             }
@@ -135,55 +187,64 @@ impl Service {
         }
     }
 
-    /// The owner's hold depends on a connection from now on, and no more on the one before, as far as `bind`
-    /// says so.
+    /// The owner's hold depends on a connection from now on.
     pub(super) fn bind(
         &mut self,
         lock: LockRef<'_>,
         owner: &Owner,
-        bind: Bind,
+        (bind, takes): (Bind, Takes),
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
     ) {
         let Bind { connection, watchdog, ephemeral } = bind;
         let (lock, entry) = self.entries.get_or_make(lock);
-        let binding = entry.bindings.entry(owner.clone()).or_insert(Binding {
-            lease_ms: lease.ms,
-            lease_end: lease.end,
-            watchdog: None,
-            due: None,
-            ephemeral: None,
-            closed: false,
-            doubtful: false,
-            requests: Vec::new(),
-        });
-        let mut before = [None, None];
+        let binding = entry.bindings.entry(owner.clone()).or_insert_with(|| Binding::new(lease));
+        let before = binding.connections();
+        let first = binding.requests.iter().position(|request| Some(&request.id) == id);
+        let first = first.map(|at| binding.requests.swap_remove(at).connection);
+        let let_go = |from: &mut BTreeSet<ConnectionId>| match (takes, first) {
+            (Takes::All, _) => from.clear(),
+            (Takes::Repeated, Some(first)) => {
+                from.remove(&first);
+            }
+            (Takes::Part | Takes::Repeated, _) => {}
+        };
         if watchdog {
-            before[0] = binding.watchdog.replace(connection);
+            let_go(&mut binding.watchdogs);
+            binding.watchdogs.insert(connection);
         }
         if ephemeral {
-            before[1] = binding.ephemeral.replace(connection);
-            binding.requests.retain(|(_, until)| *until >= now.mono);
-            if let Some(id) = id {
-                let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
-                binding.requests.push((id.clone(), until));
-            }
+            let_go(&mut binding.ephemeral);
+            binding.ephemeral.insert(connection);
         }
-        for other in before.into_iter().flatten().filter(|other| *other != connection) {
-            if !binding.depends_on(other) {
-                unlink(&mut self.by_connection, other, &lock, owner);
-            }
+        binding.requests.retain(|request| request.until >= now.mono);
+        if let Some(id) = id {
+            let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
+            binding.requests.push(Bound { id: id.clone(), connection, ephemeral, until });
+            self.ended.retain(now.mono);
+        }
+        for other in before.into_iter().filter(|other| !binding.depends_on(*other)) {
+            unlink(&mut self.by_connection, other, &lock, owner);
         }
         self.by_connection.entry(connection).or_default().insert((lock.clone(), owner.clone()));
         self.lease_was_set(lock.as_ref(), owner, lease, now);
     }
 
+    /// True if the hold that this request got has ended since.
+    pub(super) fn has_ended(&self, lock: LockRef<'_>, id: &RequestId, now: Now) -> bool {
+        self.ended.0.get(&(lock.to_id(), id.clone())).is_some_and(|until| *until >= now.mono)
+    }
+
+    /// A request has got a hold, whatever became of an earlier one with the same id.
+    pub(super) fn has_begun(&mut self, lock: LockRef<'_>, id: &RequestId) {
+        if !self.ended.0.is_empty() {
+            self.ended.0.remove(&(lock.to_id(), id.clone()));
+        }
+    }
+
     /// The owner has set its lease: the next renewal is a third of that away.
     pub(super) fn lease_was_set(&mut self, lock: LockRef<'_>, owner: &Owner, lease: Lease, now: Now) {
-        if self.by_connection.is_empty() {
-            return;
-        }
         let Some(binding) = self.binding(lock, owner) else { return };
         binding.lease_ms = lease.ms;
         binding.lease_end = lease.end;
@@ -194,7 +255,7 @@ impl Service {
     fn plan_renewal(&mut self, lock: LockRef<'_>, owner: &Owner, due: MonoUs) {
         let Some((lock, entry)) = self.entries.get_with_id(lock) else { return };
         let Some(binding) = entry.bindings.get_mut(owner) else { return };
-        if binding.watchdog.is_none() {
+        if binding.watchdogs.is_empty() {
             return;
         }
         if let Some(before) = binding.due.replace(due) {
@@ -214,9 +275,11 @@ impl Service {
         if let Some(due) = binding.due {
             self.renewals.remove(&(due, lock.clone(), owner.clone()));
         }
-        for connection in [binding.watchdog, binding.ephemeral].into_iter().flatten() {
+        for connection in binding.connections() {
             unlink(&mut self.by_connection, connection, &lock, owner);
         }
+        let ended = binding.requests.into_iter().map(|request| ((lock.clone(), request.id), request.until));
+        self.ended.0.extend(ended);
     }
 
     /// Ends the bindings of all owners that hold nothing any more.
@@ -249,8 +312,10 @@ impl Service {
         for (owner, binding) in entry.bindings.iter_mut().filter(|(_, binding)| binding.closed) {
             let _ = holders.release(owner.as_bytes(), Part::All, None);
             // One that is not remembered any more may name a later call.
-            for (id, _) in binding.requests.drain(..).filter(|(_, until)| *until >= now.mono) {
-                records.forget_grant(&id);
+            for request in
+                binding.requests.iter().filter(|request| request.ephemeral && request.until >= now.mono)
+            {
+                records.forget_grant(&request.id);
             }
             ended.push(owner.clone());
         }

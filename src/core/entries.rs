@@ -16,6 +16,8 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Nobody is before it.
+    pub(super) const FIRST: Place = Place { outsider: false, ticket: 0 };
     /// Before all outsiders, after everybody else.
     pub(super) const OUTSIDE: Place = Place { outsider: true, ticket: 0 };
 }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use super::entries::Place;
 use super::holders::excludes;
 use super::service::{is_exclusive, Waiter};
-use super::{Holders, LockId, LockRef, Now, Owner, Part, Service, WaiterId};
+use super::{Holders, LockId, LockRef, Mode, Now, Owner, Part, Service, WaiterId};
 
 /// One owner waits for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +40,29 @@ pub(crate) struct Search {
     origin: Owner,
     /// Everybody is wanted, and not just a way back to `origin`.
     everybody: bool,
-    holders: HashMap<LockId, Holders>,
+    locks: HashMap<LockId, Seen>,
     /// Waits to be followed, with the edge that led there.
     todo: VecDeque<(WaiterId, Option<usize>)>,
     seen: HashSet<Owner>,
     edges: Vec<Edge>,
+}
+
+/// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
+/// looked for again on the way of the next, so that a search passes each holder and each place once.
+struct Seen {
+    holders: Holders,
+    /// All holders were found, or all but this one, who waits himself.
+    passed_holders: Passed,
+    /// All were found that an exclusive waiter at this place waits for in the queue.
+    exclusive_until: Option<Place>,
+    /// The same for a shared waiter.
+    shared_until: Option<Place>,
+}
+
+enum Passed {
+    None,
+    AllBut(Owner),
+    All,
 }
 
 impl Search {
@@ -62,14 +80,15 @@ impl Search {
 
     fn new(origin: Owner, everybody: bool, from: impl IntoIterator<Item = WaiterId>) -> Search {
         let todo = from.into_iter().map(|id| (id, None)).collect();
-        let (holders, seen, edges) = (HashMap::new(), HashSet::new(), Vec::new());
-        Search { origin, everybody, holders, todo, seen, edges }
+        let (locks, seen, edges) = (HashMap::new(), HashSet::new(), Vec::new());
+        Search { origin, everybody, locks, todo, seen, edges }
     }
 
     /// These are the holders of a lock, as its key has them.
     pub(crate) fn learn(&mut self, service: &Service, lock: LockId, mut holders: Holders) {
         service.anticipate(lock.as_ref(), &mut holders);
-        self.holders.insert(lock, holders);
+        let seen = Seen { holders, passed_holders: Passed::None, exclusive_until: None, shared_until: None };
+        self.locks.insert(lock, seen);
     }
 
     /// Goes on until something is needed or found.
@@ -79,13 +98,12 @@ impl Search {
                 self.todo.pop_front();
                 continue;
             };
-            let Some(holders) = self.holders.get(&waiter.lock) else {
+            let Some(seen) = self.locks.get_mut(&waiter.lock) else {
                 return Step::Read(waiter.lock.clone());
             };
             self.todo.pop_front();
-            let mut blockers = Vec::new();
-            service.for_each_blocker(waiter, holders, self, now, &mut |owner| blockers.push(owner.clone()));
-            for owner in blockers {
+            let wanted = (!self.everybody).then_some(&self.origin);
+            for owner in service.blockers(waiter, seen, wanted, now) {
                 if !self.seen.insert(owner.clone()) {
                     continue;
                 }
@@ -138,66 +156,87 @@ impl Service {
         }
     }
 
-    /// Calls `visit` with those whom a waiter waits for directly. If not everybody is wanted, those of the
-    /// queue are left out that lead nowhere else than this waiter itself does: who waits for this lock only,
-    /// waits for its holders and for those ahead, as this one does.
-    fn for_each_blocker(
-        &self,
-        waiter: &Waiter,
-        holders: &Holders,
-        search: &Search,
-        now: Now,
-        visit: &mut dyn FnMut(&Owner),
-    ) {
+    /// Those whom a waiter waits for directly, but for those who were found already.
+    ///
+    /// If only the way back to one owner is wanted, those of the queue are left out that lead nowhere else than
+    /// this waiter itself does: who waits for this lock only, waits for its holders and for those ahead, as this one
+    /// does.
+    fn blockers(&self, waiter: &Waiter, seen: &mut Seen, wanted: Option<&Owner>, now: Now) -> Vec<Owner> {
         let Waiter { lock, request, .. } = waiter;
-        let Some(entry) = self.entries.get(lock.as_ref()) else { return };
-        for hold in holders.iter().filter(|hold| excludes(hold, request.owner.as_bytes(), request.mode)) {
-            visit(&hold.owner);
-        }
-        let Some(turn) = self.turn_of(lock.as_ref(), &request.owner) else { return };
-        let visit_at = |place: &Place, visit: &mut dyn FnMut(&Owner)| {
-            let ahead = entry.waiting.get(place).and_then(|id| self.waiters.get(id));
-            if let Some(ahead) = ahead.filter(|ahead| !ahead.is_over(now)) {
-                visit(&ahead.request.owner);
+        let mut found = seen.pass_holders(&request.owner, request.mode);
+        let Some(entry) = self.entries.get(lock.as_ref()) else { return found };
+        let turn = self.turn_of(lock.as_ref(), &request.owner, now).unwrap_or(waiter.place);
+        if let Some(origin) = wanted.filter(|origin| **origin != request.owner && is_exclusive(request)) {
+            if self.turn_of(lock.as_ref(), origin, now).is_some_and(|place| place < turn) {
+                found.push(origin.clone());
             }
+        }
+        let until = if is_exclusive(request) { &mut seen.exclusive_until } else { &mut seen.shared_until };
+        let passed = until.unwrap_or(Place::FIRST);
+        if turn <= passed {
+            return found;
+        }
+        *until = Some(turn);
+        let at = |place: &Place| {
+            let ahead = self.waiters.get(entry.waiting.get(place)?)?;
+            (!ahead.is_over(now)).then_some(ahead)
         };
-        let exclusive = is_exclusive(request);
-        match (search.everybody, exclusive) {
-            (true, true) => entry.waiting.range(..turn).for_each(|(place, _)| visit_at(place, visit)),
-            (true, false) => entry.exclusive.range(..turn).for_each(|place| visit_at(place, visit)),
-            (false, true) => {
-                entry.crossing.range(..turn).for_each(|place| visit_at(place, visit));
-                if request.owner != search.origin
-                    && self.waits_before(lock.as_ref(), &search.origin, turn, now)
-                {
-                    visit(&search.origin);
-                }
+        let ahead = passed..turn;
+        let owner = |ahead: &Waiter| ahead.request.owner.clone();
+        match (wanted.is_none(), is_exclusive(request)) {
+            (true, true) => {
+                found.extend(entry.waiting.range(ahead).filter_map(|(place, _)| at(place)).map(owner))
             }
-            // The nearest exclusive one waits for all that are ahead of it, and for all holders.
+            (true, false) => found.extend(entry.exclusive.range(ahead).filter_map(at).map(owner)),
+            (false, true) => found.extend(entry.crossing.range(ahead).filter_map(at).map(owner)),
             (false, false) => {
-                let mut ahead = entry.exclusive.range(..turn).rev();
-                let live = |place: &&Place| {
-                    let id = entry.waiting.get(place);
-                    id.and_then(|id| self.waiters.get(id)).is_some_and(|waiter| !waiter.is_over(now))
-                };
-                if let Some(place) = ahead.find(live) {
-                    visit_at(place, visit);
+                for waiter in entry.exclusive.range(ahead).rev().filter_map(at) {
+                    found.push(owner(waiter));
+                    // It waits for all that are ahead of it, and for all holders. One whose owner was in line
+                    // before waits for less.
+                    if self.turn_of(lock.as_ref(), &waiter.request.owner, now) == Some(waiter.place) {
+                        break;
+                    }
                 }
             }
         }
+        found
     }
 
     /// When it is this owner's turn: the place of its first wait for the lock, as that lets in all of them.
-    fn turn_of(&self, lock: LockRef<'_>, owner: &Owner) -> Option<Place> {
+    fn turn_of(&self, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<Place> {
         let waits = self.waits_at(lock, owner);
-        waits.iter().filter_map(|id| self.waiters.get(id)).map(|waiter| waiter.place).min()
+        let waits = waits.iter().filter_map(|id| self.waiters.get(id)).filter(|waiter| !waiter.is_over(now));
+        waits.map(|waiter| waiter.place).min()
     }
+}
 
-    fn waits_before(&self, lock: LockRef<'_>, owner: &Owner, turn: Place, now: Now) -> bool {
-        let waits = self.waits_at(lock, owner);
-        waits
-            .iter()
-            .filter_map(|id| self.waiters.get(id))
-            .any(|waiter| waiter.place < turn && !waiter.is_over(now))
+impl Seen {
+    /// The holders that exclude a request, but for those who were found already.
+    fn pass_holders(&mut self, owner: &Owner, mode: Mode) -> Vec<Owner> {
+        let found = |holders: &Holders| {
+            let excluding = holders.iter().filter(|hold| excludes(hold, owner.as_bytes(), mode));
+            excluding.map(|hold| hold.owner.clone()).collect()
+        };
+        match (&self.holders, mode) {
+            (Holders::Shared(_), Mode::Shared) | (Holders::Free, _) => Vec::new(),
+            (Holders::Exclusive(_), _) => found(&self.holders),
+            (Holders::Shared(holds), Mode::Exclusive) => match &self.passed_holders {
+                Passed::None if holds.contains_key(owner) => {
+                    self.passed_holders = Passed::AllBut(owner.clone());
+                    found(&self.holders)
+                }
+                Passed::None => {
+                    self.passed_holders = Passed::All;
+                    found(&self.holders)
+                }
+                Passed::AllBut(left) if left != owner => {
+                    let left = left.clone();
+                    self.passed_holders = Passed::All;
+                    vec![left]
+                }
+                Passed::AllBut(_) | Passed::All => Vec::new(),
+            },
+        }
     }
 }

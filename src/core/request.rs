@@ -1,5 +1,6 @@
 //! What is asked for, what is answered, and what is stored beside a lock.
 
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 use super::{ConnectionId, Mode, Now, Owner, Token, WallMs};
@@ -32,13 +33,33 @@ impl Request {
 }
 
 /// Names a call: one that has the same was made before.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug)]
 pub(crate) struct RequestId {
     /// The owner as the call has it, which need not be the one that it gets.
     pub(crate) asked: Owner,
     pub(crate) id: Rc<[u8]>,
-    /// How many milliseconds its reply is remembered.
+    /// How many milliseconds its reply is remembered; not a part of the name.
     pub(crate) ttl_ms: i64,
+}
+
+impl RequestId {
+    fn name(&self) -> (&Owner, &[u8]) {
+        (&self.asked, &self.id)
+    }
+}
+
+impl PartialEq for RequestId {
+    fn eq(&self, other: &RequestId) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for RequestId {}
+
+impl Hash for RequestId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
 }
 
 /// How a hold depends on a connection.

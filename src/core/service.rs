@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::bindings::Lease;
+use super::bindings::{Ended, Lease, Takes};
 use super::entries::{Entries, Place, Undelivered};
 use super::held::Held;
 use super::{
@@ -115,8 +115,8 @@ pub(crate) struct Service {
     pub(super) waiters: HashMap<WaiterId, Waiter>,
     /// Where an owner waits, by lock and in the order of arrival.
     pub(super) waits_of: HashMap<Owner, BTreeSet<(LockId, WaiterId)>>,
-    /// Those who wait and have a request id, by lock, owner as asked for, and id.
-    pub(super) asked: HashMap<(LockId, Owner, std::rc::Rc<[u8]>), WaiterId>,
+    /// Those who wait and have a request id.
+    pub(super) asked: HashMap<(LockId, RequestId), WaiterId>,
     /// Grants that are decided and not yet known to have arrived; each is listed in its lock's entry.
     pub(super) in_flight: HashMap<WaiterId, InFlight>,
     /// The deadlines of all waiters that have one.
@@ -127,6 +127,8 @@ pub(crate) struct Service {
     pub(super) renewals: BTreeSet<(MonoUs, LockId, Owner)>,
     /// The holds that depend on a connection, each with a binding in its lock's entry.
     pub(super) by_connection: ByConnection,
+    /// Requests that bound a hold which has ended.
+    pub(super) ended: Ended,
     /// This server is not the primary: bindings wait to see whether it will be again.
     pub(super) suspended: bool,
     /// Locks to be brought up to date: something may have changed without a call of ours.
@@ -167,7 +169,7 @@ impl Service {
         let outcome = self.grant(lock, holders, records, request, now);
         if let (Outcome::Granted(_), Some(bind)) = (&outcome, request.bind) {
             let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
-            self.bind(lock, &request.owner, bind, request.id.as_ref(), lease, now);
+            self.bind(lock, &request.owner, (bind, Takes::Part), request.id.as_ref(), lease, now);
         }
         self.watch_lease(lock, holders);
         outcome
@@ -182,9 +184,10 @@ impl Service {
         if let Some(id) = in_flight {
             self.remove_in_flight(id);
         }
-        if let (Some(hold), Some(bind)) = (holders.of(owner.as_bytes()), request.bind) {
+        let id = request.id.as_ref().filter(|id| !self.has_ended(lock, id, now));
+        if let (Some(hold), Some(bind), Some(id)) = (holders.of(owner.as_bytes()), request.bind, id) {
             let lease = Lease { ms: request.lease_ms, end: hold.expires_at };
-            self.bind(lock, owner, bind, request.id.as_ref(), lease, now);
+            self.bind(lock, owner, (bind, Takes::Repeated), Some(id), lease, now);
         }
         self.entries.drop_if_idle(lock);
     }
@@ -285,7 +288,7 @@ impl Service {
         if result.is_ok() {
             self.lease_was_set(lock, owner, lease, now);
             if let Some(bind) = bind {
-                self.bind(lock, owner, *bind, None, lease, now);
+                self.bind(lock, owner, (*bind, Takes::All), None, lease, now);
             }
         }
         self.finish(lock, holders, records, now);
@@ -332,6 +335,7 @@ impl Service {
         let Some(InFlight { lock, request, lease_end }) = self.remove_in_flight(id) else { return };
         if let Some(bind) = request.bind {
             let lease = Lease { ms: request.lease_ms, end: lease_end };
+            let bind = (bind, Takes::Part);
             self.bind(lock.as_ref(), &request.owner, bind, request.id.as_ref(), lease, now);
         }
         self.entries.drop_if_idle(lock.as_ref());
@@ -492,9 +496,8 @@ impl Service {
 }
 
 /// What makes two waits the same request.
-pub(super) fn asked(lock: &LockId, request: &Request) -> Option<(LockId, Owner, std::rc::Rc<[u8]>)> {
-    let id = request.id.as_ref()?;
-    Some((lock.clone(), id.asked.clone(), id.id.clone()))
+pub(super) fn asked(lock: &LockId, request: &Request) -> Option<(LockId, RequestId)> {
+    Some((lock.clone(), request.id.clone()?))
 }
 
 /// Whether a request that waits does so exclusively.

@@ -120,6 +120,7 @@ impl Service {
         self.let_inside(lock, &request.owner);
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
+            self.has_begun(lock, id);
             records.remember_grant(id, &reply, now);
         }
         Outcome::Granted(reply)

@@ -326,7 +326,7 @@ fn role_changed(ctx: Ctx, primary: bool) {
 /// A client's connection has ended.
 fn client_closed(ctx: Ctx, client: u64) {
     with(ctx, |runtime| {
-        if runtime.service.connection_closed(ConnectionId(client)) {
+        if runtime.service.connection_closed(ConnectionId(client), ctx.now()) {
             runtime.set_timer(ctx, true);
         }
     });

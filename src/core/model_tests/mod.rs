@@ -15,7 +15,7 @@ use model::Model;
 use real::{Beside, Real, Stored};
 
 const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
-const OWNERS: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
 
 /// How long replies to requests are remembered, in milliseconds.
 const TTL: i64 = 25;
@@ -196,18 +196,115 @@ fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>
     real.paused = false;
     in_flight.into_iter().for_each(|id| real.service.delivered(id, real.time()));
     for connection in 0..3 {
-        real.service.connection_closed(ConnectionId(connection));
+        real.service.connection_closed(ConnectionId(connection), real.time());
     }
     for key in LOCKS {
         for id in real.waiting(key) {
             real.service.leave(id);
         }
     }
+    (0..LOCKS.len()).for_each(|lock| {
+        real.step(&Op::Delete { lock });
+    });
     while !real.service.is_idle() {
         real.now += 1;
         real.tick();
     }
     real.service.assert_empty();
+}
+
+/// Acquires that wait without limit, of leases that do not end, and little else.
+fn crowded() -> impl Strategy<Value = Op> {
+    let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
+    prop_oneof![
+        20 => (lock.clone(), owner.clone(), any::<bool>()).prop_map(|(lock, owner, shared)| {
+            let call = Call { owner, shared, lease: 100_000, ..Call::default() };
+            Op::Acquire { lock, call, block: Some(0) }
+        }),
+        2 => (lock, owner).prop_map(|(lock, owner)| {
+            Op::Release { lock, owner, part: Part::All, lease: None, id: None }
+        }),
+        1 => (0..8usize).prop_map(|which| Op::Leave { which }),
+    ]
+}
+
+fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
+    let mut real = Real::new(true);
+    let mut model = Model::at(real.now);
+    for op in ops {
+        if model.paused && !runs_while_paused(op) {
+            continue;
+        }
+        match *op {
+            Op::Advance { ms } => {
+                real.advance(ms);
+                for _ in 0..ms {
+                    model.now += 1;
+                    model.settle();
+                }
+            }
+            Op::Leave { which } => {
+                let waiting: Vec<_> =
+                    model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| waiter.id).collect();
+                if let Some(id) = waiting.get(which % waiting.len().max(1)) {
+                    prop_assert!(real.service.leave(*id));
+                    model.leave(*id);
+                    real.fire();
+                }
+            }
+            Op::Close { connection } => {
+                real.service.connection_closed(ConnectionId(connection), real.time());
+                model.close(connection);
+                real.fire();
+            }
+            Op::Away { meddle } => {
+                let waiting: Vec<_> = LOCKS.iter().flat_map(|key| real.waiting(key)).collect();
+                real.away(&waiting, meddle);
+                model.away(meddle);
+            }
+            Op::Deliver { which, arrives } => {
+                let len = model.in_flight.len();
+                if len > 0 {
+                    let id = model.in_flight[which % len].id;
+                    model.deliver(which % len, arrives);
+                    if arrives {
+                        real.service.delivered(id, real.time());
+                    } else {
+                        real.service.undelivered(id);
+                    }
+                    real.fire();
+                }
+            }
+            _ => prop_assert_eq!(real.step(op), model.step(op), "reply to {:?}", op),
+        }
+        // Two locks may be served in either order; for each waiter it is the same.
+        let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
+            let mut taken = std::mem::take(decisions);
+            taken.sort_by_key(|(id, _)| *id);
+            taken
+        };
+        prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
+        for (lock, key) in LOCKS.into_iter().enumerate() {
+            // A paused server may still show a grant that is to be taken back, and those whose hold is over
+            // in the places that they had.
+            if !model.paused {
+                let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
+                prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
+                prop_assert_eq!(visible(&real, key), model.holders(lock), "hold of {} after {:?}", lock, op);
+            }
+        }
+        for (owner, name) in OWNERS.iter().enumerate().filter(|_| !model.paused) {
+            let found = real.blockers(name);
+            let expected: Vec<_> =
+                model.blockers_of(owner).iter().map(|at| Owner::new(OWNERS[*at])).collect();
+            let each_once: BTreeSet<_> = found.iter().cloned().collect();
+            prop_assert_eq!(found.len(), each_once.len(), "{:?} twice", found);
+            prop_assert!(each_once.iter().eq(&expected), "{:?} and not {:?} after {:?}", found, expected, op);
+        }
+    }
+    let in_flight: Vec<_> = model.in_flight.iter().map(|grant| grant.id).collect();
+    assert_drained(&mut real, in_flight);
+    Ok(())
 }
 
 proptest! {
@@ -216,80 +313,13 @@ proptest! {
     /// Every reply, every decision and every stored hold is the model's (1, 2, 3, 4, 5).
     #[test]
     fn the_core_is_the_model(ops in prop::collection::vec(op(), 1..120)) {
-        let mut real = Real::new(true);
-        let mut model = Model::at(real.now);
-        for op in &ops {
-            if model.paused && !runs_while_paused(op) {
-                continue;
-            }
-            match *op {
-                Op::Advance { ms } => {
-                    real.advance(ms);
-                    for _ in 0..ms {
-                        model.now += 1;
-                        model.settle();
-                    }
-                }
-                Op::Leave { which } => {
-                    let waiting: Vec<_> =
-                        model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| waiter.id).collect();
-                    if let Some(id) = waiting.get(which % waiting.len().max(1)) {
-                        prop_assert!(real.service.leave(*id));
-                        model.leave(*id);
-                        real.fire();
-                    }
-                }
-                Op::Close { connection } => {
-                    real.service.connection_closed(ConnectionId(connection));
-                    model.close(connection);
-                    real.fire();
-                }
-                Op::Away { meddle } => {
-                    let waiting: Vec<_> = LOCKS.iter().flat_map(|key| real.waiting(key)).collect();
-                    real.away(&waiting, meddle);
-                    model.away(meddle);
-                }
-                Op::Deliver { which, arrives } => {
-                    let len = model.in_flight.len();
-                    if len > 0 {
-                        let id = model.in_flight[which % len].id;
-                        model.deliver(which % len, arrives);
-                        if arrives {
-                            real.service.delivered(id, real.time());
-                        } else {
-                            real.service.undelivered(id);
-                        }
-                        real.fire();
-                    }
-                }
-                _ => prop_assert_eq!(real.step(op), model.step(op), "reply to {:?}", op),
-            }
-            // Two locks may be served in either order; for each waiter it is the same.
-            let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
-                let mut taken = std::mem::take(decisions);
-                taken.sort_by_key(|(id, _)| *id);
-                taken
-            };
-            prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
-            for (lock, key) in LOCKS.into_iter().enumerate() {
-                // A paused server may still show a grant that is to be taken back, and those whose hold is over
-                // in the places that they had.
-                if !model.paused {
-                    let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
-                    prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
-                    prop_assert_eq!(visible(&real, key), model.holders(lock), "hold of {} after {:?}", lock, op);
-                }
-            }
-            for (owner, name) in OWNERS.iter().enumerate().filter(|_| !model.paused) {
-                let found = real.blockers(name);
-                let expected: Vec<_> = model.blockers_of(owner).iter().map(|at| Owner::new(OWNERS[*at])).collect();
-                let each_once: BTreeSet<_> = found.iter().cloned().collect();
-                prop_assert_eq!(found.len(), each_once.len(), "{:?} twice", found);
-                prop_assert!(each_once.iter().eq(&expected), "{:?} and not {:?} after {:?}", found, expected, op);
-            }
-        }
-        let in_flight: Vec<_> = model.in_flight.iter().map(|grant| grant.id).collect();
-        assert_drained(&mut real, in_flight);
+        compare(&ops)?;
+    }
+
+    /// The same where nearly everybody waits, so that there are long queues and many ways through them.
+    #[test]
+    fn a_crowd_is_the_model(ops in prop::collection::vec(crowded(), 1..40)) {
+        compare(&ops)?;
     }
 
     /// Commands, events and clients in any order before the timer gets to run: nobody is decided twice, no
@@ -306,7 +336,7 @@ proptest! {
                     Op::Advance { ms } => real.now += ms,
                     Op::Pause(_) | Op::Away { .. } => {}
                     Op::Close { connection } => {
-                        real.service.connection_closed(ConnectionId(connection));
+                        real.service.connection_closed(ConnectionId(connection), real.time());
                     }
                     Op::Leave { which } => {
                         let id = waits.keys().nth(which % waits.len().max(1)).copied();

@@ -1,5 +1,6 @@
 //! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
 
+use super::super::bindings::Takes;
 use super::*;
 
 /// One lock of the model.
@@ -14,6 +15,8 @@ pub(super) struct ModelLock {
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
+    /// Calls that bound a hold which has ended, and until when they may come again.
+    ended: BTreeMap<(usize, u8), i64>,
 }
 
 pub(super) struct ModelHold {
@@ -37,10 +40,11 @@ pub(super) struct ModelWaiter {
 struct ModelBinding {
     lease: i64,
     lease_end: i64,
-    watchdog: Option<u64>,
+    watchdogs: BTreeSet<u64>,
     due_us: i64,
-    ephemeral: Option<u64>,
-    requests: Vec<(u8, i64)>,
+    ephemeral: BTreeSet<u64>,
+    /// Which call, from which connection, whether ephemeral, and until when it may come again.
+    requests: BTreeMap<u8, (u64, bool, i64)>,
 }
 
 pub(super) struct ModelGrant {
@@ -88,7 +92,21 @@ impl ModelLock {
     fn tidy(&mut self) {
         self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
         let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
-        self.bindings.retain(|owner, _| holders.contains(owner));
+        self.unbind_but(|owner, _| holders.contains(owner));
+    }
+}
+
+impl ModelLock {
+    /// Ends the bindings that are not to stay.
+    fn unbind_but(&mut self, stays: impl Fn(&usize, &ModelBinding) -> bool) {
+        let ended = &mut self.ended;
+        self.bindings.retain(|owner, binding| {
+            let stays = stays(owner, binding);
+            if !stays {
+                ended.extend(binding.requests.iter().map(|(id, (_, _, until))| ((*owner, *id), *until)));
+            }
+            stays
+        });
     }
 }
 
@@ -154,12 +172,12 @@ impl Model {
         let (now, now_us) = (self.now, self.now_us());
         let interval = |binding: &ModelBinding| (binding.lease * 1000 / 3).max(1000);
         let lock = &mut self.locks[lock];
-        let watched = |binding: &&mut ModelBinding| binding.watchdog.is_some();
+        let watched = |binding: &&mut ModelBinding| !binding.watchdogs.is_empty();
         if !lock.bindings.values_mut().filter(watched).any(|binding| binding.due_us <= now_us) {
             return;
         }
         for (owner, binding) in &mut lock.bindings {
-            if binding.watchdog.is_some() && binding.due_us <= now_us + interval(binding) / 4 {
+            if !binding.watchdogs.is_empty() && binding.due_us <= now_us + interval(binding) / 4 {
                 let hold = lock.holds.iter_mut().find(|hold| hold.owner == *owner).unwrap();
                 hold.expires_at = hold.expires_at.max(now + binding.lease);
                 binding.lease_end = hold.expires_at;
@@ -204,6 +222,7 @@ impl Model {
         let reply = Reply { holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {
             lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
+            lock.ended.remove(&(call.owner, id));
         }
         self.lease_was_set(at, call.owner, call.lease, now + call.lease);
         reply
@@ -218,16 +237,28 @@ impl Model {
         }
     }
 
-    fn bind(&mut self, lock: usize, call: &Call, lease_end: i64) {
+    /// `takes`: whose place the connection takes: nobody's, that of the same call, or that of all.
+    fn bind(&mut self, lock: usize, call: &Call, lease_end: i64, takes: Takes) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
         let binding = self.locks[lock].bindings.entry(call.owner).or_default();
+        let first = call.id.and_then(|id| binding.requests.remove(&id)).map(|(connection, ..)| connection);
+        let add = |to: &mut BTreeSet<u64>| {
+            match takes {
+                Takes::Part => {}
+                Takes::Repeated => to.retain(|other| Some(*other) != first),
+                Takes::All => to.clear(),
+            }
+            to.insert(connection);
+        };
         if watchdog {
-            binding.watchdog = Some(connection);
+            add(&mut binding.watchdogs);
         }
         if ephemeral {
-            binding.ephemeral = Some(connection);
-            binding.requests.extend(call.id.map(|id| (id, now_us + TTL * 1000)));
+            add(&mut binding.ephemeral);
+        }
+        if let Some(id) = call.id {
+            binding.requests.insert(id, (connection, ephemeral, now_us + TTL * 1000));
         }
         self.lease_was_set(lock, call.owner, call.lease, lease_end);
     }
@@ -284,7 +315,7 @@ impl Model {
                 let holds = hold.exclusive + hold.shared;
                 let call = Call { owner, lease, bind, ..Call::default() };
                 self.lease_was_set(lock, owner, lease, now + lease);
-                self.bind(lock, &call, now + lease);
+                self.bind(lock, &call, now + lease, Takes::All);
                 Some(Seen::Renewed(holds))
             }
             Op::Break { lock } => {
@@ -339,9 +370,12 @@ impl Model {
                 self.in_flight.retain(|grant| {
                     (grant.lock, grant.call.owner, grant.call.id) != (lock, call.owner, call.id)
                 });
-                if let Some(hold) = self.locks[lock].of(call.owner) {
+                let now_us = self.now_us();
+                let ended = call.id.and_then(|id| self.locks[lock].ended.get(&(call.owner, id)));
+                let ended = ended.is_some_and(|until| now_us <= *until);
+                if let Some(hold) = self.locks[lock].of(call.owner).filter(|_| !ended) {
                     let lease_end = hold.expires_at;
-                    self.bind(lock, call, lease_end);
+                    self.bind(lock, call, lease_end, Takes::Repeated);
                 }
                 return Seen::Granted(reply);
             }
@@ -350,7 +384,7 @@ impl Model {
         let turn = locked.queue.is_empty() || locked.of(call.owner).is_some();
         if turn && locked.admits(call.owner, call.shared) {
             let reply = self.grant(lock, call);
-            self.bind(lock, call, now + call.lease);
+            self.bind(lock, call, now + call.lease, Takes::Part);
             return Seen::Granted(reply);
         }
         let Some(ms) = block else { return Seen::Busy };
@@ -433,7 +467,7 @@ impl Model {
         let ModelGrant { lock, call, number, lease_end, .. } = self.in_flight.remove(which);
         if self.locks[lock].of(call.owner).is_some_and(|hold| hold.number == number) {
             if arrives {
-                self.bind(lock, &call, lease_end);
+                self.bind(lock, &call, lease_end, Takes::Part);
             } else {
                 let hold = self.locks[lock].of_mut(call.owner).unwrap();
                 let count = if call.shared { &mut hold.shared } else { &mut hold.exclusive };
@@ -451,13 +485,11 @@ impl Model {
         let now_us = self.now_us();
         for lock in &mut self.locks {
             for (owner, binding) in &mut lock.bindings {
-                if binding.watchdog == Some(connection) {
-                    binding.watchdog = None;
-                }
-                if binding.ephemeral == Some(connection) {
-                    for (id, until) in &binding.requests {
+                binding.watchdogs.remove(&connection);
+                if binding.ephemeral.remove(&connection) {
+                    for (id, (_, ephemeral, until)) in &binding.requests {
                         // One that is not remembered any more may name a later call.
-                        if *until >= now_us {
+                        if *ephemeral && *until >= now_us {
                             lock.granted.remove(&(*owner, *id));
                         }
                     }
@@ -465,7 +497,6 @@ impl Model {
                 }
             }
             lock.tidy();
-            lock.bindings.retain(|_, binding| binding.watchdog.is_some() || binding.ephemeral.is_some());
         }
         self.settle();
     }
@@ -482,11 +513,10 @@ impl Model {
         for lock in 0..LOCKS.len() {
             self.expire(lock);
             let now_us = self.now_us();
-            let ModelLock { holds, bindings, .. } = &mut self.locks[lock];
-            bindings.retain(|owner, binding| {
-                binding.due_us = now_us;
-                holds.iter().any(|hold| hold.owner == *owner && hold.expires_at == binding.lease_end)
-            });
+            self.locks[lock].bindings.values_mut().for_each(|binding| binding.due_us = now_us);
+            let ends: BTreeMap<_, _> =
+                self.locks[lock].holds.iter().map(|hold| (hold.owner, hold.expires_at)).collect();
+            self.locks[lock].unbind_but(|owner, binding| ends.get(owner) == Some(&binding.lease_end));
         }
         self.settle();
     }

@@ -1,6 +1,6 @@
 //! The core with a keyspace, a clock and a timer around it, as the module has them in a server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::super::graph::Step;
 use super::*;
@@ -16,8 +16,8 @@ pub(super) enum Stored {
 #[derive(Default)]
 pub(super) struct Beside {
     counter: Option<Token>,
-    granted: BTreeMap<RequestId, (Reply, WallMs)>,
-    released: BTreeMap<RequestId, (i64, WallMs)>,
+    granted: HashMap<RequestId, (Reply, WallMs)>,
+    released: HashMap<RequestId, (i64, WallMs)>,
     now: WallMs,
 }
 
