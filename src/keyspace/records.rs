@@ -5,7 +5,7 @@
 use std::cell::Cell;
 
 use crate::config::{self, MAX_MS};
-use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token};
+use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
 use crate::keyspace::names;
 use crate::server::key::{Key, Kind};
 use crate::server::{events, Ctx, ServerCell, Str};
@@ -26,14 +26,14 @@ struct Counter {
     changed: bool,
 }
 
-/// The replies to one request of one owner; an acquire and a release may have the same id.
+/// The replies to one request of one owner; an acquire and a release may have the same id. Each is remembered for a
+/// time of its own, and the key as long as the longer.
 struct Record {
     id: RequestId,
     stored: bool,
-    granted: Option<Reply>,
-    released: Option<i64>,
-    /// When it shall expire, if it is to be written.
-    changed: Option<i64>,
+    granted: Option<(Reply, WallMs)>,
+    released: Option<(i64, WallMs)>,
+    changed: bool,
 }
 
 impl<'a> Records<'a> {
@@ -51,9 +51,9 @@ impl<'a> Records<'a> {
         }
         for record in self.requests {
             let name = names::request(key, record.id.asked.as_bytes(), &record.id.id);
-            match record.changed {
-                Some(at) if record.has_any() => set(self.ctx, &name, &record.encode(), Some(at)),
-                Some(_) if record.stored => delete(self.ctx, &name),
+            match record.end() {
+                Some(end) if record.changed => set(self.ctx, &name, &record.encode(), Some(end)),
+                None if record.changed && record.stored => delete(self.ctx, &name),
                 _ => {}
             }
         }
@@ -96,14 +96,14 @@ impl<'a> Records<'a> {
         self.requests.get_mut(at).ok_or(Refusal::NoRecord)
     }
 
-    fn remember(&mut self, id: &RequestId, now: Now, what: impl FnOnce(&mut Record)) {
+    fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
             // The call was let through before somebody put something else there: what it got counts.
             self.requests.push(Record { stored: true, ..Record::empty(id) });
         }
         if let Ok(record) = self.record(id) {
             what(record);
-            record.changed = Some(now.wall.saturating_add(id.ttl_ms));
+            record.changed = true;
         }
     }
 }
@@ -125,33 +125,37 @@ impl core::Records for Records<'_> {
     }
 
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
-        Ok(self.record(id)?.granted.clone())
+        let now = self.ctx.now().wall;
+        let granted = self.record(id)?.granted.as_ref();
+        Ok(granted.filter(|(_, end)| now <= *end).map(|(reply, _)| reply.clone()))
     }
 
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal> {
-        Ok(self.record(id)?.released)
+        let now = self.ctx.now().wall;
+        Ok(self.record(id)?.released.filter(|(_, end)| now <= *end).map(|(left, _)| left))
     }
 
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
-        self.remember(id, now, |record| record.granted = Some(reply.clone()));
+        let end = now.wall.saturating_add(id.ttl_ms);
+        self.remember(id, |record| record.granted = Some((reply.clone(), end)));
     }
 
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {
-        self.remember(id, now, |record| record.released = Some(left));
+        let end = now.wall.saturating_add(id.ttl_ms);
+        self.remember(id, |record| record.released = Some((left, end)));
     }
 
     fn forget_grant(&mut self, id: &RequestId) {
-        let until = self.ctx.now().wall.saturating_add(id.ttl_ms);
         if let Ok(record) = self.record(id) {
             record.granted = None;
-            record.changed = Some(until);
+            record.changed = true;
         }
     }
 }
 
 impl Record {
     fn empty(id: &RequestId) -> Record {
-        Record { id: id.clone(), stored: false, granted: None, released: None, changed: None }
+        Record { id: id.clone(), stored: false, granted: None, released: None, changed: false }
     }
 
     #[allow(clippy::unnecessary_wraps)] // As `decode` has it.
@@ -159,19 +163,22 @@ impl Record {
         Some(Record::empty(id))
     }
 
-    fn has_any(&self) -> bool {
-        self.granted.is_some() || self.released.is_some()
+    /// When the last reply in it is forgotten; `None` if there is none.
+    fn end(&self) -> Option<WallMs> {
+        let granted = self.granted.as_ref().map(|(_, end)| *end);
+        granted.max(self.released.map(|(_, end)| end))
     }
 
     /// The length of the owner's name, which tells where it ends in the key's, and the replies: `r` is how much
-    /// a release left, `a` how many holds an acquire got, `t` its token, `o` its owner, up to the end.
+    /// a release left, `a` how many holds an acquire got, each with the time at which it is forgotten; `t` the
+    /// acquire's token, `o` its owner, up to the end.
     fn encode(&self) -> Vec<u8> {
         let mut text = self.id.asked.as_bytes().len().to_string();
-        if let Some(left) = self.released {
-            text.push_str(&format!(" r{left}"));
+        if let Some((left, end)) = self.released {
+            text.push_str(&format!(" r{left}@{end}"));
         }
-        let Some(Reply { holds, token, owner }) = &self.granted else { return text.into_bytes() };
-        text.push_str(&format!(" a{holds}"));
+        let Some((Reply { holds, token, owner }, end)) = &self.granted else { return text.into_bytes() };
+        text.push_str(&format!(" a{holds}@{end}"));
         if let Some(token) = token {
             text.push_str(&format!(" t{token}"));
         }
@@ -189,11 +196,11 @@ impl Record {
         }
         let mut record = Record { stored: true, ..Record::empty(id) };
         if let Some(value) = rest.strip_prefix(b" r") {
-            let (left, after) = number(value)?;
+            let (left, after) = timed(value)?;
             (record.released, rest) = (Some(left), after);
         }
         if let Some(value) = rest.strip_prefix(b" a") {
-            let (holds, after) = number(value)?;
+            let ((holds, end), after) = timed(value)?;
             rest = after;
             let (mut token, mut owner) = (None, None);
             if let Some(value) = rest.strip_prefix(b" t") {
@@ -203,9 +210,9 @@ impl Record {
             if let Some(name) = rest.strip_prefix(b" o").filter(|name| !name.is_empty()) {
                 (owner, rest) = (Some(Owner::new(name)), &[]);
             }
-            record.granted = Some(Reply { holds, token, owner });
+            record.granted = Some((Reply { holds, token, owner }, end));
         }
-        (rest.is_empty() && record.has_any()).then_some(Some(record))
+        (rest.is_empty() && record.end().is_some()).then_some(Some(record))
     }
 }
 
@@ -213,6 +220,13 @@ impl Record {
 fn number(text: &[u8]) -> Option<(i64, &[u8])> {
     let end = text.iter().position(|byte| *byte == b' ').unwrap_or(text.len());
     Some((integer(&text[..end])?, &text[end..]))
+}
+
+/// Two numbers with an `@` between them, up to the next space or the end, and what follows.
+fn timed(text: &[u8]) -> Option<((i64, WallMs), &[u8])> {
+    let at = text.iter().position(|byte| *byte == b'@')?;
+    let (end, rest) = number(&text[at + 1..])?;
+    Some(((integer(&text[..at])?, end), rest))
 }
 
 fn integer(text: &[u8]) -> Option<i64> {
@@ -277,10 +291,13 @@ mod tests {
     fn a_record_is_read_as_it_was_written() {
         let owner = Some(Owner::new(b"o w\0n:er"));
         for (granted, released) in [
-            (Some(Reply { holds: 3, token: None, owner: None }), None),
-            (Some(Reply { holds: 1, token: Some(9_007_199_254_740_991), owner: owner.clone() }), Some(0)),
-            (Some(Reply { holds: 1, token: None, owner }), Some(7)),
-            (None, Some(2)),
+            (Some((Reply { holds: 3, token: None, owner: None }, 7)), None),
+            (
+                Some((Reply { holds: 1, token: Some(9_007_199_254_740_991), owner: owner.clone() }, 8)),
+                Some((0, 9)),
+            ),
+            (Some((Reply { holds: 1, token: None, owner }, 1)), Some((7, 2))),
+            (None, Some((2, 3))),
         ] {
             let record = Record { granted: granted.clone(), released, ..Record::empty(&id(b"*")) };
             let text = record.encode();
@@ -292,7 +309,9 @@ mod tests {
 
     #[test]
     fn what_is_no_record_is_refused() {
-        for text in ["", "x", "1", "1 ", "1 a", "1 r0 x", "1 a1 o", "1 a1 t", "hello world"] {
+        for text in
+            ["", "x", "1", "1 ", "1 a", "1 a1", "1 a1@", "1 r0@5 x", "1 a1@5 o", "1 a1@5 t", "hello world"]
+        {
             assert!(Record::decode(&id(b"*"), text.as_bytes()).is_none(), "{text}");
         }
     }

@@ -328,6 +328,7 @@ fn client_closed(ctx: Ctx, client: u64) {
     with(ctx, |runtime| {
         if runtime.service.connection_closed(ConnectionId(client), ctx.now()) {
             runtime.set_timer(ctx, true);
+            events::wake_up(ctx);
         }
     });
 }

@@ -85,6 +85,7 @@ impl BlockedClient for Waits {
             }
             if gone || wait.hung_up {
                 runtime.take_back(id);
+                events::wake_up(ctx);
             } else {
                 runtime.answered.push((id, wait.client));
                 if !std::mem::replace(&mut runtime.listening, true) {

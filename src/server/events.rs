@@ -168,6 +168,14 @@ pub(crate) fn ignore_cron(ctx: Ctx) {
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
 }
 
+/// Ends the event loop's wait for input, if it is about to begin one. Redis 7.0 works out how long to wait before the
+/// last callbacks of a turn, and does not see a timer that is set in them.
+pub(crate) fn wake_up(_in_callback: Ctx) {
+    // A function of libc: the call comes later, when the module may have been unloaded.
+    // SAFETY: to free null is allowed, and does nothing.
+    unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
+}
+
 fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.

@@ -148,7 +148,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgReplace RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
         RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
-        RedisModule_DeleteKey RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
         RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashSet RedisModule_InfoAddFieldCString

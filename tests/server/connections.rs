@@ -12,6 +12,9 @@ crate::on_every_server!(
     a_grant_that_did_not_arrive_binds_nothing,
     a_renewal_takes_over,
     a_plain_renewal_takes_nothing_over,
+    each_connection_is_kept_its_promise,
+    a_late_retry_binds_no_later_hold,
+    a_connection_that_says_quit_is_gone_at_once,
     the_latest_lease_is_the_one_that_is_renewed,
     nothing_is_done_to_anothers_hold,
     nothing_is_done_to_a_later_hold_of_the_same_owner,
@@ -174,6 +177,69 @@ fn a_plain_renewal_takes_nothing_over(flavor: Flavor) {
     });
 }
 
+fn each_connection_is_kept_its_promise(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b, mut watcher) = (world.client(), world.client(), world.client());
+        assert_eq!(a.call("LOCK.ACQUIRE k o WATCHDOG PX 300"), "1");
+        assert_eq!(b.call("LOCK.ACQUIRE k o WATCHDOG PX 300"), "2");
+        b.close();
+        (0..6).for_each(|_| until_renewed(&mut watcher, "k"));
+        let (mut c, mut d) = (world.client(), world.client());
+        assert_eq!(c.call("LOCK.ACQUIRE k o EPHEMERAL PX 300"), "3");
+        assert_eq!(d.call("LOCK.ACQUIRE k o EPHEMERAL PX 300"), "4");
+        c.close();
+        until("all holds have ended with one of them", || watcher.call("EXISTS k") == "0");
+        assert_eq!(bound(world), (0, 0));
+    });
+}
+
+fn a_late_retry_binds_no_later_hold(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut watcher = world.client();
+        for (option, end) in [
+            ("EPHEMERAL", "LOCK.RELEASE k o"),
+            ("WATCHDOG", "LOCK.RELEASE k o"),
+            ("EPHEMERAL WATCHDOG", "DEL k"),
+        ] {
+            let (mut a, mut b) = (world.client(), world.client());
+            let call = format!("LOCK.ACQUIRE k o {option} ID r PX 300");
+            assert_eq!(a.call(&call), "1");
+            // It may also be that its connection is gone by then.
+            if option == "WATCHDOG" {
+                a.close();
+                until("nothing is renewed", || bound(world) == (0, 0));
+            }
+            watcher.call(end);
+            assert_eq!(b.call("LOCK.ACQUIRE k o PX 100000"), "1");
+            let before = end_of(&mut watcher, "k");
+            assert_eq!(b.call(&call), "1");
+            assert_eq!(bound(world), (0, 0), "{option}");
+            b.close();
+            watcher.call("PING");
+            assert_eq!(watcher.call("HGETALL k"), "[o, 1]");
+            assert_eq!(end_of(&mut watcher, "k"), before);
+            watcher.call("FLUSHALL");
+        }
+    });
+}
+
+/// The server closes its connection itself, at the end of a turn: the release is not to wait for the next event.
+fn a_connection_that_says_quit_is_gone_at_once(flavor: Flavor) {
+    let server = Server::with_module(flavor, &["--hz", "1", "--dynamic-hz", "no"]);
+    // By far the most must be quicker than the server's own rhythm, which is a second.
+    let quick = (0..10).filter(|_| {
+        let mut a = server.client();
+        a.call("LOCK.ACQUIRE k a EPHEMERAL PX 100000");
+        let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        let began = std::time::Instant::now();
+        a.send("QUIT");
+        assert_eq!(b.recv(), "1");
+        b.call("LOCK.RELEASE k b");
+        began.elapsed() < std::time::Duration::from_millis(300)
+    });
+    assert!(quick.count() >= 8);
+}
+
 fn the_latest_lease_is_the_one_that_is_renewed(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut watcher) = (world.client(), world.client());
@@ -245,16 +311,24 @@ fn nothing_is_done_to_anothers_hold(flavor: Flavor) {
 fn nothing_is_done_to_a_later_hold_of_the_same_owner(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut b, mut watcher) = (world.client(), world.client());
-        for end in ["LOCK.RELEASE k a", "LOCK.BREAK k", "DEL k", "PEXPIRE k 0", "RENAME k l", "lease"] {
+        for end in
+            ["LOCK.RELEASE k a", "LOCK.BREAK k", "DEL k", "PEXPIRE k 0", "RENAME k l", "lease", "script"]
+        {
             let mut a = world.client();
             a.call("LOCK.ACQUIRE k a EPHEMERAL PX 30");
             if end == "lease" {
                 until("the lease is over", || watcher.call("LOCK.INFO k") == "nil");
             } else {
                 a.call("LOCK.RENEW k a WATCHDOG PX 200");
-                watcher.call(end);
             }
-            assert_eq!(b.call("LOCK.ACQUIRE k a PX 100000"), "1", "{end}");
+            if end == "script" {
+                // As a Redisson client that gives it back and takes it again, in one go.
+                let script = "redis.call('DEL', 'k') redis.call('HSET', 'k', 'a', 1) redis.call('PEXPIRE', 'k', 100000)";
+                watcher.call_args(&[b"EVAL", script.as_bytes(), b"0"]);
+            } else {
+                watcher.call(end);
+                assert_eq!(b.call("LOCK.ACQUIRE k a PX 100000"), "1", "{end}");
+            }
             assert_eq!(bound(world), (0, 0), "{end}");
             a.close();
             let end_before = end_of(&mut watcher, "k");

@@ -10,6 +10,7 @@ crate::on_every_server!(
     two_upgrades_are_a_deadlock,
     through_a_shared_holder,
     through_a_waiter_ahead,
+    an_owner_that_waits_twice_in_one_queue_hides_nobody,
     readers_that_wait_together_do_not_wait_for_each_other,
     across_databases,
     what_has_ended_is_no_deadlock,
@@ -129,6 +130,18 @@ fn through_a_waiter_ahead(flavor: Flavor) {
         );
         a.call("LOCK.RELEASE mine a");
         assert_eq!(other.recv(), "1");
+    });
+}
+
+fn an_owner_that_waits_twice_in_one_queue_hides_nobody(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("c", "k2"), ("d", "k1")]);
+        let _waiters =
+            ["b", "a", "b", "d SHARED"].map(|who| world.waiting(&format!("LOCK.ACQUIRE k2 {who} BLOCK 0")));
+        assert_eq!(
+            a.call("LOCK.ACQUIRE k1 a BLOCK 0"),
+            "DEADLOCK waiting could never end: a waits for d (lock k1), d for a (lock k2)"
+        );
     });
 }
 
@@ -273,6 +286,18 @@ fn a_crowd_costs_nothing(flavor: Flavor) {
     a.call("LOCK.ACQUIRE other o499 PX 100000");
     assert!(a.call("LOCK.ACQUIRE other a BLOCK 0").starts_with("DEADLOCK "));
     assert_eq!(a.call("LOCK.BLOCKERS o499").matches("owner").count(), 500);
+    // They wait for a second lock too: each search passes each of them once.
+    a.call("LOCK.ACQUIRE k2 a PX 100000");
+    let second: Vec<Client> = (0..500)
+        .map(|n| {
+            let mut client = server.client();
+            client.send(&format!("LOCK.ACQUIRE k2 o{n} BLOCK 0"));
+            client
+        })
+        .collect();
+    until("all wait twice", || a.info("redis-lock", "redis-lock_waiters") == "1000");
+    assert_eq!(a.call("LOCK.BLOCKERS o499").matches("owner").count(), 500);
+    drop(second);
     a.call("LOCK.RELEASE k a");
     assert_eq!(crowd[0].recv(), "1");
 }

@@ -45,6 +45,7 @@ fn timeless(lines: Vec<String>) -> Vec<String> {
         16 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<token>".to_owned(),
         _ => word.to_owned(),
     };
+    let hide = |word: &str| word.split('@').map(hide).collect::<Vec<_>>().join("@");
     let hide = |word: &str| word.split(':').map(hide).collect::<Vec<_>>().join(":");
     lines.iter().map(|line| line.split(' ').map(hide).collect::<Vec<_>>().join(" ")).collect()
 }
@@ -134,7 +135,7 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
             &[
                 "MULTI",
                 "DEL k",
-                "SET lock_request:{k}:b:r 1 r0 PXAT <time>",
+                "SET lock_request:{k}:b:r 1 r0@<time> PXAT <time>",
                 "PUBLISH redisson_lock__channel:{k} 0",
                 "EXEC",
             ],
@@ -145,7 +146,7 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
                 "MULTI",
                 "HSET k #shared:c 1:<time>",
                 "PEXPIREAT k <time>",
-                "SET lock_request:{k}:c:r 1 a1 PXAT <time>",
+                "SET lock_request:{k}:c:r 1 a1@<time> PXAT <time>",
                 "EXEC",
                 "MULTI",
                 "DEL k",

@@ -105,6 +105,14 @@ fn readers_and_writers_take_tokens_alike(flavor: Flavor) {
         assert!(second > first);
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a SHARED FENCE"), first);
         assert!(a.call("LOCK.INFO k").contains(&format!("token, {second}")));
+        // Even if the counter is lost, and the holder's token is ahead of the time.
+        a.call("LOCK.RELEASE k b");
+        a.call(&format!("SET {COUNTER} 9000000000000000"));
+        let ahead = acquire(&mut a, "LOCK.ACQUIRE k b SHARED FENCE");
+        a.call(&format!("DEL {COUNTER}"));
+        assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k c SHARED FENCE"), ahead + 1);
+        let second = ahead + 1;
+        a.call("LOCK.RELEASE k c");
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert!(a.call("LOCK.INFO k").contains(&format!("token, {first}")));
         assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");

@@ -1,7 +1,7 @@
 //! Retries: the same call with the same `ID` does nothing and gets the first answer.
 
 use crate::support::server::{load_module, module};
-use crate::support::{in_world, until, Flavor, Server, World};
+use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     a_repeated_call_counts_once,
@@ -46,7 +46,8 @@ fn a_repeated_call_counts_once(flavor: Flavor) {
         a.call("LOCK.ACQUIRE k b");
         assert_eq!(a.call("LOCK.RELEASE k a ID three"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
-        assert_eq!(a.call("GET lock_request:{k}:a:two"), "1 a2");
+        let end = a.number("PEXPIRETIME lock_request:{k}:a:two");
+        assert_eq!(a.call("GET lock_request:{k}:a:two"), format!("1 a2@{end}"));
     });
 }
 
@@ -104,6 +105,21 @@ fn a_reply_is_remembered_for_a_while(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE k a ID two"), "2");
         until("it is forgotten", || a.call("EXISTS lock_request:{k}:a:two") == "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID two"), "3");
+        // A release with the same id does not prolong what an acquire got.
+        a.call("CONFIG SET lock.request-ttl 300");
+        assert_eq!(a.call("LOCK.ACQUIRE l a ID one PX 100000"), "1");
+        let granted = a.number("PEXPIRETIME lock_request:{l}:a:one");
+        let time = |a: &mut Client| -> i64 {
+            let reply = a.call("TIME");
+            let (seconds, micros) = reply.trim_matches(['[', ']']).split_once(", ").unwrap();
+            seconds.parse::<i64>().unwrap() * 1000 + micros.parse::<i64>().unwrap() / 1000
+        };
+        until("some of that is over", || time(&mut a) > granted - 100);
+        assert_eq!(a.call("LOCK.RELEASE l a ID one"), "0");
+        until("the acquire is forgotten", || time(&mut a) > granted + 5);
+        assert_eq!(a.call("LOCK.RELEASE l a ID one"), "0", "the release is not remembered");
+        assert_eq!(a.call("LOCK.ACQUIRE l a ID one PX 100000"), "1");
+        assert_eq!(a.call("HGETALL l"), "[a, 1]");
     });
 }
 
