@@ -16,6 +16,8 @@ pub(crate) enum Error {
     Moved,
     /// A waiter that closed its side of the connection before it was answered.
     HungUp,
+    /// The slot of the lock is on its way to another node, and not all that belongs to the lock is here.
+    TryAgain,
     /// The server became a replica.
     ReadOnly,
     /// More wait for the lock than the setting allows.
@@ -54,6 +56,8 @@ impl fmt::Display for Error {
             Error::HungUp => f.write_str(
                 "UNBLOCKED the connection was closed on the client's side; the lock was given to the next in line",
             ),
+            // As the server words it for commands with several keys.
+            Error::TryAgain => f.write_str("TRYAGAIN Multiple keys request during rehashing of slot"),
             Error::ReadOnly => f.write_str("READONLY You can't write against a read only replica."),
             Error::TooManyWaiters => f.write_str(
                 "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later",

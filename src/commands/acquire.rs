@@ -111,7 +111,7 @@ fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {
         bind: args.bind(ctx, by_connection)?,
     };
     if request.fence {
-        args.keeps_counter_in_slot(ctx, &key)?;
+        args.has_counter_here(ctx, &key)?;
     }
     Ok(Call { key, request, block })
 }

@@ -126,23 +126,30 @@ impl<'a> Cursor<'a> {
         id: Option<&[u8]>,
     ) -> Result<Option<RequestId>, Error> {
         let Some(id) = id else { return Ok(None) };
-        self.stays_in_slot(ctx, "ID", key, &names::request(key.as_bytes(), asked, id))?;
+        self.is_here(ctx, "ID", key, &names::request(key.as_bytes(), asked, id))?;
         Ok(Some(RequestId { asked: Owner::new(asked), id: id.into(), ttl_ms: config::request_ttl() }))
     }
 
-    /// Fails in a cluster if the fencing counter would be in another slot than its lock.
-    pub(super) fn keeps_counter_in_slot(&self, ctx: Ctx, key: &Str<'_>) -> Result<(), Error> {
-        self.stays_in_slot(ctx, "FENCE", key, &names::counter(key.as_bytes()))
+    /// Fails in a cluster if the fencing counter is not where its lock is.
+    pub(super) fn has_counter_here(&self, ctx: Ctx, key: &Str<'_>) -> Result<(), Error> {
+        self.is_here(ctx, "FENCE", key, &names::counter(key.as_bytes()))
     }
 
-    fn stays_in_slot(&self, ctx: Ctx, option: &str, key: &Str<'_>, derived: &[u8]) -> Result<(), Error> {
-        if ctx.is_cluster() && !names::share_slot(key.as_bytes(), derived) {
+    fn is_here(&self, ctx: Ctx, option: &str, key: &Str<'_>, derived: &[u8]) -> Result<(), Error> {
+        if !ctx.is_cluster() {
+            return Ok(());
+        }
+        if !names::share_slot(key.as_bytes(), derived) {
             return Err(self.problem(format!(
                 "{option} is not possible for key '{}' in a cluster, as its braces would put '{}' into another \
                  slot,",
                 shown(key.as_bytes()),
                 shown(derived)
             )));
+        }
+        // While the slot migrates, what belongs to a lock may be here or there: a retry must not miss it.
+        if !ctx.serves_slot_of(&[key, &Str::new(derived)]) {
+            return Err(Error::TryAgain);
         }
         Ok(())
     }

@@ -231,6 +231,12 @@ impl Service {
         self.lease_was_set(lock.as_ref(), owner, lease, now);
     }
 
+    /// True if this request bound the owner's hold to a connection before.
+    pub(super) fn has_bound(&self, lock: LockRef<'_>, owner: &Owner, id: &RequestId) -> bool {
+        let binding = self.entries.get(lock).and_then(|entry| entry.bindings.get(owner));
+        binding.is_some_and(|binding| binding.requests.iter().any(|request| request.id == *id))
+    }
+
     /// True if the hold that this request got has ended since.
     pub(super) fn has_ended(&self, lock: LockRef<'_>, id: &RequestId, now: Now) -> bool {
         self.ended.0.get(&(lock.to_id(), id.clone())).is_some_and(|until| *until >= now.mono)

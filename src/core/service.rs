@@ -177,7 +177,14 @@ impl Service {
 
     /// The same call came again, maybe on another connection because the first was lost: the hold depends on
     /// the connection that asks now, and is not taken back if the first answer did not arrive.
-    fn repeated(&mut self, lock: LockRef<'_>, holders: &Holders, request: &Request, reply: &Reply, now: Now) {
+    fn repeated(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        request: &Request,
+        reply: &Reply,
+        now: Now,
+    ) {
         let owner = reply.owner.as_ref().unwrap_or(&request.owner);
         let same = |id: &WaiterId| self.in_flight.get(id).is_some_and(|grant| grant.request.id == request.id);
         let in_flight = self.entries.get(lock).and_then(|entry| entry.in_flight.iter().copied().find(same));
@@ -185,8 +192,15 @@ impl Service {
             self.remove_in_flight(id);
         }
         let id = request.id.as_ref().filter(|id| !self.has_ended(lock, id, now));
-        if let (Some(hold), Some(bind), Some(id)) = (holders.of(owner.as_bytes()), request.bind, id) {
-            let lease = Lease { ms: request.lease_ms, end: hold.expires_at };
+        let hold = holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
+        if let (Some(mut end), Some(bind), Some(id)) = (hold, request.bind, id) {
+            if !self.has_bound(lock, owner, id) {
+                // Another server granted it, and may still believe that the hold depends on the first connection.
+                // It will see that somebody else has touched it: see `settle_doubts`.
+                end = end.saturating_add(1);
+                let _ = holders.renew(owner.as_bytes(), end);
+            }
+            let lease = Lease { ms: request.lease_ms, end };
             self.bind(lock, owner, (bind, Takes::Repeated), Some(id), lease, now);
         }
         self.entries.drop_if_idle(lock);

@@ -294,7 +294,7 @@ fn look_at(ctx: Ctx, lock: &LockId) {
     let name = Str::new(&lock.key);
     let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.as_ref(), &decision));
     // A key that has gone because its slot migrates was not released.
-    if ctx.is_cluster() && !ctx.serves_slot_of(&name) {
+    if ctx.is_cluster() && !ctx.serves_slot_of(&[&name]) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();

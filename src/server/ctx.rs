@@ -165,12 +165,15 @@ impl Ctx {
         };
     }
 
-    /// False if the key's slot is not served here (any more). Only to be asked in a cluster.
-    pub(crate) fn serves_slot_of(self, key: &Str) -> bool {
-        // SAFETY: "s" takes one string of the server. A null reply is the server's refusal to touch a key
+    /// False if the slot of these keys, which is one, is not served here (any more), or if it is on its way to or from
+    /// another node and not all of them are here. Only to be asked in a cluster.
+    pub(crate) fn serves_slot_of(self, keys: &[&Str<'_>]) -> bool {
+        let argv: Vec<*mut raw::RedisModuleString> = keys.iter().map(|key| key.as_ptr()).collect();
+        // SAFETY: "v" takes a list of strings with its length. A null reply is the server's refusal to touch a key
         // of another node, or one that migrates and is gone already.
         unsafe {
-            let reply = call!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"s".as_ptr(), key.as_ptr()));
+            let (list, len) = (argv.as_ptr(), argv.len());
+            let reply = call!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"v".as_ptr(), list, len));
             if reply.is_null() {
                 return false;
             }

@@ -9,6 +9,7 @@ crate::on_every_server!(
     both_kinds_of_message_are_published,
     what_belongs_to_a_lock_is_in_its_slot,
     a_slot_that_migrates_is_not_watched_any_more,
+    a_retry_in_a_migration_has_to_wait_for_its_end,
     a_demoted_node_comes_to_rest,
 );
 
@@ -194,6 +195,42 @@ fn a_slot_that_migrates_is_not_watched_any_more(flavor: Flavor) {
     // A slot that is lost without a word is not written to.
     assert_eq!(second.call("CLUSTER DELSLOTS 3300"), "OK");
     until("it is known", || second.info("redis-lock", "redis-lock_watchdogs") == "0");
+    cluster.assert_healthy();
+}
+
+/// The lock is at the new node already, and what belongs to it still at the old one.
+fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, mut second] = cluster.clients();
+    let fenced = first.call("LOCK.ACQUIRE b o FENCE ID one PX 100000");
+    assert!(fenced.starts_with("[owner, o, holds, 1, token, "), "{fenced}");
+    let (from, to, port) = (cluster.id(0), cluster.id(1), cluster.nodes[1].port);
+    assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {from}")), "OK");
+    assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {to}")), "OK");
+    // As long as all of it is at the old node, that one answers.
+    assert_eq!(first.call("LOCK.ACQUIRE b o FENCE ID one PX 100000"), fenced);
+    let migrate = |client: &mut Client, key: &str| {
+        assert_eq!(client.call(&format!("MIGRATE 127.0.0.1 {port} {key} 0 10000")), "OK");
+    };
+    migrate(&mut first, "b");
+    let mut ask = |command: &str| {
+        assert_eq!(second.call("ASKING"), "OK");
+        second.call(command)
+    };
+    let again = "TRYAGAIN Multiple keys request during rehashing of slot";
+    for command in ["LOCK.ACQUIRE b o FENCE ID one", "LOCK.ACQUIRE b p FENCE", "LOCK.RELEASE b o ID two"] {
+        assert!(first.call(command).starts_with("ASK 3300 "), "{command}");
+        assert_eq!(ask(command), again, "{command}");
+    }
+    // What needs no second key goes on.
+    assert_eq!(ask("LOCK.RENEW b o PX 100000"), "1");
+    migrate(&mut first, "redisson_lock_token:{b}");
+    migrate(&mut first, "lock_request:{b}:o:one");
+    assert_eq!(ask("LOCK.ACQUIRE b o FENCE ID one"), fenced);
+    for client in [&mut second, &mut first] {
+        assert_eq!(client.call(&format!("CLUSTER SETSLOT 3300 NODE {to}")), "OK");
+    }
+    assert_eq!(second.call("LOCK.RELEASE b o ID two"), "0");
     cluster.assert_healthy();
 }
 

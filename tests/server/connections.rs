@@ -27,6 +27,7 @@ crate::on_every_server!(
     a_role_change_and_back_keeps_the_watchdog,
     what_another_primary_gave_is_left_alone,
     a_connection_that_closes_on_a_replica_releases_nothing_of_others,
+    a_retry_at_another_primary_takes_over_for_good,
     a_renewal_is_replicated_as_plain_commands,
     nothing_stays_behind,
 );
@@ -516,6 +517,30 @@ fn a_connection_that_closes_on_a_replica_releases_nothing_of_others(flavor: Flav
     // What nobody else has touched is released when that is possible again.
     until("the other is free", || watcher.call("EXISTS untouched") == "0");
     assert_eq!(watcher.call("HGETALL k"), "[a, 1]");
+    primary.assert_healthy();
+}
+
+fn a_retry_at_another_primary_takes_over_for_good(flavor: Flavor) {
+    let World { mut primary, replica } = World::start(flavor, &[]);
+    let (mut a, mut watcher, mut r) = (primary.client(), primary.client(), replica.client());
+    load_module(&mut r);
+    let call = "LOCK.ACQUIRE k a EPHEMERAL PX 100000 ID one";
+    assert_eq!(a.call(call), "1");
+    until("the replica has it", || r.call("DBSIZE") == "2");
+    r.call("REPLICAOF NO ONE");
+    watcher.call(&format!("REPLICAOF 127.0.0.1 {}", replica.port));
+    let mut b = replica.client();
+    assert_eq!(b.call(call), "1");
+    let end = end_of(&mut r, "k");
+    until("the first has heard of it", || end_of(&mut watcher, "k") == end);
+    watcher.call("REPLICAOF NO ONE");
+    until("the old binding is gone", || bound(&primary) == (0, 0));
+    a.close();
+    watcher.call("LOCK.ACQUIRE other x");
+    assert_eq!(watcher.call("HGETALL k"), "[a, 1]");
+    // Where it was repeated, it is bound.
+    b.close();
+    until("it is released there", || r.call("EXISTS k") == "0");
     primary.assert_healthy();
 }
 

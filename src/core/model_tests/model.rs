@@ -373,7 +373,14 @@ impl Model {
                 let now_us = self.now_us();
                 let ended = call.id.and_then(|id| self.locks[lock].ended.get(&(call.owner, id)));
                 let ended = ended.is_some_and(|until| now_us <= *until);
-                if let Some(hold) = self.locks[lock].of(call.owner).filter(|_| !ended) {
+                let ended = ended || call.bind.is_none();
+                let bound = call.id.is_some_and(|id| {
+                    let binding = self.locks[lock].bindings.get(&call.owner);
+                    binding.is_some_and(|binding| binding.requests.contains_key(&id))
+                });
+                if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|_| !ended) {
+                    // To be seen by whoever granted it.
+                    hold.expires_at += i64::from(!bound);
                     let lease_end = hold.expires_at;
                     self.bind(lock, call, lease_end, Takes::Repeated);
                 }
