@@ -55,7 +55,7 @@ fn pairs(server: &mut Server) -> Outcome<()> {
         (" EPHEMERAL", ""),
         (" SHARED FENCE WATCHDOG EPHEMERAL ID #", " ID #"),
     ];
-    println!("{:66} {:>8} {:>6}", "server's time for a pair of calls", "each", "ratio");
+    println!("{:82} {:>8} {:>6}", "server's time for a pair of calls", "each", "ratio");
     let mut peer = server.connect()?;
     let mut plain = 0.0;
     let mut sums = [0.0; 7];
@@ -66,17 +66,17 @@ fn pairs(server: &mut Server) -> Outcome<()> {
         }
     }
     let each = |sum: f64| sum / (PAIRS * TURNS) as f64;
-    println!("{:66} {:5.1} µs {:>6}", "SET k owner NX PX ms + DEL k, for comparison", each(plain), "1");
+    println!("{:82} {:5.1} µs {:>6}", "SET k owner NX PX ms + DEL k, for comparison", each(plain), "1");
     for (sum, (a, r)) in sums.iter().zip(lines) {
-        let name = format!("LOCK.ACQUIRE k owner PX ms{a} + LOCK.RELEASE k owner{r}").replace('#', "id");
-        println!("{name:66} {:5.1} µs {:6.1}", each(*sum), sum / plain);
+        let name = format!("LOCK.ACQUIRE k owner PX ms{a} + LOCK.RELEASE{r}").replace('#', "id");
+        println!("{name:82} {:5.1} µs {:6.1}", each(*sum), sum / plain);
     }
     Ok(())
 }
 
 /// One more reader beside many.
 fn readers(server: &mut Server) -> Outcome<()> {
-    println!("{:66} {:>8}", "server's time for one more reader that comes and goes", "each");
+    println!("{:82} {:>8}", "server's time for one more reader that comes and goes", "each");
     for readers in [0, 10, 100, 1000] {
         let mut peer = server.connect()?;
         for reader in 0..readers {
@@ -84,7 +84,7 @@ fn readers(server: &mut Server) -> Outcome<()> {
         }
         let pair = [format!("LOCK.ACQUIRE k {OWNER} SHARED"), format!("LOCK.RELEASE k {OWNER}")];
         let spent = time_of(server, &mut peer, &pair)?;
-        println!("{:66} {:5.1} µs", format!("beside {}", thousands(readers)), spent / PAIRS as f64);
+        println!("{:82} {:5.1} µs", format!("beside {}", thousands(readers)), spent / PAIRS as f64);
         drop(peer);
         server.clear()?;
     }
@@ -126,7 +126,7 @@ fn watchdogs(server: &mut Server) -> Outcome<()> {
 /// What deadlock detection adds to a call that has to wait, at the end of a queue and of a chain.
 fn searches(server: &mut Server) -> Outcome<()> {
     println!(
-        "{:66} {:>8} {:>8}",
+        "{:82} {:>8} {:>8}",
         "server's time for a call that waits and times out, detection", "yes", "no"
     );
     for queue in [1, 1_000] {
@@ -135,7 +135,7 @@ fn searches(server: &mut Server) -> Outcome<()> {
         for waiter in 0..queue {
             waiters.push(wait(server, &format!("LOCK.ACQUIRE k w{waiter} BLOCK 0"))?);
         }
-        print_search(server, &format!("behind {} others in one queue", thousands(queue)), "k")?;
+        print_search(server, &format!("behind {} in one queue", thousands(queue)), "k")?;
         drop(waiters);
         server.clear()?;
     }
@@ -165,7 +165,7 @@ fn print_search(server: &mut Server, name: &str, key: &str) -> Outcome<()> {
         }
     }
     let each = |spent: f64| spent / (TURNS * 100) as f64;
-    println!("{name:66} {:5.1} µs {:5.1} µs", each(spent[0]), each(spent[1]));
+    println!("{name:82} {:5.1} µs {:5.1} µs", each(spent[0]), each(spent[1]));
     Ok(())
 }
 
