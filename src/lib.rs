@@ -58,6 +58,15 @@ const CLIENT_UNBLOCK_SINCE: Version = Version::new(7, 4, 0);
 /// The commands that effects are replicated as.
 const REPLICATED: [&CStr; 5] = [c"hset", c"hdel", c"pexpireat", c"del", c"set"];
 
+/// The commands that the module asks the server with, and what it cannot do without them.
+const ASKED: [(&CStr, &str); 2] = [
+    (c"client", "a client that has hung up may be granted a lock before the server has read so"),
+    (
+        c"exists",
+        "in a cluster nobody who waits is granted a lock when its lease ends, and FENCE and ID get TRYAGAIN",
+    ),
+];
+
 static MAY_UNBLOCK: AtomicBool = AtomicBool::new(false);
 
 /// True if `CLIENT UNBLOCK` may end a wait on this server.
@@ -109,6 +118,10 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     load::set_options(ctx);
     MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
     register(ctx, args, server)?;
+    for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
+        let name = name.to_string_lossy().to_ascii_uppercase();
+        ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
+    }
     if metrics::evicts() {
         ctx.warn(
             "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \

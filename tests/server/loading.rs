@@ -11,6 +11,7 @@ crate::on_every_server!(
     settings_survive_a_rewrite,
     a_policy_that_evicts_is_warned_of,
     a_renamed_command_is_refused,
+    a_renamed_command_that_is_asked_with_is_warned_of,
     config_is_what_it_was,
 );
 
@@ -153,6 +154,15 @@ fn a_renamed_command_is_refused(flavor: Flavor) {
         let why = format!("redis-lock is not loaded: the server has no command {command}");
         assert!(log.contains(&why), "{log}");
     }
+}
+
+fn a_renamed_command_that_is_asked_with_is_warned_of(flavor: Flavor) {
+    // CLIENT is the other one, but the harness needs it itself.
+    let server = Server::with_module(flavor, &["--rename-command", "EXISTS", "_EXISTS"]);
+    let warning = "redis-lock: the server has no command EXISTS: in a cluster";
+    assert!(server.log().contains(warning), "{}", server.log());
+    let server = Server::with_module(flavor, &[]);
+    assert!(!server.log().contains("has no command"));
 }
 
 /// Where the settings' names are translated, nothing else of `CONFIG` may be different.
