@@ -123,6 +123,21 @@ impl Holders {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
+    /// What is not as it was before, or was set anew.
+    pub(crate) fn changed_since(&self, before: &Holders) -> Vec<&Hold> {
+        let (Holders::Shared(now), Holders::Shared(then)) = (self, before) else {
+            let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
+            return self.iter().filter(|hold| hold.renewed || !same(hold)).collect();
+        };
+        // Side by side, as there may be many.
+        let mut then = then.values().peekable();
+        let changed = |hold: &&Hold| {
+            while then.next_if(|old| old.owner < hold.owner).is_some() {}
+            hold.renewed || then.peek() != Some(hold)
+        };
+        now.values().filter(changed).collect()
+    }
+
     /// How many owners hold it.
     pub(crate) fn len(&self) -> usize {
         match self {

@@ -64,8 +64,9 @@ fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold>
         Some(token) => Some(positive(token).filter(|token| *token <= MAX_MS)?),
         None => None,
     };
-    let expires_at = end.min(key_expires_at);
-    let hold = Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed: false };
+    // If somebody has shortened it by the key's TTL, that is to be written, so that it stays so.
+    let (expires_at, renewed) = (end.min(key_expires_at), end > key_expires_at);
+    let hold = Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed };
     parts.next().is_none().then_some(hold)
 }
 
@@ -75,10 +76,10 @@ pub(super) struct Wanted {
     pub(super) renewed: bool,
 }
 
-/// The fields for these holders.
-pub(super) fn fields(holders: &Holders) -> Vec<Wanted> {
-    let mut wanted = Vec::with_capacity(holders.len());
-    for hold in holders.iter() {
+/// The fields for these holds.
+pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
+    let mut wanted = Vec::with_capacity(holds.len());
+    for hold in holds {
         let owner = hold.owner.as_bytes();
         if hold.exclusive > 0 {
             wanted.push(Wanted { field: (owner.to_vec(), text(hold.exclusive)), renewed: false });
@@ -95,7 +96,19 @@ pub(super) fn fields(holders: &Holders) -> Vec<Wanted> {
             wanted.push(Wanted { field, renewed: hold.renewed });
         }
     }
+    wanted.sort_by(|a, b| a.field.0.cmp(&b.field.0));
     wanted
+}
+
+/// True if these holders have a field of this name.
+pub(super) fn has_field(holders: &Holders, name: &[u8]) -> bool {
+    if name == FENCE {
+        return matches!(holders, Holders::Exclusive(hold) if hold.token.is_some());
+    }
+    match name.strip_prefix(SHARED) {
+        Some(owner) => holders.of(owner).is_some_and(|hold| hold.shared > 0),
+        None => holders.of(name).is_some_and(|hold| hold.exclusive > 0),
+    }
 }
 
 fn text(number: i64) -> Vec<u8> {
@@ -115,7 +128,7 @@ fn positive(value: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{fields, parse, Field};
+    use super::{fields, has_field, parse, Field, Hold};
 
     fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
         fields.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
@@ -131,7 +144,11 @@ mod tests {
             hash(&[("#shared:a", "2:500:9"), ("#shared:a:b", "1:400"), ("#shared:c", "1:300:12")]),
         ] {
             let holders = parse(&stored, 500).unwrap_or_else(|| panic!("{stored:?} is a lock"));
-            let written: Vec<Field> = fields(&holders).into_iter().map(|wanted| wanted.field).collect();
+            let holds: Vec<&Hold> = holders.iter().collect();
+            let mut written: Vec<Field> = fields(&holds).into_iter().map(|wanted| wanted.field).collect();
+            assert!(written.iter().all(|(name, _)| has_field(&holders, name)), "{written:?}");
+            assert!(!has_field(&holders, b"b") && !has_field(&holders, b"#shared:b"), "{written:?}");
+            written.sort_by_key(|field| stored.iter().position(|other| other == field));
             assert_eq!(written, stored);
             assert_eq!(holders.expires_at(), Some(500));
         }

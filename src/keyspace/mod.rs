@@ -68,18 +68,14 @@ impl<'a> Lock<'a> {
         if !self.stored.is_empty() && !stays {
             self.key.delete();
             self.stored.clear();
+            self.before = Holders::Free;
             self.stored_end = None;
             self.ctx.replicate(c"DEL", &[name]);
             self.notify(events::GENERIC, c"del");
             changed = true;
         }
-        let mut wanted = layout::fields(&self.holders);
-        if wanted.len() + self.stored.len() > 2 {
-            wanted.sort_by(|a, b| a.field.0.cmp(&b.field.0));
-            self.stored.sort_unstable();
-        }
-        changed |= self.delete_others(&wanted);
-        changed |= self.set_fields(&wanted);
+        changed |= self.delete_others();
+        changed |= self.set_fields();
         if let Some(end) = self.holders.expires_at() {
             let renewed = self.holders.iter().any(|hold| hold.renewed && hold.expires_at == end);
             if renewed || self.stored_end != Some(end) {
@@ -92,17 +88,15 @@ impl<'a> Lock<'a> {
         changed
     }
 
-    /// `HDEL` for the fields that shall not be there. Both lists are sorted, if they are longer than one.
-    fn delete_others(&mut self, wanted: &[Wanted]) -> bool {
-        let others: Vec<Str<'_>> = self
-            .stored
-            .iter()
-            .filter(|(field, _)| wanted.binary_search_by(|w| w.field.0.cmp(field)).is_err())
-            .map(|(field, _)| Str::new(field))
-            .collect();
+    /// `HDEL` for the fields that shall not be there.
+    fn delete_others(&mut self) -> bool {
+        let others = self.stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
+        let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
         if others.is_empty() {
             return false;
         }
+        others.sort_unstable();
+        let others: Vec<Str<'_>> = others.into_iter().map(Str::new).collect();
         others.iter().for_each(|field| self.key.delete_field(field));
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
         self.ctx.replicate(c"HDEL", &args);
@@ -111,12 +105,23 @@ impl<'a> Lock<'a> {
     }
 
     /// `HSET` for the fields that are not as they shall be.
-    fn set_fields(&mut self, wanted: &[Wanted]) -> bool {
+    fn set_fields(&mut self) -> bool {
+        let wanted = layout::fields(&self.holders.changed_since(&self.before));
+        // Mostly one is looked for; for many, order pays.
+        let many = wanted.len() > 8;
+        if many {
+            self.stored.sort_unstable();
+        }
+        let stored = |name: &[u8]| {
+            let at = match many {
+                true => self.stored.binary_search_by(|(field, _)| (**field).cmp(name)).ok(),
+                false => self.stored.iter().position(|(field, _)| field == name),
+            };
+            at.map(|at| &self.stored[at].1)
+        };
         let mut args = Vec::new();
-        for Wanted { field: (name, value), renewed } in wanted {
-            let stored = self.stored.binary_search_by(|(field, _)| field.cmp(name));
-            let same = stored.is_ok_and(|at| self.stored[at].1 == *value);
-            if !same || *renewed {
+        for Wanted { field: (name, value), renewed } in &wanted {
+            if *renewed || stored(name) != Some(value) {
                 args.push(Str::new(name));
                 args.push(Str::new(value));
             }
