@@ -96,7 +96,6 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
             wanted.push(Wanted { field, renewed: hold.renewed });
         }
     }
-    wanted.sort_by(|a, b| a.field.0.cmp(&b.field.0));
     wanted
 }
 

@@ -120,7 +120,7 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
             &["LOCK.ACQUIRE k b FENCE PX 60000"],
             &[
                 "MULTI",
-                "HSET k #fence <token> #shared:b 1:<time> b 1",
+                "HSET k b 1 #fence <token> #shared:b 1:<time>",
                 "PEXPIREAT k <time>",
                 "SET redisson_lock_token:{k} <token> PXAT <time>",
                 "EXEC",

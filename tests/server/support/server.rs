@@ -8,7 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use redis::Value;
 use tempfile::TempDir;
 
 use super::client::{show, Client, PATIENCE};
@@ -282,13 +281,14 @@ fn wait_until_ready(child: &mut Child, port: u16) -> Result<(), Option<String>> 
             return Err(None);
         }
         let answer = Client::try_connect(port).and_then(|mut client| {
-            client.try_send("PING")?;
+            client.try_send("INFO server")?;
             client.try_recv()
         });
-        let why = match answer {
-            Ok(Value::SimpleString(pong)) if pong == "PONG" => return Ok(()),
-            Ok(loading) => show(&loading),
-            Err(why) => why,
+        // Somebody else may have been faster to take the port, and answers while our server gives up.
+        let ours = format!("process_id:{}", child.id());
+        let why = match answer.map(|reply| show(&reply)) {
+            Ok(info) if info.lines().any(|line| line == ours) => return Ok(()),
+            Ok(other) | Err(other) => other,
         };
         if Instant::now() > deadline {
             return Err(Some(why));
