@@ -282,13 +282,16 @@ fn wait_until_ready(child: &mut Child, port: u16) -> Result<(), Option<String>> 
         }
         let answer = Client::try_connect(port).and_then(|mut client| {
             client.try_send("INFO server")?;
-            client.try_recv()
+            let info = show(&client.try_recv()?);
+            // While it loads its data it answers INFO already.
+            client.try_send("PING")?;
+            Ok((info, show(&client.try_recv()?)))
         });
         // Somebody else may have been faster to take the port, and answers while our server gives up.
         let ours = format!("process_id:{}", child.id());
-        let why = match answer.map(|reply| show(&reply)) {
-            Ok(info) if info.lines().any(|line| line == ours) => return Ok(()),
-            Ok(other) | Err(other) => other,
+        let why = match answer {
+            Ok((info, pong)) if pong == "PONG" && info.lines().any(|line| line == ours) => return Ok(()),
+            Ok((_, other)) | Err(other) => other,
         };
         if Instant::now() > deadline {
             return Err(Some(why));
