@@ -42,6 +42,9 @@ impl InfoSection for Section {
             info.number(c"waiters_timed_out", runtime.metrics.timed_out);
             info.number(c"grants_taken_back", runtime.metrics.taken_back);
             info.number(c"deadlocks", runtime.metrics.deadlocks);
+            let (given, taken) = runtime.service.strangers_turns();
+            info.number(c"turns_given", given);
+            info.number(c"turns_taken", taken);
             let (watchdogs, ephemeral) = runtime.service.bound();
             info.number(c"watchdogs", watchdogs);
             info.number(c"ephemeral_holds", ephemeral);

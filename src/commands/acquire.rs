@@ -43,16 +43,16 @@ impl Command for Acquire {
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
         let mut lock = super::open(ctx, &call.key, now)?;
+        let may_wait = call.block.is_some() && !ctx.denies_blocking();
         let outcome = runtime::with(ctx, |runtime| {
-            runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, now)
+            runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, may_wait, now)
         });
-        let holders = (outcome == Outcome::Busy && call.block.is_some()).then(|| lock.holders.clone());
-        lock.store();
-        runtime::settle(ctx);
+        let holders = (outcome == Outcome::Busy && may_wait).then(|| lock.holders.clone());
+        runtime::store(ctx, at, lock);
         match (outcome, call.block.zip(holders)) {
             (Outcome::Granted(reply), _) => runtime::reply_grant(ctx, &reply),
             (Outcome::Refused(refusal), _) => return Err(Error::Refused(refusal)),
-            (Outcome::Busy, Some((block, holders))) if !ctx.denies_blocking() => {
+            (Outcome::Busy, Some((block, holders))) => {
                 if !ctx.is_primary() {
                     // A replica that accepts writes: nothing here could hand the lock on.
                     return Err(Error::ReadOnly);

@@ -24,12 +24,11 @@ impl Command for Break {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, now)?;
+        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let lost = runtime::with(ctx, |runtime| {
-            let at = LockRef { db: ctx.db(), key: key.as_bytes() };
             runtime.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
         });
-        lock.store();
-        runtime::settle(ctx);
+        runtime::store(ctx, at, lock);
         ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
         Ok(())
     }

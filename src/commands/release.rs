@@ -48,13 +48,12 @@ impl Command for Release {
         let call = Call { owner: Owner::new(owner), part, lease_ms, id };
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, now)?;
+        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let left = runtime::with(ctx, |runtime| {
-            let at = LockRef { db: ctx.db(), key: key.as_bytes() };
             runtime.service.release(at, &mut lock.holders, &mut lock.records, &call, now)
         });
         // Even if it is refused: something else may have been due.
-        lock.store();
-        runtime::settle(ctx);
+        runtime::store(ctx, at, lock);
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner => Error::NotOwner,
             NotReleased::Refused(refusal) => Error::Refused(refusal),

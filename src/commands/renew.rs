@@ -36,12 +36,11 @@ impl Command for Renew {
         let call = Renewal { owner, lease_ms: lease.unwrap_or_else(config::default_lease), bind };
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, now)?;
+        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let held = runtime::with(ctx, |runtime| {
-            let at = LockRef { db: ctx.db(), key: key.as_bytes() };
             runtime.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
         });
-        lock.store();
-        runtime::settle(ctx);
+        runtime::store(ctx, at, lock);
         ctx.reply_integer(held.map_err(|_| Error::NotOwner)?);
         Ok(())
     }

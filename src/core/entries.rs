@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::bindings::Binding;
+use super::turns::Turn;
 use super::{LockId, LockRef, Mode, Owner, RequestId, WaiterId, WallMs};
 
 /// A place in the queue of a lock. Who is less is nearer to the front.
@@ -46,9 +47,11 @@ pub(super) struct Entry {
     pub(super) take_back: Vec<Undelivered>,
     /// Owners whose holds depend on a connection. One who holds nothing any more has none.
     pub(super) bindings: BTreeMap<Owner, Binding>,
-    /// The entry of this lock in `Service::leases`; there is one if, and only if, somebody waits for a lock
-    /// that is held.
+    /// The entry of this lock in `Service::leases`; there is one if, and only if, the lock is held and somebody waits
+    /// for it, here or, as far as is known, elsewhere.
     pub(super) lease_end: Option<WallMs>,
+    /// The turns of those who wait for it elsewhere.
+    pub(super) turn: Turn,
 }
 
 impl Entry {
@@ -57,6 +60,7 @@ impl Entry {
             && self.in_flight.is_empty()
             && self.take_back.is_empty()
             && self.bindings.is_empty()
+            && self.turn.is_idle()
     }
 
     /// Owners whose holds have ended with a connection, which is not written yet.

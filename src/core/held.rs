@@ -48,6 +48,12 @@ impl Held {
         found
     }
 
+    /// True if the key is likely to be a lock that was granted here.
+    pub(super) fn contains(&self, lock: LockRef<'_>) -> bool {
+        let (place, tag) = place_and_tag(lock);
+        self.tags.get(place) == Some(&tag)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -77,9 +83,10 @@ mod tests {
         held.insert(lock(0, b"k"));
         held.insert(lock(0, b"k"));
         assert!(!held.remove(lock(1, b"k")) && !held.remove(lock(0, b"l")));
+        assert!(held.contains(lock(0, b"k")) && !held.contains(lock(1, b"k")));
         assert!(!held.is_empty());
         assert!(held.remove(lock(0, b"k")));
-        assert!(held.is_empty() && !held.remove(lock(0, b"k")));
+        assert!(held.is_empty() && !held.remove(lock(0, b"k")) && !held.contains(lock(0, b"k")));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! * [`request`]: what is asked for, what is answered, and what is stored beside a lock.
 //! * [`service`]: the inputs: calls, connections, strangers, the clock.
 //! * [`serving`]: what they lead to: one lock is brought up to date, and its queue is served.
+//! * [`turns`]: when those who wait elsewhere are let in.
 //! * [`entries`], [`bindings`]: what is remembered about a lock and about the connections that holds depend on.
 //! * [`graph`]: who waits for whom, and who would wait for himself.
 
@@ -21,6 +22,7 @@ mod listing;
 pub(crate) mod request;
 pub(crate) mod service;
 mod serving;
+mod turns;
 
 #[cfg(test)]
 mod model_tests;

@@ -110,4 +110,8 @@ pub(crate) trait Records {
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
     /// The grant was taken back: the next call with this id is a new one.
     fn forget_grant(&mut self, id: &RequestId);
+    /// True if somebody elsewhere waits to hear that the lock is free.
+    fn has_listeners(&mut self) -> bool;
+    /// They are to be told so, when what has changed is written.
+    fn announce(&mut self);
 }

@@ -131,6 +131,14 @@ pub(crate) struct Service {
     pub(super) ended: Ended,
     /// This server is not the primary: bindings wait to see whether it will be again.
     pub(super) suspended: bool,
+    /// When a turn of strangers ends, or is forgotten that they listened.
+    pub(super) turns: BTreeSet<(MonoUs, LockId)>,
+    /// How many turns strangers got, and how many of them they took.
+    pub(super) turns_given: usize,
+    pub(super) turns_taken: usize,
+    /// Locks whose hold, granted here, ended without a call: unless somebody takes it, those who wait elsewhere must be
+    /// told. Each is in `dirty` too.
+    pub(super) owed: BTreeSet<LockId>,
     /// Locks to be brought up to date: something may have changed without a call of ours.
     pub(super) dirty: BTreeSet<LockId>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
@@ -141,13 +149,15 @@ pub(crate) struct Service {
 
 impl Service {
     /// Grants the request if the holders admit it and it is nobody else's turn; otherwise changes nothing
-    /// but what the queue had coming anyway. One that was granted before gets the same answer again.
+    /// but what the queue had coming anyway. One that was granted before gets the same answer again. One that `may_wait`
+    /// lets strangers go first, when it is their turn.
     pub(crate) fn acquire(
         &mut self,
         lock: LockRef<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
+        may_wait: bool,
         now: Now,
     ) -> Outcome {
         // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
@@ -163,14 +173,18 @@ impl Service {
             }
         }
         let queue = self.entries.get(lock).is_some_and(|entry| !entry.waiting.is_empty());
+        let queue = queue || (may_wait && holders.is_free() && self.yields(lock, now));
         if queue && holders.of(request.owner.as_bytes()).is_none() {
             return Outcome::Busy;
         }
+        let before = holders.expires_at();
         let outcome = self.grant(lock, holders, records, request, now);
+        self.lease_shortened(lock, (before, holders), records);
         if let (Outcome::Granted(_), Some(bind)) = (&outcome, request.bind) {
             let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
             self.bind(lock, &request.owner, (bind, Takes::Part), request.id.as_ref(), lease, now);
         }
+        self.settle_turn(lock, holders, now);
         self.watch_lease(lock, holders);
         outcome
     }
@@ -274,11 +288,13 @@ impl Service {
             }
         }
         let lease = lease_ms.map(|ms| Lease { ms, end: now.wall.saturating_add(ms) });
+        let before = holders.expires_at();
         let left = holders
             .release(owner.as_bytes(), *part, lease.map(|lease| lease.end))
             .map_err(|NotOwner| NotReleased::NotOwner)?;
         if let Some(lease) = lease {
             self.lease_was_set(lock, owner, lease, now);
+            self.lease_shortened(lock, (before, holders), records);
         }
         if let Some(id) = id {
             records.remember_release(id, left, now);
@@ -298,9 +314,11 @@ impl Service {
         self.begin(lock, holders, records, now);
         let Renewal { owner, lease_ms, bind } = renewal;
         let lease = Lease { ms: *lease_ms, end: now.wall.saturating_add(*lease_ms) };
+        let before = holders.expires_at();
         let result = holders.renew(owner.as_bytes(), lease.end);
         if result.is_ok() {
             self.lease_was_set(lock, owner, lease, now);
+            self.lease_shortened(lock, (before, holders), records);
             if let Some(bind) = bind {
                 self.bind(lock, owner, (*bind, Takes::All), None, lease, now);
             }
@@ -328,6 +346,8 @@ impl Service {
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
         self.void_where(lock, |_| true);
         self.looked_at(lock);
+        self.owed.remove(&lock.to_id());
+        self.forget_turn(lock);
         let Some(entry) = self.entries.get_mut(lock) else { return };
         for id in entry.waiting.values().copied().collect::<Vec<_>>() {
             self.decide(id, decision.clone());
@@ -367,16 +387,21 @@ impl Service {
 
     /// Somebody else changed the key, in a way that ended every hold on it (`gone`) or not necessarily.
     /// True if anybody here cares, so that the caller must see to a [`tick`](Service::tick) soon.
-    pub(crate) fn touched(&mut self, lock: LockRef<'_>, gone: bool) -> bool {
+    pub(crate) fn touched(&mut self, lock: LockRef<'_>, gone: bool, now: Now) -> bool {
         if self.suspended {
             return false;
         }
         let was_held = gone && self.held.remove(lock);
+        if was_held {
+            // If nobody here will take it, somebody elsewhere may wait to hear that it is free.
+            self.owed.insert(lock.to_id());
+        }
         if gone {
             self.void_where(lock, |_| true);
             self.entries.drop_if_idle(lock);
+        } else if !self.held.contains(lock) {
+            self.stranger_took(lock, now);
         }
-        // If nobody here will take it, somebody elsewhere may wait to hear that it is free.
         let cares = was_held || self.entries.get(lock).is_some();
         if cares {
             self.mark_dirty(lock);
@@ -391,7 +416,9 @@ impl Service {
             return;
         }
         for lock in self.entries.ids(db) {
-            self.held.remove(lock.as_ref());
+            if self.held.remove(lock.as_ref()) {
+                self.owed.insert(lock.clone());
+            }
             self.void_grants(lock.as_ref(), |_| true);
             self.doubt_bindings(lock.as_ref());
             self.dirty.insert(lock);
@@ -410,10 +437,12 @@ impl Service {
     /// This server is not the primary, and grants nothing. Those who still wait leave by themselves.
     pub(crate) fn abdicate(&mut self) {
         self.dirty.clear();
+        self.owed.clear();
         self.held = Held::default();
         self.suspend_bindings();
         for lock in self.entries.ids(None) {
             self.void_grants(lock.as_ref(), |_| true);
+            self.forget_turn(lock.as_ref());
             self.set_lease_end(lock.as_ref(), None);
             self.entries.drop_if_idle(lock.as_ref());
         }
@@ -442,6 +471,7 @@ impl Service {
             self.set_lease_end(lock.as_ref(), None);
             self.dirty.insert(lock);
         }
+        self.end_turns(now);
         // They stay planned until the lock is looked at.
         let due = self.renewals.iter().take_while(|(at, ..)| *at <= now.mono);
         let due: Vec<LockId> = due.take(TICK_BATCH).map(|(_, lock, _)| lock.clone()).collect();
@@ -464,7 +494,8 @@ impl Service {
             .leases
             .first()
             .map(|(end, _)| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());
-        let work = [renewal, dirty, lease].into_iter().flatten().min();
+        let turn = self.turns.first().map(|(at, _)| until(*at));
+        let work = [renewal, dirty, lease, turn].into_iter().flatten().min();
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
         deadline.into_iter().chain(work).min()
     }
@@ -490,6 +521,7 @@ impl Service {
         assert!(self.entries.is_empty() && self.waiters.is_empty() && self.waits_of.is_empty());
         assert!(self.in_flight.is_empty() && self.deadlines.is_empty() && self.leases.is_empty());
         assert!(self.dirty.is_empty() && self.decisions.is_empty() && self.asked.is_empty());
+        assert!(self.turns.is_empty() && self.owed.is_empty());
         assert!(self.renewals.is_empty() && self.by_connection.is_empty());
     }
 

@@ -61,6 +61,15 @@ impl Service {
         // Who holds nothing any more, has nothing to be delivered, taken back or renewed.
         self.void_where(lock, |owner| holders.of(owner.as_bytes()).is_none());
         self.send_outside(lock, holders);
+        if !(holders.is_free() && self.is_strangers_turn(lock, records, now)) {
+            self.serve_queue(lock, holders, records, now);
+        }
+        self.settle_turn(lock, holders, now);
+        self.watch_lease(lock, holders);
+        self.entries.drop_if_idle(lock);
+    }
+
+    fn serve_queue(&mut self, lock: LockRef<'_>, holders: &mut Holders, records: &mut dyn Records, now: Now) {
         while let Some(id) = self.next_in_line(lock, holders, now) {
             let Some(waiter) = self.waiters.get(&id) else { break };
             if waiter.is_over(now) {
@@ -76,8 +85,6 @@ impl Service {
                 Outcome::Busy => break,
             }
         }
-        self.watch_lease(lock, holders);
-        self.entries.drop_if_idle(lock);
     }
 
     /// Grants a request whose turn it is, if the holders admit it.
@@ -115,6 +122,12 @@ impl Service {
         };
         if holds == 1 {
             self.held.insert(lock);
+        }
+        if let Some(entry) = self.entries.get_mut(lock) {
+            entry.turn.granted();
+        }
+        if !self.owed.is_empty() {
+            self.owed.remove(&lock.to_id());
         }
         self.lease_was_set(lock, &request.owner, lease, now);
         self.let_inside(lock, &request.owner);
@@ -278,7 +291,8 @@ impl Service {
                 self.dirty.insert(lock.clone());
             }
         }
-        if self.waiting(lock.as_ref()) == 0 {
+        let heard = self.entries.get(lock.as_ref()).is_some_and(|entry| entry.turn.is_heard());
+        if self.waiting(lock.as_ref()) == 0 && !heard {
             self.set_lease_end(lock.as_ref(), None);
         }
         self.entries.drop_if_idle(lock.as_ref());
@@ -325,14 +339,16 @@ impl Service {
 
     /// The lock is up to date with its key.
     pub(super) fn looked_at(&mut self, lock: LockRef<'_>) {
-        if !self.dirty.is_empty() {
+        if !self.dirty.is_empty() && !self.owed.contains(&lock.to_id()) {
             self.dirty.remove(&lock.to_id());
         }
     }
 
     /// Keeps an own deadline for the end of the first lease of every lock that somebody waits for.
     pub(super) fn watch_lease(&mut self, lock: LockRef<'_>, holders: &Holders) {
-        if self.waiting(lock) > 0 {
+        let wanted =
+            |entry: &Entry| !entry.waiting.is_empty() || (entry.turn.is_heard() && !holders.is_free());
+        if self.entries.get(lock).is_some_and(wanted) {
             self.set_lease_end(lock, holders.first_end());
         } else {
             self.set_lease_end(lock, None);

@@ -45,19 +45,17 @@ impl<'a> Lock<'a> {
     }
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
-    /// are told; returns whether they were.
-    pub(crate) fn store(mut self) -> bool {
+    /// are told; returns how many heard it, if anything was said.
+    pub(crate) fn store(mut self) -> Option<usize> {
+        let announce = self.records.announce;
         let was_there = !self.stored.is_empty();
         let changed = self.store_holders();
         self.records.store();
         if changed {
             self.ctx.signal_modified(self.key.name());
         }
-        let freed = changed && was_there && self.holders.is_free();
-        if freed {
-            publish::freed(self.ctx, self.key.name());
-        }
-        freed
+        let freed = (changed && was_there && self.holders.is_free()) || announce;
+        freed.then(|| publish::freed(self.ctx, self.key.name()))
     }
 
     /// Returns whether anything has changed.

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use crate::config::{self, MAX_MS};
 use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
-use crate::keyspace::names;
+use crate::keyspace::{names, publish};
 use crate::server::key::{Key, Kind};
 use crate::server::{events, Ctx, ServerCell, Str};
 
@@ -16,6 +16,8 @@ pub(crate) struct Records<'a> {
     lock: &'a Str<'a>,
     counter: Option<Counter>,
     requests: Vec<Record>,
+    /// Those who wait elsewhere are to be told that the lock is free.
+    pub(super) announce: bool,
 }
 
 /// The fencing counter, as far as it was asked for.
@@ -38,7 +40,7 @@ struct Record {
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: Vec::new() }
+        Records { ctx, lock, counter: None, requests: Vec::new(), announce: false }
     }
 
     /// Writes what has changed.
@@ -150,6 +152,14 @@ impl core::Records for Records<'_> {
             record.granted = None;
             record.changed = true;
         }
+    }
+
+    fn has_listeners(&mut self) -> bool {
+        publish::has_listeners(self.ctx, self.lock)
+    }
+
+    fn announce(&mut self) {
+        self.announce = true;
     }
 }
 

@@ -119,6 +119,13 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
     Ok(())
 }
 
+/// Writes a lock that a command has opened and the core has changed, and sees to what follows from it.
+pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>) {
+    let heard = lock.store();
+    told(ctx, at, heard);
+    settle(ctx);
+}
+
 /// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
 /// core, when the lock is stored.
 pub(crate) fn settle(ctx: Ctx) {
@@ -133,7 +140,7 @@ pub(crate) fn settle(ctx: Ctx) {
 /// A command found something else than a lock: if somebody waits for it, that is looked at.
 pub(crate) fn look_soon(ctx: Ctx, key: &[u8]) {
     with(ctx, |runtime| {
-        if runtime.service.touched(LockRef { db: ctx.db(), key }, false) {
+        if runtime.service.touched(LockRef { db: ctx.db(), key }, false, ctx.now()) {
             runtime.set_timer(ctx, true);
         }
     });
@@ -306,8 +313,16 @@ fn look_at(ctx: Ctx, lock: &LockId) {
         runtime.service.serve(lock.as_ref(), &mut open.holders, &mut open.records, now);
     });
     let left_free = open.holders.is_free();
-    if !open.store() && found_free && left_free {
-        keyspace::publish::freed(ctx, &name);
+    let owed = with(ctx, |runtime| runtime.service.take_owed(lock.as_ref()));
+    let heard = open.store();
+    let unheard = owed && found_free && left_free && heard.is_none();
+    told(ctx, lock.as_ref(), if unheard { Some(keyspace::publish::freed(ctx, &name)) } else { heard });
+}
+
+/// It was published that a lock is free, if anybody heard what.
+fn told(ctx: Ctx, lock: LockRef<'_>, heard: Option<usize>) {
+    if let Some(heard) = heard {
+        with(ctx, |runtime| runtime.service.told(lock, heard > 0, ctx.now()));
     }
 }
 

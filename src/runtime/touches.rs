@@ -31,7 +31,7 @@ impl KeyspaceEvents for Touches {
             if runtime.service.ignores(gone) {
                 return;
             }
-            if runtime.service.touched(LockRef { db: ctx.db(), key }, gone) {
+            if runtime.service.touched(LockRef { db: ctx.db(), key }, gone, ctx.now()) {
                 runtime.set_timer(ctx, true);
             }
         });

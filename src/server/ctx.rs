@@ -139,16 +139,39 @@ impl Ctx {
         };
     }
 
-    /// Publishes to the subscribers of this server and, in a cluster, of all its nodes.
-    pub(crate) fn publish(self, channel: &Str, message: &Str) {
+    /// Publishes to the subscribers of this server and, in a cluster, of all its nodes. Returns how many of this
+    /// server heard it.
+    pub(crate) fn publish(self, channel: &Str, message: &Str) -> usize {
         // SAFETY: context and strings outlive the call.
-        unsafe { call!(RedisModule_PublishMessage(self.0, channel.as_ptr(), message.as_ptr())) };
+        let heard = unsafe { call!(RedisModule_PublishMessage(self.0, channel.as_ptr(), message.as_ptr())) };
+        usize::try_from(heard).unwrap_or(0)
     }
 
-    /// Publishes to the shard subscribers of this server and, in a cluster, of its shard.
-    pub(crate) fn publish_shard(self, channel: &Str, message: &Str) {
+    /// Publishes to the shard subscribers of this server and, in a cluster, of its shard. Returns how many of this
+    /// server heard it.
+    pub(crate) fn publish_shard(self, channel: &Str, message: &Str) -> usize {
         // SAFETY: context and strings outlive the call.
-        unsafe { call!(RedisModule_PublishMessageShard(self.0, channel.as_ptr(), message.as_ptr())) };
+        let heard =
+            unsafe { call!(RedisModule_PublishMessageShard(self.0, channel.as_ptr(), message.as_ptr())) };
+        usize::try_from(heard).unwrap_or(0)
+    }
+
+    /// How many have subscribed to exactly this channel at this server; `kind` is `NUMSUB` or `SHARDNUMSUB`. 0 if
+    /// the server refuses to say.
+    pub(crate) fn subscribers(self, kind: &CStr, channel: &Str) -> i64 {
+        // SAFETY: "cs" takes a C string and one of the server's. The reply is null or the server's, its second element
+        // null or a number; the other functions take both.
+        unsafe {
+            let (command, format) = (c"PUBSUB".as_ptr(), c"cs".as_ptr());
+            let reply = call!(RedisModule_Call(self.0, command, format, kind.as_ptr(), channel.as_ptr()));
+            if reply.is_null() {
+                return 0;
+            }
+            let number = call!(RedisModule_CallReplyArrayElement(reply, 1));
+            let number = if number.is_null() { 0 } else { call!(RedisModule_CallReplyInteger(number)) };
+            call!(RedisModule_FreeCallReply(reply));
+            number
+        }
     }
 
     /// The same message to the subscribers of replicas: outside a cluster the API does not send it there.

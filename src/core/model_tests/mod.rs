@@ -5,6 +5,7 @@
 
 mod model;
 mod real;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,6 +17,8 @@ use real::{Beside, Real, Stored};
 
 const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
 const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
+/// The owner as whom somebody elsewhere takes locks.
+const STRANGER: usize = 4;
 
 /// How long replies to requests are remembered, in milliseconds.
 const TTL: i64 = 25;
@@ -95,6 +98,11 @@ enum Op {
     Overwrite {
         lock: usize,
     },
+    /// Somebody elsewhere takes the lock, if it is free.
+    Stranger {
+        lock: usize,
+        lease: i64,
+    },
     /// All keys are flushed.
     Flush,
     /// A waiter's client goes away.
@@ -149,6 +157,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => lock.clone().prop_map(|lock| Op::Delete { lock }),
         1 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::Expire { lock, lease }),
         1 => lock.clone().prop_map(|lock| Op::Overwrite { lock }),
+        2 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::Stranger { lock, lease }),
         1 => Just(Op::Flush),
         2 => (0..8usize).prop_map(|which| Op::Leave { which }),
         2 => (0..3u64).prop_map(|connection| Op::Close { connection }),
@@ -235,6 +244,12 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
         if model.paused && !runs_while_paused(op) {
             continue;
         }
+        real.messages.clear();
+        let held_before = LOCKS.map(|key| {
+            // Of what a stranger deletes, only what was granted here is known to have been a lock.
+            visible(&real, key).is_some_and(|holders| !holders.is_free())
+                && (!matches!(op, Op::Delete { .. }) || real.service.held.contains(at(key)))
+        });
         match *op {
             Op::Advance { ms } => {
                 real.advance(ms);
@@ -276,6 +291,14 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
                 }
             }
             _ => prop_assert_eq!(real.step(op), model.step(op), "reply to {:?}", op),
+        }
+        // Whoever waits elsewhere hears of every lock that is given back and that nobody takes, once.
+        if let Op::Release { lock, .. } | Op::Break { lock } | Op::Delete { lock } = *op {
+            let free = model.locks[lock].holds.is_empty() && !model.locks[lock].other;
+            let told = real.messages.iter().filter(|key| **key == LOCKS[lock]).count();
+            // Where it was free before, that may have been the first to see that a lease had ended.
+            let expected = usize::from(free && held_before[lock])..=usize::from(free);
+            prop_assert!(expected.contains(&told), "{} messages after {:?}", told, op);
         }
         // Two locks may be served in either order; for each waiter it is the same.
         let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
@@ -326,8 +349,11 @@ proptest! {
     /// later waiter is granted before an earlier one that still waits for the same lock, and once the timer
     /// has run, no free lock has a waiter (1, 3, 4, 9).
     #[test]
-    fn bursts_lose_nothing(bursts in prop::collection::vec(prop::collection::vec(op(), 1..12), 1..20)) {
-        let mut real = Real::new(false);
+    fn bursts_lose_nothing(
+        bursts in prop::collection::vec(prop::collection::vec(op(), 1..12), 1..20),
+        listeners: bool,
+    ) {
+        let mut real = if listeners { Real::heard(false) } else { Real::new(false) };
         let mut waits: BTreeMap<WaiterId, Waiting> = BTreeMap::new();
         let mut in_flight = Vec::new();
         for burst in &bursts {
@@ -374,7 +400,8 @@ proptest! {
                 let free = visible(&real, key).is_none_or(|holders| holders.is_free());
                 // A lease that ends in this millisecond is over in the next.
                 let ends_now = matches!(&real.keys[key], Stored::Lock(h) if h.expires_at().is_some_and(|at| real.now > at));
-                if free && !ends_now {
+                let left_to_strangers = listeners && real.service.yields(at(key), real.time());
+                if free && !ends_now && !left_to_strangers {
                     prop_assert!(real.waiting(key).is_empty(), "a free lock has waiters");
                 }
             }

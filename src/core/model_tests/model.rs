@@ -337,6 +337,24 @@ impl Model {
                 }
                 None
             }
+            Op::Stranger { lock, lease } => {
+                self.expire(lock);
+                let at = &mut self.locks[lock];
+                if at.holds.is_empty() && !at.other {
+                    self.holds_ever += 1;
+                    let (owner, number) = (STRANGER, self.holds_ever);
+                    let expires_at = now + lease;
+                    at.holds.push(ModelHold {
+                        owner,
+                        exclusive: 1,
+                        shared: 0,
+                        expires_at,
+                        token: None,
+                        number,
+                    });
+                }
+                None
+            }
             Op::Overwrite { lock } => {
                 self.locks[lock].holds.clear();
                 self.locks[lock].other ^= true;

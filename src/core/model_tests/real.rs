@@ -19,6 +19,10 @@ pub(super) struct Beside {
     granted: HashMap<RequestId, (Reply, WallMs)>,
     released: HashMap<RequestId, (i64, WallMs)>,
     now: WallMs,
+    /// Somebody elsewhere listens.
+    listeners: bool,
+    /// They are to be told.
+    announce: bool,
 }
 
 impl Records for Beside {
@@ -47,6 +51,14 @@ impl Records for Beside {
     fn forget_grant(&mut self, id: &RequestId) {
         self.granted.remove(id);
     }
+
+    fn has_listeners(&mut self) -> bool {
+        self.listeners
+    }
+
+    fn announce(&mut self) {
+        self.announce = true;
+    }
 }
 
 /// The core with a keyspace, a clock and a timer around it, as `crate::runtime` has them.
@@ -59,14 +71,34 @@ pub(super) struct Real {
     /// Whether the timer fires by itself after each step.
     pub(super) timer: bool,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
+    /// Somebody elsewhere listens.
+    pub(super) listeners: bool,
+    /// The locks of which it was published that they are free, one by one.
+    pub(super) messages: Vec<&'static [u8]>,
 }
 
 impl Real {
+    /// Where somebody elsewhere listens, from the start.
+    pub(super) fn heard(timer: bool) -> Real {
+        let mut real = Real::new(timer);
+        real.listeners = true;
+        real
+    }
+
     pub(super) fn new(timer: bool) -> Real {
         let keys = LOCKS.map(|key| (key, Stored::Lock(Holders::Free))).into();
         let beside = LOCKS.map(|key| (key, Beside::default())).into();
-        let service = Service::default();
-        Real { service, keys, beside, now: 1_000, paused: false, timer, decisions: Vec::new() }
+        Real {
+            service: Service::default(),
+            keys,
+            beside,
+            now: 1_000,
+            paused: false,
+            timer,
+            decisions: Vec::new(),
+            listeners: false,
+            messages: Vec::new(),
+        }
     }
 
     pub(super) fn time(&self) -> Now {
@@ -76,21 +108,21 @@ impl Real {
 
     /// What opening a key finds: a lease that is over is over.
     fn open(&mut self, key: &'static [u8]) -> Result<Holders, ()> {
-        let now = self.now;
+        let time = self.time();
         match self.keys.get_mut(key).unwrap() {
             Stored::Lock(holders) => {
-                if holders.expires_at().is_some_and(|at| now > at) {
+                if holders.expires_at().is_some_and(|at| time.wall > at) {
                     *holders = Holders::Free;
                     // The server raises `expired` for it.
-                    self.service.touched(at(key), true);
+                    self.service.touched(at(key), true, time);
                     return Ok(Holders::Free);
                 }
                 let mut holders = holders.clone();
-                holders.end_leases(now);
+                holders.end_leases(time.wall);
                 Ok(holders)
             }
             Stored::Other => {
-                self.service.touched(at(key), false);
+                self.service.touched(at(key), false, time);
                 Err(())
             }
         }
@@ -114,10 +146,20 @@ impl Real {
         let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
         let now = self.time();
         let beside = self.beside.get_mut(key).unwrap();
-        beside.now = self.now;
+        (beside.now, beside.listeners) = (self.now, self.listeners);
+        let was_free = holders.is_free();
         let result = body(&mut self.service, at(key), &mut holders, beside, now);
+        let announce = std::mem::take(&mut beside.announce);
+        if (!was_free && holders.is_free()) || announce {
+            self.publish(key);
+        }
         self.store(key, holders);
         Ok(result)
+    }
+
+    fn publish(&mut self, key: &'static [u8]) {
+        self.messages.push(key);
+        self.service.told(at(key), self.listeners, self.time());
     }
 
     pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
@@ -143,11 +185,17 @@ impl Real {
     pub(super) fn tick(&mut self) {
         for lock in self.service.tick(self.time(), !self.paused) {
             let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+            let before = self.messages.len();
             let served = self.on(key, |service, at, holders, beside, now| {
                 service.serve(at, holders, beside, now);
             });
             if served.is_err() {
                 self.service.refuse_all(at(key), &Decision::WrongType);
+            }
+            let told = self.messages.len() > before;
+            let free = self.keys[key] == Stored::Lock(Holders::Free);
+            if self.service.take_owed(at(key)) && free && !told {
+                self.publish(key);
             }
         }
         self.decisions.extend(self.service.take_decisions());
@@ -189,7 +237,7 @@ impl Real {
     fn acquire(&mut self, key: &'static [u8], call: &Call, block: Option<u64>) -> Result<Seen, Seen> {
         let request = call.request();
         let (outcome, holders) = self.on(key, |service, at, holders, beside, now| {
-            (service.acquire(at, holders, beside, &request, now), holders.clone())
+            (service.acquire(at, holders, beside, &request, block.is_some(), now), holders.clone())
         })?;
         let now = self.time();
         match (outcome, block) {
@@ -229,21 +277,25 @@ impl Real {
 
     /// What strangers and the server do.
     fn meddle(&mut self, op: &Op) {
+        let time = self.time();
         match *op {
             Op::Delete { lock } => {
                 self.store(LOCKS[lock], Holders::Free);
-                self.service.touched(at(LOCKS[lock]), true);
+                self.service.touched(at(LOCKS[lock]), true, time);
             }
             Op::Expire { lock, lease } => {
                 self.expire(LOCKS[lock], lease);
-                self.service.touched(at(LOCKS[lock]), false);
+                self.service.touched(at(LOCKS[lock]), false, time);
             }
             Op::Overwrite { lock } => {
                 let key = LOCKS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
                 // RENAME over it raises an event.
-                self.service.touched(at(key), true);
+                self.service.touched(at(key), true, time);
+            }
+            Op::Stranger { lock, lease } => {
+                self.take(LOCKS[lock], lease);
             }
             Op::Flush => {
                 for key in LOCKS {
@@ -254,6 +306,17 @@ impl Real {
             Op::Pause(paused) => self.paused = paused,
             _ => {}
         }
+    }
+
+    /// Somebody elsewhere takes a lock if it is free.
+    pub(super) fn take(&mut self, key: &'static [u8], lease: i64) -> bool {
+        let free = self.open(key) == Ok(Holders::Free);
+        if free {
+            let hold = Hold { expires_at: self.now + lease, ..hold(OWNERS[STRANGER], 1, 0) };
+            self.store(key, Holders::Exclusive(hold));
+            self.service.touched(at(key), false, self.time());
+        }
+        free
     }
 
     fn expire(&mut self, key: &'static [u8], lease: i64) {

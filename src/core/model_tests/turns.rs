@@ -1,0 +1,207 @@
+//! Those who wait elsewhere get their turns, and nobody else pays for it.
+
+use super::*;
+
+const KEY: &[u8] = LOCKS[0];
+
+fn call(owner: usize) -> Call {
+    Call { owner, lease: 1_000_000, ..Call::default() }
+}
+
+/// Some owners here who want the lock again as soon as they have given it back, and one elsewhere who takes it, if it
+/// still can, some time after it has heard that the lock is free.
+struct Contention {
+    real: Real,
+    natives: usize,
+    holder: Option<usize>,
+    /// Milliseconds for which each hold lasts.
+    work: i64,
+    /// Milliseconds that the stranger needs from the message to its try; `None`: it never comes.
+    reaction: Option<i64>,
+    comes_at: Option<i64>,
+    heard: usize,
+    /// How many grants there were here, and elsewhere.
+    here: usize,
+    elsewhere: usize,
+    /// For how many milliseconds the lock was free, and the longest time in one piece.
+    free: i64,
+    longest_free: i64,
+}
+
+impl Contention {
+    fn new(natives: usize, work: i64, reaction: Option<i64>) -> Contention {
+        let mut contention = Contention {
+            real: Real::heard(true),
+            natives,
+            holder: None,
+            work,
+            reaction,
+            comes_at: None,
+            heard: 0,
+            here: 0,
+            elsewhere: 0,
+            free: 0,
+            longest_free: 0,
+        };
+        (0..natives).for_each(|owner| contention.ask(owner));
+        contention
+    }
+
+    fn ask(&mut self, owner: usize) {
+        match self.real.step(&Op::Acquire { lock: 0, call: call(owner), block: Some(0) }).unwrap() {
+            Seen::Granted(_) => self.granted(owner),
+            Seen::Waits(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn granted(&mut self, owner: usize) {
+        self.here += 1;
+        assert_eq!(self.holder.replace(owner), None);
+    }
+
+    fn take_decisions(&mut self) {
+        for (id, decision) in std::mem::take(&mut self.real.decisions) {
+            assert!(matches!(decision, Decision::Granted(_)), "{decision:?}");
+            self.real.service.delivered(id, self.real.time());
+            let Some(Stored::Lock(Holders::Exclusive(hold))) = self.real.keys.get(KEY) else { panic!() };
+            let owner = OWNERS.iter().position(|name| *name == hold.owner.as_bytes()).unwrap();
+            self.granted(owner);
+        }
+    }
+
+    fn advance(&mut self, ms: i64) {
+        for _ in 0..ms {
+            self.real.advance(1);
+            self.take_decisions();
+        }
+    }
+
+    /// One hold, here or elsewhere, and what leads to it.
+    fn round(&mut self) {
+        let mut free = 0;
+        while self.holder.is_none() {
+            if let Some(reaction) = self.reaction {
+                if self.real.messages.len() > self.heard {
+                    self.comes_at = Some(self.real.now + reaction);
+                }
+            }
+            self.heard = self.real.messages.len();
+            if self.comes_at.is_some_and(|at| at <= self.real.now) {
+                self.comes_at = None;
+                if self.real.take(KEY, 1_000_000) {
+                    self.real.fire();
+                    self.elsewhere += 1;
+                    self.advance(self.work);
+                    // Its own release publishes too, but somebody here is faster.
+                    self.real.step(&Op::Delete { lock: 0 });
+                    self.take_decisions();
+                    continue;
+                }
+            }
+            self.advance(1);
+            free += 1;
+            assert!(free < 1000, "nobody gets the lock");
+        }
+        self.free += free;
+        self.longest_free = self.longest_free.max(free);
+        self.advance(self.work);
+        let owner = self.holder.take().unwrap();
+        self.real.step(&Op::Release { lock: 0, owner, part: Part::One, lease: None, id: None });
+        self.take_decisions();
+        self.ask(owner);
+    }
+
+    fn run(mut self, rounds: usize) -> Contention {
+        (0..rounds).for_each(|_| self.round());
+        let strangers = self.real.service.strangers_turns();
+        assert!(strangers.1 <= self.elsewhere && strangers.1 <= strangers.0);
+        self
+    }
+}
+
+#[test]
+fn both_sides_get_a_tenth_at_least() {
+    for natives in [1, 2, 4] {
+        for work in [0, 1, 50] {
+            for reaction in [0, 1, 2, 5, 10] {
+                let seen = Contention::new(natives, work, Some(reaction)).run(2000);
+                let share = 100 * seen.elsewhere / (seen.here + seen.elsewhere);
+                assert!(
+                    (10..=50).contains(&share),
+                    "{share} % elsewhere with {natives} here, work of {work} ms, reaction in {reaction} ms"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn who_never_comes_costs_little() {
+    for natives in [1, 4] {
+        for work in [1, 10] {
+            let rounds = usize::try_from(100_000 / work).unwrap();
+            let seen = Contention::new(natives, work, None).run(rounds);
+            assert!(seen.longest_free <= 33, "free for {} ms", seen.longest_free);
+            assert!(seen.free < 2_000, "free for {} of 100,000 ms", seen.free);
+        }
+    }
+}
+
+#[test]
+fn where_nobody_listens_no_turn_is_given() {
+    let mut contention = Contention::new(4, 1, None);
+    contention.real.listeners = false;
+    let seen = contention.run(500);
+    assert_eq!((seen.free, seen.real.service.strangers_turns()), (0, (0, 0)));
+    assert!(seen.real.messages.is_empty());
+}
+
+/// The contract: a call that does not wait takes a lock that is free.
+#[test]
+fn who_does_not_wait_takes_what_is_free() {
+    let mut real = Real::heard(true);
+    for _ in 0..100 {
+        let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+        assert!(matches!(seen, Some(Seen::Granted(_))), "{seen:?}");
+        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    }
+    assert_eq!(real.messages.len(), 100);
+}
+
+/// The end that they know is later.
+#[test]
+fn the_end_of_a_shortened_lease_is_told() {
+    for shorten in [
+        Op::Renew { lock: 0, owner: 0, lease: 20, bind: None },
+        Op::Release { lock: 0, owner: 0, part: Part::One, lease: Some(20), id: None },
+        Op::Acquire { lock: 0, call: Call { lease: 20, ..call(0) }, block: None },
+    ] {
+        let mut real = Real::heard(true);
+        real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+        real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+        real.advance(100);
+        assert!(real.messages.is_empty());
+        real.step(&shorten);
+        real.advance(20);
+        assert!(real.messages.is_empty());
+        real.advance(1);
+        assert_eq!(real.messages, [KEY], "after {shorten:?}");
+        // It is not remembered for ever that somebody listened.
+        real.advance(1_001);
+        real.service.assert_empty();
+    }
+}
+
+#[test]
+fn it_is_forgotten_that_somebody_listened() {
+    let seen = Contention::new(2, 1, Some(1)).run(100);
+    let mut real = seen.real;
+    for id in real.waiting(KEY) {
+        real.service.leave(id);
+    }
+    real.step(&Op::Break { lock: 0 });
+    assert!(!real.service.is_idle());
+    real.advance(1_040);
+    real.service.assert_empty();
+}
