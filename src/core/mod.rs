@@ -33,8 +33,10 @@ use std::rc::Rc;
 
 pub(crate) use graph::Search;
 pub(crate) use holders::{Hold, Holders, NotOwner, Part};
-pub(crate) use request::{Bind, Records, Refusal, Reply, Request, RequestId};
-pub(crate) use service::{Decision, NotReleased, Outcome, Release, Renewal, Service, WaiterId};
+pub(crate) use request::{
+    Bind, Decision, NotReleased, Outcome, Records, Refusal, Release, Renewal, Reply, Request, RequestId,
+};
+pub(crate) use service::{Service, WaiterId};
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;

@@ -1,9 +1,9 @@
-//! What is asked for, what is answered, and what is stored beside a lock.
+//! What is asked for, what becomes of it, and what is stored beside a lock.
 
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-use super::{ConnectionId, Mode, Now, Owner, Token, WallMs};
+use super::{ConnectionId, Mode, Now, Owner, Part, Token, WallMs};
 
 /// What an acquire asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +81,56 @@ pub(crate) struct Reply {
     pub(crate) token: Option<Token>,
     /// Who the owner is, if the reply says so.
     pub(crate) owner: Option<Owner>,
+}
+
+/// What became of an acquire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Granted(Reply),
+    /// It would have to wait.
+    Busy,
+    Refused(Refusal),
+}
+
+/// How a wait ended. Each waiter gets exactly one, unless it left by itself ([`Service::leave`](super::Service::leave)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// It has the lock.
+    Granted(Reply),
+    /// Its time to wait is over.
+    TimedOut,
+    /// The key holds something that is no lock.
+    WrongType,
+    /// The lock's slot is served by another node of the cluster now.
+    Moved,
+    /// The same request came again, and waits in its place.
+    Superseded,
+    Refused(Refusal),
+}
+
+/// What a release asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Release {
+    pub(crate) owner: Owner,
+    pub(crate) part: Part,
+    /// How long the lease of what is left shall be, in milliseconds.
+    pub(crate) lease_ms: Option<i64>,
+    pub(crate) id: Option<RequestId>,
+}
+
+/// Why a release was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotReleased {
+    NotOwner,
+    Refused(Refusal),
+}
+
+/// What a renewal asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) owner: Owner,
+    pub(crate) lease_ms: i64,
+    pub(crate) bind: Option<Bind>,
 }
 
 /// Why a request that nobody's hold excludes is refused all the same.

@@ -9,8 +9,8 @@ use super::bindings::{Ended, Lease, Takes};
 use super::entries::{Entries, Place, Undelivered};
 use super::held::Held;
 use super::{
-    Bind, ConnectionId, Holders, LockId, LockRef, Mode, MonoUs, NotOwner, Now, Owner, Part, Records, Refusal,
-    Reply, Request, RequestId, WallMs,
+    ConnectionId, Decision, Holders, LockId, LockRef, Mode, MonoUs, NotOwner, NotReleased, Now, Outcome,
+    Owner, Records, Release, Renewal, Reply, Request, RequestId, WallMs,
 };
 
 /// How many locks one [`Service::tick`] asks its caller to look at, so that thousands of leases that end in
@@ -24,56 +24,6 @@ const PAUSE_RETRY_MS: u64 = 2;
 /// in the order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WaiterId(pub(crate) u64);
-
-/// What became of an acquire.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Granted(Reply),
-    /// It would have to wait.
-    Busy,
-    Refused(Refusal),
-}
-
-/// How a wait ended. Each waiter gets exactly one, unless it left by itself ([`Service::leave`]).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
-    /// It has the lock.
-    Granted(Reply),
-    /// Its time to wait is over.
-    TimedOut,
-    /// The key holds something that is no lock.
-    WrongType,
-    /// The lock's slot is served by another node of the cluster now.
-    Moved,
-    /// The same request came again, and waits in its place.
-    Superseded,
-    Refused(Refusal),
-}
-
-/// What a release asks for.
-#[derive(Clone, Debug)]
-pub(crate) struct Release {
-    pub(crate) owner: Owner,
-    pub(crate) part: Part,
-    /// How long the lease of what is left shall be, in milliseconds.
-    pub(crate) lease_ms: Option<i64>,
-    pub(crate) id: Option<RequestId>,
-}
-
-/// Why a release was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotReleased {
-    NotOwner,
-    Refused(Refusal),
-}
-
-/// What a renewal asks for.
-#[derive(Clone, Debug)]
-pub(crate) struct Renewal {
-    pub(crate) owner: Owner,
-    pub(crate) lease_ms: i64,
-    pub(crate) bind: Option<Bind>,
-}
 
 pub(super) struct Waiter {
     pub(super) lock: LockId,

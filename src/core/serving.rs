@@ -64,6 +64,7 @@ impl Service {
         if !(holders.is_free() && self.is_strangers_turn(lock, records, now)) {
             self.serve_queue(lock, holders, records, now);
         }
+        self.forget_if_free(lock, holders);
         self.settle_turn(lock, holders, now);
         self.watch_lease(lock, holders);
         self.entries.drop_if_idle(lock);
@@ -124,7 +125,7 @@ impl Service {
             self.held.insert(lock);
         }
         if let Some(entry) = self.entries.get_mut(lock) {
-            entry.turn.granted();
+            entry.turn.granted(now);
         }
         if !self.owed.is_empty() {
             self.owed.remove(&lock.to_id());

@@ -15,6 +15,9 @@ use super::{Holders, LockRef, MonoUs, Now, Records, Service};
 /// if they miss every other turn.
 const RUN: u32 = 5;
 
+/// The same before any stranger has taken the lock: most who listen never have to be let in.
+const FIRST_RUN: u32 = 16;
+
 /// How long a turn lasts, in microseconds: enough for a message, a thread that wakes up and a command, and with the
 /// timer's millisecond below the 5 ms in which a free lock is to be granted.
 const TURN_US: MonoUs = 3_000;
@@ -30,7 +33,8 @@ const FREE_MISSES: u32 = 2;
 const PENALTY: MonoUs = 10;
 const DOUBLINGS: u32 = 3;
 
-/// For how long it is remembered that somebody elsewhere listened, while the lock is free, in microseconds.
+/// For how long it is remembered that somebody elsewhere listened, while nobody here has to do with the lock, in
+/// microseconds.
 const MEMORY_US: MonoUs = 1_000_000;
 
 /// The turns of strangers at one lock.
@@ -40,6 +44,10 @@ pub(super) struct Turn {
     run: u32,
     /// Somebody elsewhere listened when it was last asked.
     heard: bool,
+    /// Somebody elsewhere has taken the lock.
+    met: bool,
+    /// Since when the lock is free for everybody, and they know.
+    open_since: Option<MonoUs>,
     /// The turn that is on: since when, and until when.
     on: Option<(MonoUs, MonoUs)>,
     /// How long the next one lasts, if not [`TURN_US`].
@@ -53,7 +61,7 @@ pub(super) struct Turn {
 
 impl Turn {
     pub(super) fn is_idle(&self) -> bool {
-        self.run == 0 && !self.heard && self.planned.is_none()
+        self.run == 0 && !self.heard && !self.met && self.planned.is_none()
     }
 
     /// Somebody elsewhere listens: the end of the lease is watched for them.
@@ -62,11 +70,15 @@ impl Turn {
     }
 
     fn is_due(&self, now: Now) -> bool {
-        self.run >= RUN && self.not_before <= now.mono
+        self.run >= (if self.met { RUN } else { FIRST_RUN }) && self.not_before <= now.mono
+    }
+
+    fn next_length(&self) -> MonoUs {
+        self.length.unwrap_or(TURN_US)
     }
 
     fn begin(&mut self, now: Now) -> MonoUs {
-        let until = now.mono.saturating_add(self.length.unwrap_or(TURN_US));
+        let until = now.mono.saturating_add(self.next_length());
         self.on = Some((now.mono, until));
         self.heard = true;
         until
@@ -91,10 +103,17 @@ impl Turn {
             self.not_before = now.mono;
         }
         self.run = 0;
+        self.open_since = None;
+        self.met = true;
     }
 
     /// Somebody here got the lock.
-    pub(super) fn granted(&mut self) {
+    pub(super) fn granted(&mut self, now: Now) {
+        let open_since = self.open_since.take();
+        // Strangers could have come, and no turn had to be made for that.
+        if open_since.is_some_and(|since| now.mono.saturating_sub(since) >= self.next_length()) {
+            self.run = 0;
+        }
         self.run = self.run.saturating_add(1);
         self.on = None;
     }
@@ -118,7 +137,10 @@ impl Service {
             self.plan_turn(lock, None);
             return false;
         }
-        if !turn.is_due(now) {
+        // One that was free before is not made free once more.
+        let becomes_free =
+            || !entry.waiting.is_empty() || self.held.contains(lock) || self.owed.contains(&lock.to_id());
+        if !turn.is_due(now) || !becomes_free() {
             return false;
         }
         if !records.has_listeners() {
@@ -154,7 +176,9 @@ impl Service {
         if !heard && self.entries.get(lock).is_none() {
             return;
         }
-        self.entries.get_or_make(lock).1.turn.heard = heard;
+        let turn = &mut self.entries.get_or_make(lock).1.turn;
+        turn.heard = heard;
+        turn.open_since = turn.on.is_none().then_some(now.mono);
         self.settle_turn(lock, &Holders::Free, now);
         self.entries.drop_if_idle(lock);
     }
@@ -204,12 +228,13 @@ impl Service {
         }
         let plan = match turn.on {
             Some((_, until)) => Some(until),
-            None if waiting.is_empty() && (if holders.is_free() { !turn.heard } else { !granted_here }) => {
+            // It cannot be said when who waits or holds here will be done.
+            None if !waiting.is_empty() || (granted_here && !holders.is_free()) => None,
+            None if turn.heard => Some(now.mono.saturating_add(MEMORY_US)),
+            None => {
                 *turn = Turn { planned: turn.planned, ..Turn::default() };
                 None
             }
-            None if waiting.is_empty() && holders.is_free() => Some(now.mono.saturating_add(MEMORY_US)),
-            None => None,
         };
         self.plan_turn(lock, plan);
     }

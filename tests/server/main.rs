@@ -18,4 +18,5 @@ mod pauses;
 mod races;
 mod retries;
 mod shared;
+mod turns;
 mod waiting;

@@ -12,7 +12,6 @@ fn call(owner: usize) -> Call {
 /// still can, some time after it has heard that the lock is free.
 struct Contention {
     real: Real,
-    natives: usize,
     holder: Option<usize>,
     /// Milliseconds for which each hold lasts.
     work: i64,
@@ -32,7 +31,6 @@ impl Contention {
     fn new(natives: usize, work: i64, reaction: Option<i64>) -> Contention {
         let mut contention = Contention {
             real: Real::heard(true),
-            natives,
             holder: None,
             work,
             reaction,

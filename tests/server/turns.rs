@@ -1,0 +1,243 @@
+//! Clients that wait elsewhere, as Redisson's do: they hear a message, and then have to be fast. Here they are scripts
+//! and a subscription; the real ones are in `redisson`.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::support::server::load_module;
+use crate::support::{in_world, until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    neither_side_starves,
+    nor_where_one_client_comes_back_at_once,
+    a_turn_leaves_the_lock_free_with_one_message,
+    who_waits_is_served_when_nobody_comes,
+    without_a_subscriber_there_are_no_turns,
+    the_end_of_a_shortened_lease_is_told_at_once,
+    a_release_of_what_was_deleted_loses_no_message,
+    nothing_is_remembered_for_long,
+);
+
+const ACQUIRE: &str = "
+    if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[1]) == 1 then
+        redis.call('hincrby', KEYS[1], ARGV[1], 1)
+        redis.call('pexpire', KEYS[1], 100000)
+        return nil
+    end
+    return redis.call('pttl', KEYS[1])";
+
+const RELEASE: &str = "
+    if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil end
+    redis.call('del', KEYS[1])
+    redis.call('publish', KEYS[2], '0')
+    return 1";
+
+const CHANNEL: &str = "redisson_lock__channel:{k}";
+
+/// Somebody who waits for the lock `k` elsewhere.
+struct Stranger {
+    client: Client,
+    subscriber: Client,
+    name: String,
+}
+
+impl Stranger {
+    fn new(server: &Server, name: &str) -> Stranger {
+        let mut subscriber = server.client();
+        assert_eq!(subscriber.call(&format!("SUBSCRIBE {CHANNEL}")), format!("[subscribe, {CHANNEL}, 1]"));
+        Stranger { client: server.client(), subscriber, name: name.to_owned() }
+    }
+
+    /// Waits for messages only: a lease that ends would be noticed by nobody in time.
+    fn lock(&mut self) {
+        while self.eval(ACQUIRE) != "nil" {
+            assert_eq!(self.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        }
+    }
+
+    fn unlock(&mut self) {
+        assert_eq!(self.eval(RELEASE), "1");
+    }
+
+    fn eval(&mut self, script: &str) -> String {
+        let (script, channel, name) = (script.as_bytes(), CHANNEL.as_bytes(), self.name.as_bytes());
+        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, name])
+    }
+}
+
+/// Everybody wants the lock again as soon as he has given it back, until there were `rounds` grants. Returns how many
+/// of them were here, and how many elsewhere.
+fn contend(server: &Server, natives: usize, strangers: usize, rounds: usize) -> (usize, usize) {
+    let (total, inside) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let [here, elsewhere] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let in_turn = |count: &AtomicUsize| {
+        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+        count.fetch_add(1, Ordering::SeqCst);
+        inside.fetch_sub(1, Ordering::SeqCst);
+        total.fetch_add(1, Ordering::SeqCst) < rounds
+    };
+    let (in_turn, here, elsewhere) = (&in_turn, &here, &elsewhere);
+    thread::scope(|scope| {
+        for native in 0..natives {
+            scope.spawn(move || {
+                let mut client = server.client();
+                let mut goes_on = true;
+                while goes_on {
+                    assert_eq!(client.call(&format!("LOCK.ACQUIRE k n{native} PX 100000 BLOCK 0")), "1");
+                    goes_on = in_turn(here);
+                    assert_eq!(client.call(&format!("LOCK.RELEASE k n{native}")), "0");
+                }
+            });
+        }
+        for stranger in 0..strangers {
+            scope.spawn(move || {
+                let mut stranger = Stranger::new(server, &format!("s{stranger}"));
+                let mut goes_on = true;
+                while goes_on {
+                    stranger.lock();
+                    goes_on = in_turn(elsewhere);
+                    stranger.unlock();
+                }
+            });
+        }
+    });
+    (here.load(Ordering::SeqCst), elsewhere.load(Ordering::SeqCst))
+}
+
+fn assert_fair((here, elsewhere): (usize, usize)) {
+    let least = (here + elsewhere) / 10;
+    assert!(here >= least && elsewhere >= least, "{here} grants here, {elsewhere} elsewhere");
+}
+
+fn neither_side_starves(flavor: Flavor) {
+    in_world(flavor, |world| {
+        assert_fair(contend(world, 4, 4, 600));
+        assert_fair(contend(world, 2, 1, 300));
+    });
+}
+
+/// A queue of its own has nobody in it.
+fn nor_where_one_client_comes_back_at_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        assert_fair(contend(world, 1, 2, 300));
+    });
+}
+
+fn a_turn_leaves_the_lock_free_with_one_message(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k n0 PX 100000"), "1");
+        let mut waiting: Vec<Client> = Vec::new();
+        for n in 1..=20 {
+            waiting.push(world.waiting(&format!("LOCK.ACQUIRE k n{n} PX 100000 BLOCK 0")));
+        }
+        // One after the other is granted the lock here, until it is the stranger's turn.
+        let mut next = 1;
+        while stranger.subscriber.has_nothing() {
+            assert_eq!(a.call(&format!("LOCK.RELEASE k n{}", next - 1)), "0");
+            until("somebody hears of it", || !stranger.subscriber.has_nothing() || !waiting[0].has_nothing());
+            if !waiting[0].has_nothing() {
+                assert_eq!(waiting.remove(0).recv(), "1");
+                next += 1;
+            }
+            assert!(next < 20, "no turn for the stranger");
+        }
+        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_ne!(a.info("redis-lock", "redis-lock_turns_given"), "0");
+        for last in next..=20 {
+            if waiting.is_empty() {
+                break;
+            }
+            assert_eq!(waiting.remove(0).recv(), "1", "in order, when nobody has come");
+            assert_eq!(a.call(&format!("LOCK.RELEASE k n{last}")), "0");
+        }
+    });
+}
+
+/// Fifty in line, and a subscriber who is no client at all: everybody is served, first come first.
+fn who_waits_is_served_when_nobody_comes(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let silent = Stranger::new(world, "s");
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k n PX 100000"), "1");
+        let mut waiting: Vec<Client> =
+            (0..50).map(|n| world.waiting(&format!("LOCK.ACQUIRE k n{n} PX 100000 BLOCK 0"))).collect();
+        assert_eq!(a.call("LOCK.RELEASE k n"), "0");
+        for n in 0..50 {
+            assert_eq!(waiting[n].recv(), "1");
+            assert!(waiting[n + 1..].iter().all(Client::has_nothing), "two hold the lock");
+            assert_eq!(waiting[n].call(&format!("LOCK.RELEASE k n{n}")), "0");
+        }
+        assert_eq!(a.info("redis-lock", "redis-lock_turns_taken"), "0");
+        drop(silent);
+    });
+}
+
+fn without_a_subscriber_there_are_no_turns(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut other = world.client();
+        // Who listens to all messages, waits for no lock.
+        other.call("PSUBSCRIBE *");
+        contend(world, 4, 0, 300);
+        let mut a = world.client();
+        assert_eq!(a.info("redis-lock", "redis-lock_turns_given"), "0");
+    });
+}
+
+fn the_end_of_a_shortened_lease_is_told_at_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut a = world.client();
+        // The server would not notice by itself.
+        assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
+        for shorten in [
+            "LOCK.RENEW k a PX 50",
+            "LOCK.RELEASE k a PX 50",
+            "LOCK.ACQUIRE k a PX 50",
+            "LOCK.RENEW k a EX 1",
+        ] {
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "2");
+            a.call(shorten);
+            stranger.lock();
+            stranger.unlock();
+            // Its own message.
+            stranger.subscriber.recv();
+        }
+        assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
+    });
+}
+
+/// The look at the deleted lock, which tells those who wait elsewhere, comes after what is in the same pipeline.
+fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut a = world.client();
+        for look in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            a.send_at_once(&["DEL k", look]);
+            assert_eq!(a.recv(), "1");
+            a.recv();
+            assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        }
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+        a.send_at_once(&["DEL k", "LOCK.ACQUIRE k b PX 100000"]);
+        assert_eq!((a.recv(), a.recv()), ("1".to_owned(), "1".to_owned()));
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0");
+        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_eq!(a.call("PING"), "PONG");
+        assert!(stranger.subscriber.has_nothing(), "told of a lock that was not free");
+    });
+}
+
+fn nothing_is_remembered_for_long(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    contend(&server, 2, 2, 100);
+    let mut a = server.client();
+    until("all are gone", || a.info("clients", "connected_clients") == "1");
+    // It has no timer any more.
+    until("it can be unloaded", || a.call("MODULE UNLOAD redis-lock") == "OK");
+    assert_eq!(load_module(&mut a), "OK");
+    server.assert_healthy();
+}
