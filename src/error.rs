@@ -10,6 +10,8 @@ use crate::core::Refusal;
 pub(crate) enum Error {
     /// The key holds another type, or a hash that is no lock of this kind.
     WrongType,
+    /// Clients of another kind wait for the key: it is a fair lock of Redisson.
+    FairLock,
     /// The owner holds nothing here.
     NotOwner,
     /// A waiter whose slot is served by another node now.
@@ -47,6 +49,9 @@ impl fmt::Display for Error {
             Error::WrongType => {
                 f.write_str("WRONGTYPE the key holds something that is no lock of this kind; choose another key")
             }
+            Error::FairLock => f.write_str(
+                "WRONGTYPE the key is a fair lock of Redisson, and somebody waits for it; choose another key",
+            ),
             Error::NotOwner => f.write_str(
                 "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over",
             ),

@@ -43,6 +43,9 @@ impl Command for Acquire {
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
         let mut lock = super::open(ctx, &call.key, now)?;
+        if lock.holders.of(call.request.owner.as_bytes()).is_none() && lock.is_fair(now) {
+            return Err(Error::FairLock);
+        }
         let may_wait = call.block.is_some() && !ctx.denies_blocking();
         let outcome = runtime::with(ctx, |runtime| {
             runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, may_wait, now)

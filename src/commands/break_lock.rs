@@ -24,6 +24,9 @@ impl Command for Break {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, now)?;
+        if lock.is_fair(now) {
+            return Err(Error::FairLock);
+        }
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let lost = runtime::with(ctx, |runtime| {
             runtime.service.break_lock(at, &mut lock.holders, &mut lock.records, now)

@@ -25,6 +25,9 @@ impl Command for Info {
         let key = Cursor::new("lock.info", args).key()?;
         let now = ctx.now();
         let holders = keyspace::look(ctx, &key, now)?;
+        if keyspace::fair::has_queue(ctx, &key, now) {
+            return Err(Error::FairLock);
+        }
         let waiters = runtime::with(ctx, |runtime| {
             runtime.service.waiting(LockRef { db: ctx.db(), key: key.as_bytes() })
         });

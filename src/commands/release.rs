@@ -52,9 +52,11 @@ impl Command for Release {
         let left = runtime::with(ctx, |runtime| {
             runtime.service.release(at, &mut lock.holders, &mut lock.records, &call, now)
         });
+        let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
         // Even if it is refused: something else may have been due.
         runtime::store(ctx, at, lock);
         ctx.reply_integer(left.map_err(|why| match why {
+            NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,
             NotReleased::Refused(refusal) => Error::Refused(refusal),
         })?);

@@ -40,8 +40,9 @@ impl Command for Renew {
         let held = runtime::with(ctx, |runtime| {
             runtime.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
         });
+        let fair = held.is_err() && lock.is_fair(now);
         runtime::store(ctx, at, lock);
-        ctx.reply_integer(held.map_err(|_| Error::NotOwner)?);
+        ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
         Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! events, and to `WATCH` and client-side caches, all in the words of the plain commands that make the same
 //! change. What else hears of it, stands in [`publish`].
 
+pub(crate) mod fair;
 mod layout;
 pub(crate) mod names;
 pub(crate) mod publish;
@@ -42,6 +43,11 @@ impl<'a> Lock<'a> {
         let (stored, before) = read(&key, now)?;
         let (stored_end, records) = (key.expires_at(), Records::of(ctx, name));
         Ok(Lock { ctx, key, stored, stored_end, holders: before.clone(), before, records })
+    }
+
+    /// True if somebody waits for it as for a fair lock of Redisson.
+    pub(crate) fn is_fair(&self, now: Now) -> bool {
+        fair::has_queue(self.ctx, self.key.name(), now)
     }
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere

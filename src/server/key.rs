@@ -104,6 +104,27 @@ impl<'a> Key<'a> {
         assert!(!walk.panicked, "the visitor of a hash panicked");
     }
 
+    /// True if this is a sorted set with a score above this one.
+    pub(crate) fn has_score_above(&self, score: i64) -> bool {
+        #[allow(clippy::cast_precision_loss)] // Times, far below 2^53.
+        let above = score as f64;
+        // SAFETY: the key is open, and null or of another type is answered first; the range is stopped before the key
+        // is closed, and without a place for the score none is written.
+        unsafe {
+            if call!(RedisModule_KeyType(self.raw)) as isize != raw::REDISMODULE_KEYTYPE_ZSET {
+                return false;
+            }
+            call!(RedisModule_ZsetLastInScoreRange(self.raw, above, f64::INFINITY, 1, 0));
+            let last = call!(RedisModule_ZsetRangeCurrentElement(self.raw, std::ptr::null_mut()));
+            call!(RedisModule_ZsetRangeStop(self.raw));
+            if last.is_null() {
+                return false;
+            }
+            call!(RedisModule_FreeString(std::ptr::null_mut(), last));
+            true
+        }
+    }
+
     /// The content of a string.
     pub(crate) fn text(&self) -> Vec<u8> {
         let (mut len, mode) = (0, raw::REDISMODULE_READ.cast_signed());
