@@ -17,6 +17,7 @@ mod loading;
 mod pauses;
 mod races;
 mod retries;
+mod scripts;
 mod shared;
 mod turns;
 mod waiting;

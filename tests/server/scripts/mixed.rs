@@ -1,0 +1,210 @@
+//! One history on one key, each step by a command or by a script. A model, that is an owner, a count and an end,
+//! says what must come of it.
+
+use std::collections::BTreeMap;
+
+use proptest::test_runner::{TestCaseError, TestCaseResult};
+use proptest::{prop_assert, prop_assert_eq};
+use redis::Value;
+
+use super::calls::{channel, Call, Outcome, Variant, Way};
+use super::desk::{Desk, Stored};
+use super::Op;
+use crate::support::show;
+
+/// A lock that is held.
+#[derive(Clone, Debug)]
+struct Hold {
+    owner: usize,
+    count: i64,
+    /// When its lease ends. What was read when it was set, after it was found to be right.
+    end: i64,
+    /// Which way its first hold was acquired.
+    begun: Way,
+}
+
+/// What a call must lead to.
+struct Expected {
+    outcome: Outcome,
+    /// The lease that it sets.
+    lease: Option<i64>,
+    /// How many messages there may be.
+    messages: std::ops::RangeInclusive<usize>,
+}
+
+struct Mixed {
+    variant: Variant,
+    key: String,
+    model: Option<Hold>,
+    /// The last release of each owner, the way it went, and its reply if that is remembered for when it comes
+    /// again.
+    releases: BTreeMap<usize, (u64, Way, Option<String>)>,
+}
+
+pub(super) fn run(desk: &mut Desk, variant: Variant, history: Vec<(Way, Op)>) -> TestCaseResult {
+    let mut mixed = Mixed { variant, key: desk.key("mixed-*"), model: None, releases: BTreeMap::new() };
+    for (place, (way, op)) in history.into_iter().enumerate() {
+        match op {
+            Op::End => mixed.end(desk, way),
+            Op::Expire => mixed.expire(desk),
+            Op::Acquire { owner, lease } => mixed.step(desk, way, Call::Acquire { owner, lease }),
+            Op::Release { owner, lease, again } => mixed.release(desk, way, (owner, lease, again)),
+            Op::Renew { owner, lease } => mixed.step(desk, way, Call::Renew { owner, lease }),
+            Op::Break => mixed.step(desk, way, Call::Break),
+        }
+        .map_err(|why| TestCaseError::fail(format!("step {place}, {op:?} by {way:?}: {why}")))?;
+    }
+    Ok(())
+}
+
+impl Mixed {
+    fn release(
+        &mut self,
+        desk: &mut Desk,
+        way: Way,
+        (owner, lease, again): (usize, i64, bool),
+    ) -> TestCaseResult {
+        match self.releases.get(&owner).cloned().filter(|_| again) {
+            None => {
+                let request = desk.request();
+                self.step(desk, way, Call::Release { owner, lease, request })
+            }
+            Some((request, way, None)) => self.step(desk, way, Call::Release { owner, lease, request }),
+            Some((request, way, Some(first))) => {
+                self.again(desk, way, Call::Release { owner, lease, request }, &first)
+            }
+        }
+    }
+
+    fn step(&mut self, desk: &mut Desk, way: Way, call: Call) -> TestCaseResult {
+        let mut commands = vec![call.words(way, &self.key, &desk.scripts)];
+        commands.extend(Stored::commands(&self.key));
+        let (span, replies) = desk.run(&commands);
+        let text = show(&replies[0]);
+        let answer = call.answer(way, &text);
+        let stored = Stored::read(&replies[1..]);
+        desk.seen.insert((way, answer.outcome, false));
+
+        let expected = self.expect(way, call);
+        prop_assert_eq!(answer.outcome, expected.outcome);
+        stored.assert_consistent(span)?;
+        if let (Some(lease), Some(hold)) = (expected.lease, &mut self.model) {
+            prop_assert!(span.ends(lease).contains(&stored.end), "{:?} in {:?}", stored, span);
+            hold.end = stored.end;
+        }
+        self.assert_stored(&stored)?;
+        if let Some(holds) = answer.holds {
+            prop_assert_eq!(holds, self.model.as_ref().map_or(0, |hold| hold.count));
+        }
+        if let Some(ttl) = answer.ttl {
+            prop_assert!(span.ttls(stored.end).contains(&ttl), "{} in {:?} of {:?}", ttl, span, stored);
+        }
+        self.assert_heard(desk, &expected)?;
+        if let Call::Release { owner, request, .. } = call {
+            let remembered = self.variant == Variant::Latched && answer.outcome != Outcome::NotOwner;
+            self.releases.insert(owner, (request, way, remembered.then_some(text)));
+        }
+        Ok(())
+    }
+
+    /// Does to the model what the call does, but for the end of the lease.
+    fn expect(&mut self, way: Way, call: Call) -> Expected {
+        let quiet = |outcome, lease| Expected { outcome, lease, messages: 0..=0 };
+        let oldest = self.variant == Variant::Oldest && way == Way::Script;
+        match (call, &mut self.model) {
+            (Call::Acquire { owner, lease }, None) => {
+                self.model = Some(Hold { owner, count: 1, end: 0, begun: way });
+                quiet(Outcome::Granted, Some(lease))
+            }
+            (Call::Acquire { owner, lease }, Some(hold)) if hold.owner == owner => {
+                hold.count += 1;
+                quiet(Outcome::Granted, Some(lease))
+            }
+            (Call::Acquire { .. }, Some(_)) => quiet(Outcome::Busy, None),
+            (Call::Release { owner, lease, .. }, Some(hold)) if hold.owner == owner => {
+                hold.count -= 1;
+                if hold.count > 0 {
+                    return quiet(Outcome::Kept, Some(lease));
+                }
+                self.freed(way)
+            }
+            (Call::Release { .. }, None) if oldest => {
+                Expected { outcome: Outcome::Freed, lease: None, messages: 1..=1 }
+            }
+            (Call::Renew { owner, lease }, Some(hold)) if hold.owner == owner => {
+                quiet(Outcome::Renewed, Some(lease))
+            }
+            (Call::Release { .. } | Call::Renew { .. }, _) => quiet(Outcome::NotOwner, None),
+            (Call::Break, Some(_)) => self.freed(way),
+            (Call::Break, None) => quiet(Outcome::WasFree, None),
+        }
+    }
+
+    /// A command publishes that the lock is free, and so does a script. If that was a lock which a command has
+    /// taken, the module sees a stranger delete it, and may publish too.
+    fn freed(&mut self, way: Way) -> Expected {
+        let begun = self.model.take().map(|hold| hold.begun);
+        let twice = way == Way::Script && begun == Some(Way::Command);
+        Expected { outcome: Outcome::Freed, lease: None, messages: 1..=if twice { 2 } else { 1 } }
+    }
+
+    /// A release that comes again gets the reply that it had, and nothing changes.
+    fn again(&mut self, desk: &mut Desk, way: Way, call: Call, first: &str) -> TestCaseResult {
+        let mut commands = vec![call.words(way, &self.key, &desk.scripts)];
+        commands.extend(Stored::commands(&self.key));
+        let (span, replies) = desk.run(&commands);
+        let text = show(&replies[0]);
+        let stored = Stored::read(&replies[1..]);
+        desk.seen.insert((way, call.answer(way, &text).outcome, true));
+        prop_assert_eq!(text.as_str(), first, "sent again");
+        stored.assert_consistent(span)?;
+        self.assert_stored(&stored)?;
+        prop_assert_eq!(desk.heard(), BTreeMap::new(), "sent again");
+        Ok(())
+    }
+
+    fn assert_stored(&self, stored: &Stored) -> TestCaseResult {
+        let hold = self.model.as_ref();
+        prop_assert_eq!(stored.holder, hold.map(|hold| (hold.owner, hold.count)));
+        prop_assert_eq!(stored.end, hold.map_or(-2, |hold| hold.end));
+        Ok(())
+    }
+
+    fn assert_heard(&self, desk: &mut Desk, expected: &Expected) -> TestCaseResult {
+        if *expected.messages.end() > 0 {
+            desk.settle();
+        }
+        let mut heard = desk.heard();
+        let ours = heard.remove(&channel(&self.key)).unwrap_or(0);
+        prop_assert!(expected.messages.contains(&ours), "{} messages, not {:?}", ours, expected.messages);
+        prop_assert_eq!(heard, BTreeMap::new(), "messages to others");
+        Ok(())
+    }
+
+    /// The lease ends, with nobody there to wait for the lock.
+    fn end(&mut self, desk: &mut Desk, way: Way) -> TestCaseResult {
+        let Some(Hold { owner, .. }) = self.model else { return Ok(()) };
+        let call = Call::Renew { owner, lease: 1 };
+        let (_, replies) = desk.run(&[call.words(way, &self.key, &desk.scripts)]);
+        prop_assert_eq!(call.answer(way, &show(&replies[0])).outcome, Outcome::Renewed);
+        desk.until_gone(&self.key);
+        self.is_gone(desk)
+    }
+
+    fn expire(&mut self, desk: &mut Desk) -> TestCaseResult {
+        let (_, replies) = desk.run(&[format!("PEXPIRE {} -1", self.key)]);
+        prop_assert_eq!(&replies[0], &Value::Int(self.model.is_some().into()));
+        self.is_gone(desk)
+    }
+
+    /// The key has gone without a release. Of a lock that a command took that is published; of one that a script
+    /// took it may be or not.
+    fn is_gone(&mut self, desk: &mut Desk) -> TestCaseResult {
+        let messages = match self.model.take().map(|hold| hold.begun) {
+            Some(Way::Command) => 1..=1,
+            Some(Way::Script) => 0..=1,
+            None => return Ok(()),
+        };
+        self.assert_heard(desk, &Expected { outcome: Outcome::Freed, lease: None, messages })
+    }
+}

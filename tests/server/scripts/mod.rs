@@ -1,0 +1,122 @@
+//! The commands and the scripts of Redisson's clients do the same: random histories of acquires, releases and
+//! renewals go both ways, on two keys side by side ([`twins`]) and mixed on one ([`mixed`]).
+//!
+//! The scripts are our own, with the semantics of Redisson's. Of its release there are three: see [`Variant`].
+
+mod calls;
+mod desk;
+mod mixed;
+mod twins;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseResult, TestRunner};
+
+use crate::support::{in_world, Flavor};
+use calls::{Outcome, Variant, Way};
+use desk::Desk;
+
+crate::on_every_server!(twin_keys_stay_equal, one_key_is_shared);
+
+/// How many histories, for each variant of the release.
+const HISTORIES: u32 = 32;
+
+/// Named as Redisson names its own, and not.
+const OWNERS: [&str; 3] =
+    ["0a4b7f4e-3a45-4f3e-9a70-2f4a3d1c7b11:1", "0a4b7f4e-3a45-4f3e-9a70-2f4a3d1c7b11:27", "c"];
+
+/// In milliseconds. Long enough that none is over before its history is; the default is among them.
+const LEASES: [i64; 4] = [30_000, 60_000, 75_001, 3_600_000];
+
+/// Something that can happen to a lock.
+#[derive(Clone, Debug)]
+enum Op {
+    Acquire {
+        owner: usize,
+        lease: i64,
+    },
+    Release {
+        owner: usize,
+        lease: i64,
+        /// The owner did not get the answer to its last release, and sends the same again.
+        again: bool,
+    },
+    Renew {
+        owner: usize,
+        lease: i64,
+    },
+    Break,
+    /// The lease is over.
+    End,
+    /// Somebody who knows nothing of locks makes the key expire.
+    Expire,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Mostly the same one, so that many holds pile up.
+    let owner = prop_oneof![4 => Just(0), 2 => Just(1), 1 => Just(2)];
+    let both = (owner, prop::sample::select(LEASES.as_slice()));
+    prop_oneof![
+        6 => both.clone().prop_map(|(owner, lease)| Op::Acquire { owner, lease }),
+        6 => (both.clone(), prop::bool::weighted(0.4))
+            .prop_map(|((owner, lease), again)| Op::Release { owner, lease, again }),
+        2 => both.prop_map(|(owner, lease)| Op::Renew { owner, lease }),
+        1 => Just(Op::Break),
+        1 => Just(Op::End),
+        1 => Just(Op::Expire),
+    ]
+}
+
+fn twin_keys_stay_equal(flavor: Flavor) {
+    let history = prop::collection::vec((0..2usize, op()), 1..60);
+    check(flavor, history, twins::run);
+}
+
+fn one_key_is_shared(flavor: Flavor) {
+    let way = prop_oneof![Just(Way::Command), Just(Way::Script)];
+    let history = prop::collection::vec((way, op()), 1..60);
+    check(flavor, history, mixed::run);
+}
+
+/// Runs histories with each variant of the release. One that fails is made as short as it can be, and shown.
+fn check<S>(flavor: Flavor, history: S, run: impl Fn(&mut Desk, Variant, S::Value) -> TestCaseResult)
+where
+    S: Strategy<Value: Debug + Clone>,
+{
+    in_world(flavor, |world| {
+        for variant in Variant::ALL {
+            let desk = RefCell::new(Desk::open(world, variant));
+            let config = Config {
+                cases: HISTORIES,
+                max_shrink_iters: 400,
+                failure_persistence: None,
+                ..Config::default()
+            };
+            let result = TestRunner::new(config).run(&history, |history| {
+                let mut desk = desk.borrow_mut();
+                desk.begin();
+                run(&mut desk, variant, history)
+            });
+            if let Err(failure) = result {
+                panic!("{flavor:?}, with the release {variant:?}: {failure}");
+            }
+            assert_all_seen(variant, &desk.borrow().seen);
+        }
+    });
+}
+
+/// A history in which nothing of interest happens proves nothing.
+fn assert_all_seen(variant: Variant, seen: &BTreeSet<(Way, Outcome, bool)>) {
+    for way in [Way::Command, Way::Script] {
+        for outcome in Outcome::ALL {
+            assert!(seen.contains(&(way, outcome, false)), "never {outcome:?} by {way:?}");
+        }
+        for outcome in [Outcome::Kept, Outcome::Freed] {
+            let expected = variant == Variant::Latched;
+            assert_eq!(seen.contains(&(way, outcome, true)), expected, "{outcome:?} again by {way:?}");
+        }
+    }
+}
