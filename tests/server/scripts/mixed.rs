@@ -54,6 +54,8 @@ pub(super) fn run(desk: &mut Desk, variant: Variant, history: Vec<(Way, Op)>) ->
         }
         .map_err(|why| TestCaseError::fail(format!("step {place}, {op:?} by {way:?}: {why}")))?;
     }
+    desk.settle();
+    prop_assert_eq!(desk.heard(), BTreeMap::new(), "long after");
     Ok(())
 }
 
@@ -171,7 +173,7 @@ impl Mixed {
     }
 
     fn assert_heard(&self, desk: &mut Desk, expected: &Expected) -> TestCaseResult {
-        if *expected.messages.end() > 0 {
+        if expected.messages.start() != expected.messages.end() {
             desk.settle();
         }
         let mut heard = desk.heard();
@@ -205,6 +207,7 @@ impl Mixed {
             Some(Way::Script) => 0..=1,
             None => return Ok(()),
         };
+        desk.settle();
         self.assert_heard(desk, &Expected { outcome: Outcome::Freed, lease: None, messages })
     }
 }

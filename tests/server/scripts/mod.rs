@@ -57,13 +57,13 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     // Mostly the same one, so that many holds pile up.
-    let owner = prop_oneof![4 => Just(0), 2 => Just(1), 1 => Just(2)];
+    let owner = prop_oneof![6 => Just(0), 2 => Just(1), 1 => Just(2)];
     let both = (owner, prop::sample::select(LEASES.as_slice()));
     prop_oneof![
-        6 => both.clone().prop_map(|(owner, lease)| Op::Acquire { owner, lease }),
-        6 => (both.clone(), prop::bool::weighted(0.4))
+        16 => both.clone().prop_map(|(owner, lease)| Op::Acquire { owner, lease }),
+        12 => (both.clone(), prop::bool::weighted(0.5))
             .prop_map(|((owner, lease), again)| Op::Release { owner, lease, again }),
-        2 => both.prop_map(|(owner, lease)| Op::Renew { owner, lease }),
+        4 => both.prop_map(|(owner, lease)| Op::Renew { owner, lease }),
         1 => Just(Op::Break),
         1 => Just(Op::End),
         1 => Just(Op::Expire),
@@ -71,13 +71,13 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn twin_keys_stay_equal(flavor: Flavor) {
-    let history = prop::collection::vec((0..2usize, op()), 1..60);
+    let history = prop::collection::vec((0..2usize, op()), 1..100);
     check(flavor, history, twins::run);
 }
 
 fn one_key_is_shared(flavor: Flavor) {
     let way = prop_oneof![Just(Way::Command), Just(Way::Script)];
-    let history = prop::collection::vec((way, op()), 1..60);
+    let history = prop::collection::vec((way, op()), 1..100);
     check(flavor, history, mixed::run);
 }
 
