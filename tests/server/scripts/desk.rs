@@ -67,9 +67,13 @@ impl Desk {
         (Span { from, to }, replies)
     }
 
-    /// Waits until the lease that is about to end has ended.
-    pub(super) fn until_gone(&mut self, key: &str) {
+    /// Waits until a lease of a millisecond has ended.
+    pub(super) fn until_gone(&mut self, key: &str) -> TestCaseResult {
+        // One that is longer would be waited for in vain, again and again.
+        let ttl = self.client.number(&format!("PTTL {key}"));
+        prop_assert!((-2..=1).contains(&ttl) && ttl != -1, "the TTL of {} is {}", key, ttl);
         until("its lease is over", || self.client.call(&format!("EXISTS {key}")) == "0");
+        Ok(())
     }
 
     /// When this is over, what the module does a moment later than the server tells it is done too.

@@ -189,7 +189,7 @@ impl Mixed {
         let call = Call::Renew { owner, lease: 1 };
         let (_, replies) = desk.run(&[call.words(way, &self.key, &desk.scripts)]);
         prop_assert_eq!(call.answer(way, &show(&replies[0])).outcome, Outcome::Renewed);
-        desk.until_gone(&self.key);
+        desk.until_gone(&self.key)?;
         self.is_gone(desk)
     }
 

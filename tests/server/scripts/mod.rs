@@ -92,6 +92,7 @@ where
             let config = Config {
                 cases: HISTORIES,
                 max_shrink_iters: 400,
+                max_shrink_time: 20_000,
                 failure_persistence: None,
                 ..Config::default()
             };

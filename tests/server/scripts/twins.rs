@@ -145,7 +145,9 @@ impl Pair {
         for (way, reply) in WAYS.into_iter().zip(&replies) {
             prop_assert_eq!(call.answer(way, &show(reply)).outcome, Outcome::Renewed);
         }
-        self.keys.iter().for_each(|key| desk.until_gone(key));
+        for key in &self.keys {
+            desk.until_gone(key)?;
+        }
         self.is_gone(desk)
     }
 
