@@ -267,6 +267,7 @@ impl Service {
         let before = holders.expires_at();
         let result = holders.renew(owner.as_bytes(), lease.end);
         if result.is_ok() {
+            self.held.insert(lock);
             self.lease_was_set(lock, owner, lease, now);
             self.lease_shortened(lock, (before, holders), records);
             if let Some(bind) = bind {

@@ -121,9 +121,8 @@ impl Service {
         let Admission::Grant(holds) = holders.acquire(&request.owner, request.mode, lease.end, token) else {
             return Outcome::Busy;
         };
-        if holds == 1 {
-            self.held.insert(lock);
-        }
+        // Also if the owner has taken it elsewhere before: here it is known to be a lock now.
+        self.held.insert(lock);
         if let Some(entry) = self.entries.get_mut(lock) {
             entry.turn.granted(now);
         }

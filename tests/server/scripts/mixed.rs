@@ -19,8 +19,8 @@ struct Hold {
     count: i64,
     /// When its lease ends. What was read when it was set, after it was found to be right.
     end: i64,
-    /// Which way its first hold was acquired.
-    begun: Way,
+    /// A command has granted or renewed it: the module knows that the key is a lock.
+    known: bool,
 }
 
 /// What a call must lead to.
@@ -115,11 +115,12 @@ impl Mixed {
         let oldest = self.variant == Variant::Oldest && way == Way::Script;
         match (call, &mut self.model) {
             (Call::Acquire { owner, lease }, None) => {
-                self.model = Some(Hold { owner, count: 1, end: 0, begun: way });
+                self.model = Some(Hold { owner, count: 1, end: 0, known: way == Way::Command });
                 quiet(Outcome::Granted, Some(lease))
             }
             (Call::Acquire { owner, lease }, Some(hold)) if hold.owner == owner => {
                 hold.count += 1;
+                hold.known |= way == Way::Command;
                 quiet(Outcome::Granted, Some(lease))
             }
             (Call::Acquire { .. }, Some(_)) => quiet(Outcome::Busy, None),
@@ -134,6 +135,7 @@ impl Mixed {
                 Expected { outcome: Outcome::Freed, lease: None, messages: 1..=1 }
             }
             (Call::Renew { owner, lease }, Some(hold)) if hold.owner == owner => {
+                hold.known |= way == Way::Command;
                 quiet(Outcome::Renewed, Some(lease))
             }
             (Call::Release { .. } | Call::Renew { .. }, _) => quiet(Outcome::NotOwner, None),
@@ -142,11 +144,11 @@ impl Mixed {
         }
     }
 
-    /// A command publishes that the lock is free, and so does a script. If that was a lock which a command has
-    /// taken, the module sees a stranger delete it, and may publish too.
+    /// A command publishes that the lock is free, and so does a script. If that was a lock which the module
+    /// knows, it sees a stranger delete it, and may publish too.
     fn freed(&mut self, way: Way) -> Expected {
-        let begun = self.model.take().map(|hold| hold.begun);
-        let twice = way == Way::Script && begun == Some(Way::Command);
+        let known = self.model.take().is_some_and(|hold| hold.known);
+        let twice = way == Way::Script && known;
         Expected { outcome: Outcome::Freed, lease: None, messages: 1..=if twice { 2 } else { 1 } }
     }
 
@@ -185,8 +187,9 @@ impl Mixed {
 
     /// The lease ends, with nobody there to wait for the lock.
     fn end(&mut self, desk: &mut Desk, way: Way) -> TestCaseResult {
-        let Some(Hold { owner, .. }) = self.model else { return Ok(()) };
-        let call = Call::Renew { owner, lease: 1 };
+        let Some(Hold { owner, known, .. }) = &mut self.model else { return Ok(()) };
+        *known |= way == Way::Command;
+        let call = Call::Renew { owner: *owner, lease: 1 };
         let (_, replies) = desk.run(&[call.words(way, &self.key, &desk.scripts)]);
         prop_assert_eq!(call.answer(way, &show(&replies[0])).outcome, Outcome::Renewed);
         desk.until_gone(&self.key)?;
@@ -199,12 +202,12 @@ impl Mixed {
         self.is_gone(desk)
     }
 
-    /// The key has gone without a release. Of a lock that a command took that is published; of one that a script
-    /// took it may be or not.
+    /// The key has gone without a release. Of a lock that the module knows that is published; of one that only scripts
+    /// have touched it may be or not.
     fn is_gone(&mut self, desk: &mut Desk) -> TestCaseResult {
-        let messages = match self.model.take().map(|hold| hold.begun) {
-            Some(Way::Command) => 1..=1,
-            Some(Way::Script) => 0..=1,
+        let messages = match self.model.take().map(|hold| hold.known) {
+            Some(true) => 1..=1,
+            Some(false) => 0..=1,
             None => return Ok(()),
         };
         desk.settle();
