@@ -18,19 +18,8 @@ crate::on_every_server!(
     nothing_is_remembered_for_long,
 );
 
-const ACQUIRE: &str = "
-    if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[1]) == 1 then
-        redis.call('hincrby', KEYS[1], ARGV[1], 1)
-        redis.call('pexpire', KEYS[1], 100000)
-        return nil
-    end
-    return redis.call('pttl', KEYS[1])";
-
-const RELEASE: &str = "
-    if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return nil end
-    redis.call('del', KEYS[1])
-    redis.call('publish', KEYS[2], '0')
-    return 1";
+const ACQUIRE: &str = include_str!("scripts/acquire.lua");
+const RELEASE: &str = include_str!("scripts/release.lua");
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
 
@@ -61,7 +50,7 @@ impl Stranger {
 
     fn eval(&mut self, script: &str) -> String {
         let (script, channel, name) = (script.as_bytes(), CHANNEL.as_bytes(), self.name.as_bytes());
-        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, name])
+        self.client.call_args(&[b"EVAL", script, b"2", b"k", channel, name, b"100000"])
     }
 }
 
