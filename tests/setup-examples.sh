@@ -1,0 +1,98 @@
+#!/bin/sh
+# Builds the examples of the clients for other languages into target/examples-clients/, with what they depend on:
+#
+#   go/worker                         the program
+#   node/worker.mjs                   beside its node_modules
+#   java-lettuce/, java-jedis/        classes in target/classes, what they need in target/dependency
+#
+# Python and Rust need nothing of this. What is downloaded comes from wherever this machine's go, npm and mvn get
+# theirs. Nothing is done for an example that is built and has not changed since.
+#
+# An example whose tools are missing is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure.
+
+set -eu
+cd "$(dirname -- "$0")/.."
+built=$PWD/target/examples-clients
+skipped=0
+
+skip() {
+    echo "SKIPPED: the example $1: $2; tests of it will not run" >&2
+    skipped=1
+}
+
+# All that decides what a build gives.
+fingerprint() {
+    (cd "examples/clients/$1" && find . \( -name target -o -name node_modules \) -prune -o -type f -print |
+        LC_ALL=C sort | while read -r file; do
+        cksum "$file"
+    done)
+    cksum <tests/setup-examples.sh
+    echo "$2"
+}
+
+# Builds one example in a copy of its folder, and puts it in its place when that went well.
+get() {
+    name=$1
+    build=$2
+    shift 2
+    for tool in "$@"; do
+        if ! command -v "$tool" >/dev/null; then
+            skip "$name" "no $tool"
+            rm -rf "${built:?}/$name"
+            return
+        fi
+    done
+    case $1 in
+    go) version=$(GOTOOLCHAIN=local go version) ;;
+    node) version=$(node --version) ;;
+    *) version=$(javac -version 2>&1) ;;
+    esac
+    now=$(fingerprint "$name" "$version")
+    [ "$now" != "$(cat "$built/$name/.built" 2>/dev/null)" ] || return 0
+    mkdir "$tmp/$name"
+    cp -R "examples/clients/$name/." "$tmp/$name"
+    rm -rf "$tmp/$name/target" "$tmp/$name/node_modules"
+    if ! (cd "$tmp/$name" && "$build") >"$tmp/log" 2>&1; then
+        tail -n 20 "$tmp/log" >&2
+        skip "$name" "it does not build"
+        rm -rf "${built:?}/$name"
+        return
+    fi
+    echo "$now" >"$tmp/$name/.built"
+    rm -rf "${built:?}/$name"
+    mv "$tmp/$name" "$built/$name"
+    echo "example $name: built with $version"
+}
+
+# Debian 12 has a Go that knows nothing of GOTOOLCHAIN; a newer one must not fetch another in its place.
+build_go() {
+    GOTOOLCHAIN=local GOFLAGS="${GOFLAGS:-} -mod=readonly" go build -o worker .
+}
+
+build_node() {
+    npm ci --no-audit --no-fund --ignore-scripts
+    # A syntax error is found here, not by a test.
+    node --check worker.mjs
+}
+
+build_java() {
+    mvn --batch-mode --quiet compile dependency:copy-dependencies -DincludeScope=runtime
+}
+
+mkdir -p "$built"
+# Two that run at once must not do the same work in the same place.
+exec 9>"$built/.lock"
+flock 9 2>/dev/null || true
+tmp=$(mktemp -d "$built/.new.XXXXXX")
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 1' HUP INT TERM
+
+get go build_go go
+get node build_node node npm
+get java-lettuce build_java javac mvn
+get java-jedis build_java javac mvn
+
+if [ "$skipped" = 1 ] && [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
+    echo "FAILED: REQUIRE_ALL_SERVERS is set, and not all examples are there" >&2
+    exit 1
+fi
