@@ -32,8 +32,9 @@ class LockLost(Exception):
 @contextmanager
 def lock(client, waiting, key, owner, lease_ms, wait_ms):
     """Holds the lock for the block of a `with` statement, which gets an event: set if the lock is lost."""
-    # redis-py 6 and later repeat a call whose connection broke. With an ID that is new for each call, a
-    # repetition gets the reply that was lost instead of a second hold.
+    # redis-py 6 and later may repeat a call whose connection broke (redis.Redis(...) does unless told otherwise,
+    # from_url does not). With an ID that is new for each call, a repetition gets the reply that was lost
+    # instead of a second hold.
     granted = waiting.execute_command(
         "LOCK.ACQUIRE", key, owner, "PX", lease_ms, "BLOCK", wait_ms, "ID", str(uuid.uuid4())
     )

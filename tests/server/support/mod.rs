@@ -1,6 +1,8 @@
 //! The harness: real servers, clients under full control, and what must hold after every scenario.
 
 pub mod client;
+pub mod programs;
+pub mod proxy;
 pub mod server;
 pub mod world;
 
