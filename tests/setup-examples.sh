@@ -64,9 +64,10 @@ get() {
     echo "example $name: built with $version"
 }
 
-# Debian 12 has a Go that knows nothing of GOTOOLCHAIN; a newer one must not fetch another in its place.
+# Debian 12 has a Go that knows nothing of GOTOOLCHAIN; a newer one must not fetch another in its place. What git
+# thinks of this folder is no matter.
 build_go() {
-    GOTOOLCHAIN=local GOFLAGS="${GOFLAGS:-} -mod=readonly" go build -o worker .
+    GOTOOLCHAIN=local GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false" go build -o worker .
 }
 
 build_node() {
