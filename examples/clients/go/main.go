@@ -50,7 +50,8 @@ func withLock(
 		return err
 	}
 
-	// The server can do the renewing: acquire with WATCHDOG on a connection that stays open, rdb.Conn().
+	// The server can do the renewing instead: acquire with WATCHDOG on a connection that stays open and is not given
+	// back to the pool, waiting.Conn().Process(ctx, redis.NewCmd(ctx, "LOCK.ACQUIRE", …)).
 	working, stop := context.WithCancel(ctx)
 	renewed := make(chan struct{})
 	go func() {

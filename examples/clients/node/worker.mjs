@@ -61,7 +61,8 @@ async function main([url, key, rounds, lease = 3000, workMs = 5000, wait = 30000
   const redis = new Redis(url);
   // All calls of a client share one connection, in which a call that waits keeps back all that come after it. So
   // it needs another one; and one more for each lock that is waited for at the same time. If you set
-  // commandTimeout or socketTimeout, override them here: they must be longer than BLOCK.
+  // commandTimeout or socketTimeout, override them here: they must be longer than BLOCK. After a commandTimeout
+  // the call still waits in the server, and is granted a lock that nobody knows of.
   const waiting = redis.duplicate();
   // Without a listener ioredis prints each attempt to reconnect.
   for (const client of [redis, waiting]) client.on('error', (error) => console.error(`redis: ${error.message}`));

@@ -42,8 +42,8 @@ def lock(client, waiting, key, owner, lease_ms, wait_ms):
         raise NotGranted
     lost, done = threading.Event(), threading.Event()
 
-    # For work that computes without a pause, let the server do this: keep a client with
-    # single_connection_client=True open, and acquire on it with WATCHDOG.
+    # The server can do this instead: acquire with WATCHDOG on a connection that stays open and is not given back
+    # to the pool, `waiting.client()`.
     def renew():
         while not done.wait(lease_ms / 3000):
             try:

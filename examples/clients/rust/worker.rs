@@ -62,7 +62,7 @@ impl Worker {
         Ok(Worker { waiting, renewing, working, owner: Uuid::new_v4().to_string() })
     }
 
-    /// Runs `work` while this worker holds the lock. `work` gets a channel that says so if the lock is lost.
+    /// Runs `work` while this worker holds the lock. It gets a channel that says so if the lock is lost.
     fn with_lock<T>(
         &mut self,
         key: &str,
@@ -70,8 +70,8 @@ impl Worker {
         wait_ms: u64,
         work: impl FnOnce(&mut Connection, &Receiver<()>) -> RedisResult<T>,
     ) -> Result<T, Failure> {
-        // A Connection repeats nothing by itself. Whoever does so after an error passes an ID as well, new for each
-        // call and the same for its repetition, and has no second hold then.
+        // A Connection repeats nothing by itself. If you do after an error, pass an ID as well, new for each call
+        // and the same for its repetition: then you have no second hold.
         let granted: Option<i64> = redis::cmd("LOCK.ACQUIRE")
             .arg(&[key, &self.owner, "PX", &lease_ms.to_string(), "BLOCK", &wait_ms.to_string()])
             .query(&mut self.waiting)?;
@@ -113,6 +113,7 @@ fn renew(
     while until_done.recv_timeout(third) == Err(RecvTimeoutError::Timeout) {
         let renewed: RedisResult<i64> =
             redis::cmd("LOCK.RENEW").arg(&[key, owner, "PX", &lease_ms.to_string()]).query(connection);
+        // After any other error the lease runs out, unless the work is done before. LOCK.RELEASE will tell.
         if renewed.is_err_and(|error| error.code() == Some("NOTOWNER")) {
             // If nobody listens, the work is done already.
             let _ = tell_lost.send(());

@@ -58,7 +58,8 @@ public final class Worker {
             this.redis = redis;
             this.key = key;
             this.owner = owner;
-            // The server can do this: acquire with WATCHDOG on a connection that stays open, a Jedis of your own.
+            // The server can do this instead: acquire with WATCHDOG on a connection that
+            // stays open and is not given back to the pool, a Jedis.
             renewing.scheduleAtFixedRate(() -> renew(lease), lease / 3, lease / 3, TimeUnit.MILLISECONDS);
         }
 
@@ -87,13 +88,13 @@ public final class Worker {
     }
 
     /** The lock, or null if it was not our turn in time. */
-    private static Held acquire(
-            RedisClient redis, String key, String owner, long lease, long wait) {
-        // A call that waits takes a connection of the pool for itself. blocking() says that this is one: what counts
-        // is blockingSocketTimeoutMillis then, not the timeout of 2 s that other calls have. Jedis repeats nothing by
-        // itself, but whoever does so after an error has no second hold if the ID is the same.
+    private static Held acquire(RedisClient redis, String key, String owner, long lease, long wait) {
+        // A call that waits takes a connection of the pool for itself. blocking() says that this is one: then what
+        // counts is blockingSocketTimeoutMillis, not the timeout of 2 s that other calls have. Jedis repeats
+        // nothing by itself; if you do after an error, with the same ID, you have no second hold.
         Object granted = redis.executeCommand(
-                Command.ACQUIRE.with(key, owner, "PX", lease, "BLOCK", wait, "ID", UUID.randomUUID()).blocking());
+                Command.ACQUIRE.with(key, owner, "PX", lease, "BLOCK", wait, "ID", UUID.randomUUID())
+                        .blocking());
         return granted == null ? null : new Held(redis, key, owner, lease);
     }
 
@@ -102,8 +103,7 @@ public final class Worker {
     }
 
     /** Reads, and writes what it has read plus one: wrong if anybody else works in between. */
-    private static void increment(RedisClient redis, Held lock, long takes)
-            throws InterruptedException {
+    private static void increment(RedisClient redis, Held lock, long takes) throws InterruptedException {
         if (redis.incr(INSIDE) != 1) {
             System.err.println("OVERLAP: somebody else is at work, too");
         }
@@ -118,8 +118,8 @@ public final class Worker {
         }
     }
 
-    private static int run(
-            RedisClient redis, String key, int rounds, long lease, long takes, long wait) throws InterruptedException {
+    private static int run(RedisClient redis, String key, int rounds, long lease, long takes, long wait)
+            throws InterruptedException {
         // Whoever uses the same string is the same owner: so it is random, and one for each thread that locks.
         String owner = UUID.randomUUID().toString();
         for (int finished = 0; finished < rounds;) {

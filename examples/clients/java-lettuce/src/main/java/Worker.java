@@ -61,7 +61,7 @@ public final class Worker {
             this.redis = redis;
             this.key = key;
             this.owner = owner;
-            // The server can do this: acquire with WATCHDOG, and keep that connection open.
+            // The server can do this instead: acquire with WATCHDOG, and keep `waiting` open.
             renewing.scheduleAtFixedRate(() -> renew(lease), lease / 3, lease / 3, TimeUnit.MILLISECONDS);
         }
 
@@ -162,8 +162,8 @@ public final class Worker {
         // needs another one; and one more for each lock that is waited for at the same time.
         try (StatefulRedisConnection<String, String> shared = client.connect();
                 StatefulRedisConnection<String, String> waiting = client.connect()) {
-            // 60 s unless set. It must be longer than BLOCK: after a timeout here the call still waits in the server,
-            // and is granted a lock that nobody knows of.
+            // 60 s unless set. It must be longer than BLOCK: after a timeout here the call still waits in the
+            // server, and is granted a lock that nobody knows of.
             waiting.setTimeout(Duration.ofMillis(wait + 5000));
             status = run(shared.sync(), waiting.sync(), args[1], Integer.parseInt(args[2]), lease, takes, wait);
         } finally {
