@@ -96,7 +96,7 @@ fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
 }
 
 fn two_with_different_locks_overlap(kind: Kind, flavor: Flavor) {
-    let plan = Plan { rounds: 1, lease: 20_000, work: 2_000, wait: LONG };
+    let plan = Plan { rounds: 1, lease: 20_000, work: 3_000, wait: LONG };
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = run_both(kind, &server, (LOCK, &plan), (OTHER_LOCK, &plan)) else { return };
     let told = printed.iter().filter(|printed| printed.stderr.contains("OVERLAP")).count();
@@ -133,7 +133,7 @@ fn run_both(
 /// A lock that is broken under the work, when the lease has been renewed at least once.
 fn a_lost_lock_is_told(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let plan = Plan { rounds: 1, lease: 3_000, work: LONG, wait: LONG };
+    let plan = Plan { rounds: 1, lease: 4_000, work: LONG, wait: LONG };
     let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
     until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
