@@ -11,10 +11,10 @@ PORT := 6379
 # redis.conf and the tests look for the module there, whatever the user's own settings are.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
-.PHONY: help run setup test bench lint clean
+.PHONY: help run setup clients test bench lint clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
 
 run: ## A server with locks on port 6379, or as in `make run PORT=6380`; installs what is missing
 	@$(refuse_used_port)
@@ -37,7 +37,18 @@ setup: ## Installs what the tests need, and puts more servers into target/server
 	@$(call install,rust cc libclang redis python)
 	sh tests/setup-servers.sh
 
-test: setup ## All tests, on every server
+clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
+	@for what in java node go; do
+		case $$what in
+		java) ($(call install,java)) ;;
+		node) ($(call install,node)) ;;
+		go) ($(call install,go)) ;;
+		esac || echo "SKIPPED: $$what cannot be installed" >&2
+	done
+	sh tests/setup-redisson.sh
+	sh tests/setup-examples.sh
+
+test: setup clients ## All tests, on every server and with every client
 	@cargo build --release
 	cargo test --no-fail-fast
 
@@ -95,6 +106,17 @@ for need in $(1); do
     python)
         { python3 -c "import redis" || /usr/bin/python3 -c "import redis"; } &>/dev/null ||
             missing+=(python3 python3-redis)
+        ;;
+    java)
+        { command -v java && command -v javac; } >/dev/null || missing+=(default-jdk-headless)
+        command -v mvn >/dev/null || missing+=(maven)
+        ;;
+    node)
+        command -v node >/dev/null || missing+=(nodejs)
+        command -v npm >/dev/null || missing+=(npm)
+        ;;
+    go)
+        command -v go >/dev/null || missing+=(golang-go)
         ;;
     esac
 done
