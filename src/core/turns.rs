@@ -12,8 +12,13 @@ use super::entries::Entry;
 use super::{Holders, LockRef, MonoUs, Now, Records, Service};
 
 /// How many grants here are in a row before strangers get a turn. At least a tenth of the grants shall be theirs, also
-/// if they miss every other turn.
-const RUN: u32 = 5;
+/// if they miss some turns.
+const RUN: u32 = 4;
+
+/// For how many grants here one elsewhere makes up, and how many are remembered: who missed some turns gets the next ones
+/// sooner, though never two in a row.
+const MAKES_UP: u32 = 6;
+const LONGEST_RUN: u32 = 60;
 
 /// The same before any stranger has taken the lock: most who listen never have to be let in.
 const FIRST_RUN: u32 = 16;
@@ -26,7 +31,7 @@ const TURN_US: MonoUs = 3_000;
 const LONGEST_TURN_US: MonoUs = 32_000;
 
 /// How many missed turns in a row cost a stranger nothing: any program stumbles now and then.
-const FREE_MISSES: u32 = 2;
+const FREE_MISSES: u32 = 8;
 
 /// After more misses the next turn comes when this many times the missed one has passed; it doubles with each miss,
 /// [`DOUBLINGS`] times at most.
@@ -40,8 +45,10 @@ const MEMORY_US: MonoUs = 1_000_000;
 /// The turns of strangers at one lock.
 #[derive(Default)]
 pub(super) struct Turn {
-    /// How many grants here there were in a row. Counted only while the lock has an entry.
+    /// How many grants here there were that none elsewhere made up for. Counted only while the lock has an entry.
     run: u32,
+    /// Nobody here was granted the lock since a stranger had it.
+    just_taken: bool,
     /// Somebody elsewhere listened when it was last asked.
     heard: bool,
     /// Somebody elsewhere has taken the lock.
@@ -70,7 +77,9 @@ impl Turn {
     }
 
     fn is_due(&self, now: Now) -> bool {
-        self.run >= (if self.met { RUN } else { FIRST_RUN }) && self.not_before <= now.mono
+        !self.just_taken
+            && self.run >= (if self.met { RUN } else { FIRST_RUN })
+            && self.not_before <= now.mono
     }
 
     fn next_length(&self) -> MonoUs {
@@ -102,7 +111,8 @@ impl Turn {
             self.misses = 0;
             self.not_before = now.mono;
         }
-        self.run = 0;
+        self.run = self.run.saturating_sub(MAKES_UP);
+        self.just_taken = true;
         self.open_since = None;
         self.met = true;
     }
@@ -114,7 +124,8 @@ impl Turn {
         if open_since.is_some_and(|since| now.mono.saturating_sub(since) >= self.next_length()) {
             self.run = 0;
         }
-        self.run = self.run.saturating_add(1);
+        self.run = self.run.saturating_add(1).min(LONGEST_RUN);
+        self.just_taken = false;
         self.on = None;
     }
 }
