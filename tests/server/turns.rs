@@ -215,7 +215,21 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
         assert_eq!((a.recv(), a.recv()), ("1".to_owned(), "1".to_owned()));
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
-        assert_eq!(a.call("PING"), "PONG");
+        // Freed by the DEL, taken, and freed again.
+        a.send_at_once(&[
+            "LOCK.ACQUIRE k a PX 100000",
+            "DEL k",
+            "LOCK.ACQUIRE k b PX 100000",
+            "LOCK.RELEASE k b",
+        ]);
+        for reply in ["1", "1", "1", "0"] {
+            assert_eq!(a.recv(), reply);
+        }
+        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        // Whatever a timer was to do at once, it has done.
+        a.call("LOCK.ACQUIRE timer a");
+        assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
+        assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
         assert!(stranger.subscriber.has_nothing(), "told of a lock that was not free");
     });
 }

@@ -155,6 +155,31 @@ fn where_nobody_listens_no_turn_is_given() {
     assert!(seen.real.messages.is_empty());
 }
 
+/// However the lock becomes free.
+#[test]
+fn a_turn_is_told_when_a_lease_ends_or_a_stranger_deletes() {
+    for deleted in [false, true] {
+        let mut real = Real::heard(true);
+        for _ in 0..40 {
+            let [call, other] = [0, 1].map(|owner| Call { lease: 10, ..call(owner) });
+            real.step(&Op::Acquire { lock: 0, call, block: Some(0) });
+            real.step(&Op::Acquire { lock: 0, call: other, block: Some(0) });
+            match deleted {
+                true => drop(real.step(&Op::Delete { lock: 0 })),
+                false => real.advance(11),
+            }
+            for (id, _) in std::mem::take(&mut real.decisions) {
+                real.service.delivered(id, real.time());
+            }
+            if real.service.yields(at(KEY), real.time()) {
+                break;
+            }
+            assert!(real.messages.is_empty());
+        }
+        assert_eq!(real.messages, [KEY], "deleted: {deleted}");
+    }
+}
+
 /// The contract: a call that does not wait takes a lock that is free.
 #[test]
 fn who_does_not_wait_takes_what_is_free() {
