@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{LockRef, Mode, Outcome, Owner, Request};
+use crate::core::{LockRef, Mode, MonoUs, Outcome, Owner, Records, Request};
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -43,24 +43,28 @@ impl Command for Acquire {
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
         let mut lock = super::open(ctx, &call.key, now)?;
-        if lock.holders.of(call.request.owner.as_bytes()).is_none() && lock.is_fair(now) {
+        if lock.holders.of(call.request.owner.as_bytes()).is_none()
+            && lock.is_fair(now)
+            && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
+        {
             return Err(Error::FairLock);
         }
-        let may_wait = call.block.is_some() && !ctx.denies_blocking();
+        let block = call.block.filter(|_| !ctx.denies_blocking());
+        let deadline = block.and_then(|Block { ms }| Some(now.mono.saturating_add(ms?.saturating_mul(1000))));
+        let ready_until = if block.is_some() { deadline.unwrap_or(MonoUs::MAX) } else { now.mono };
         let outcome = runtime::with(ctx, |runtime| {
-            runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, may_wait, now)
+            runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, ready_until, now)
         });
-        let holders = (outcome == Outcome::Busy && may_wait).then(|| lock.holders.clone());
+        let holders = (outcome == Outcome::Busy && block.is_some()).then(|| lock.holders.clone());
         runtime::store(ctx, at, lock);
-        match (outcome, call.block.zip(holders)) {
+        match (outcome, holders) {
             (Outcome::Granted(reply), _) => runtime::reply_grant(ctx, &reply),
             (Outcome::Refused(refusal), _) => return Err(Error::Refused(refusal)),
-            (Outcome::Busy, Some((block, holders))) => {
+            (Outcome::Busy, Some(holders)) => {
                 if !ctx.is_primary() {
                     // A replica that accepts writes: nothing here could hand the lock on.
                     return Err(Error::ReadOnly);
                 }
-                let deadline = block.ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000)));
                 let id = runtime::with(ctx, |runtime| {
                     let full = config::max_waiters().is_some_and(|max| runtime.service.waiting(at) >= max);
                     let full = full && !runtime.service.waits_already(at, &call.request);

@@ -61,6 +61,7 @@ impl Entry {
             && self.take_back.is_empty()
             && self.bindings.is_empty()
             && self.turn.is_idle()
+            && self.lease_end.is_none()
     }
 
     /// Owners whose holds have ended with a connection, which is not written yet.

@@ -99,15 +99,15 @@ pub(crate) struct Service {
 
 impl Service {
     /// Grants the request if the holders admit it and it is nobody else's turn; otherwise changes nothing
-    /// but what the queue had coming anyway. One that was granted before gets the same answer again. One that `may_wait`
-    /// lets strangers go first, when it is their turn.
+    /// but what the queue had coming anyway. One that was granted before gets the same answer again. One that is
+    /// ready to wait until some time lets strangers go first, when it is their turn.
     pub(crate) fn acquire(
         &mut self,
         lock: LockRef<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
-        may_wait: bool,
+        ready_until: MonoUs,
         now: Now,
     ) -> Outcome {
         // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
@@ -123,13 +123,11 @@ impl Service {
             }
         }
         let queue = self.entries.get(lock).is_some_and(|entry| !entry.waiting.is_empty());
-        let queue = queue || (may_wait && holders.is_free() && self.yields(lock, now));
+        let queue = queue || (holders.is_free() && self.yields(lock, ready_until, now));
         if queue && holders.of(request.owner.as_bytes()).is_none() {
             return Outcome::Busy;
         }
-        let before = holders.expires_at();
         let outcome = self.grant(lock, holders, records, request, now);
-        self.lease_shortened(lock, (before, holders), records);
         if let (Outcome::Granted(_), Some(bind)) = (&outcome, request.bind) {
             let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
             self.bind(lock, &request.owner, (bind, Takes::Part), request.id.as_ref(), lease, now);
@@ -238,13 +236,11 @@ impl Service {
             }
         }
         let lease = lease_ms.map(|ms| Lease { ms, end: now.wall.saturating_add(ms) });
-        let before = holders.expires_at();
         let left = holders
             .release(owner.as_bytes(), *part, lease.map(|lease| lease.end))
             .map_err(|NotOwner| NotReleased::NotOwner)?;
         if let Some(lease) = lease {
             self.lease_was_set(lock, owner, lease, now);
-            self.lease_shortened(lock, (before, holders), records);
         }
         if let Some(id) = id {
             records.remember_release(id, left, now);
@@ -264,12 +260,10 @@ impl Service {
         self.begin(lock, holders, records, now);
         let Renewal { owner, lease_ms, bind } = renewal;
         let lease = Lease { ms: *lease_ms, end: now.wall.saturating_add(*lease_ms) };
-        let before = holders.expires_at();
         let result = holders.renew(owner.as_bytes(), lease.end);
         if result.is_ok() {
             self.held.insert(lock);
             self.lease_was_set(lock, owner, lease, now);
-            self.lease_shortened(lock, (before, holders), records);
             if let Some(bind) = bind {
                 self.bind(lock, owner, (*bind, Takes::All), None, lease, now);
             }
@@ -419,7 +413,10 @@ impl Service {
                 break;
             }
             let lock = lock.clone();
+            let planned = (*end, lock.clone());
             self.set_lease_end(lock.as_ref(), None);
+            // Were it planned for no entry, it would be planned for ever.
+            self.leases.remove(&planned);
             self.dirty.insert(lock);
         }
         self.end_turns(now);
@@ -464,6 +461,13 @@ impl Service {
     /// True if [`touched`](Service::touched) would do nothing, whatever the key.
     pub(crate) fn ignores(&self, gone: bool) -> bool {
         self.entries.is_empty() && (!gone || self.held.is_empty())
+    }
+
+    /// Fails if anything is kept but decisions that nobody has taken yet.
+    #[cfg(test)]
+    pub(crate) fn assert_empty_but_decisions(&self) {
+        assert!(self.entries.is_empty() && self.waiters.is_empty() && self.leases.is_empty());
+        assert!(self.turns.is_empty() && self.dirty.is_empty() && self.owed.is_empty());
     }
 
     /// Fails if anything is kept.

@@ -9,7 +9,7 @@
 //! client at all, soon gets its turns at long intervals only.
 
 use super::entries::Entry;
-use super::{Holders, LockRef, MonoUs, Now, Records, Service};
+use super::{Holders, LockRef, MonoUs, Now, Records, Service, WallMs};
 
 /// How many grants here are in a row before strangers get a turn. At least a tenth of the grants shall be theirs, also
 /// if they miss some turns.
@@ -62,13 +62,19 @@ pub(super) struct Turn {
     /// How many in a row were missed.
     misses: u32,
     not_before: MonoUs,
+    /// When the lock was last granted, taken, or told to be free.
+    last_seen: MonoUs,
     /// The entry of this lock in `Service::turns`: when the turn is over, or forgotten that somebody listened.
     planned: Option<MonoUs>,
 }
 
 impl Turn {
     pub(super) fn is_idle(&self) -> bool {
-        self.run == 0 && !self.heard && !self.met && self.planned.is_none()
+        self.is_blank() && self.planned.is_none()
+    }
+
+    fn is_blank(&self) -> bool {
+        self.run == 0 && !self.heard && !self.met
     }
 
     /// Somebody elsewhere listens: the end of the lease is watched for them.
@@ -86,8 +92,13 @@ impl Turn {
         self.length.unwrap_or(TURN_US)
     }
 
+    /// When a turn that begins now is over.
+    fn end(&self, now: Now) -> MonoUs {
+        now.mono.saturating_add(self.next_length())
+    }
+
     fn begin(&mut self, now: Now) -> MonoUs {
-        let until = now.mono.saturating_add(self.next_length());
+        let until = self.end(now);
         self.on = Some((now.mono, until));
         self.heard = true;
         until
@@ -113,6 +124,7 @@ impl Turn {
         }
         self.run = self.run.saturating_sub(MAKES_UP);
         self.just_taken = true;
+        self.last_seen = now.mono;
         self.open_since = None;
         self.met = true;
     }
@@ -126,7 +138,9 @@ impl Turn {
         }
         self.run = self.run.saturating_add(1).min(LONGEST_RUN);
         self.just_taken = false;
-        self.on = None;
+        self.last_seen = now.mono;
+        // Somebody took it who did not want to wait: that is a turn that strangers missed.
+        self.missed(now);
     }
 }
 
@@ -151,7 +165,11 @@ impl Service {
         // One that was free before is not made free once more.
         let becomes_free =
             || !entry.waiting.is_empty() || self.held.contains(lock) || self.owed.contains(&lock.to_id());
-        if !turn.is_due(now) || !becomes_free() {
+        // Nor is anybody's time to wait spent on it.
+        let first = entry.waiting.values().next().and_then(|id| self.waiters.get(id));
+        let in_time =
+            |end: MonoUs| first.and_then(|waiter| waiter.deadline).is_none_or(|deadline| deadline > end);
+        if !turn.is_due(now) || !in_time(turn.end(now)) || !becomes_free() {
             return false;
         }
         if !records.has_listeners() {
@@ -166,10 +184,10 @@ impl Service {
         true
     }
 
-    /// True if whoever is ready to wait lets strangers go first.
-    pub(super) fn yields(&self, lock: LockRef<'_>, now: Now) -> bool {
+    /// True if whoever is ready to wait that long lets strangers go first. Nobody's time to wait is over by that.
+    pub(super) fn yields(&self, lock: LockRef<'_>, ready_until: MonoUs, now: Now) -> bool {
         let on = self.entries.get(lock).and_then(|entry| entry.turn.on);
-        on.is_some_and(|(_, until)| now.mono < until)
+        on.is_some_and(|(_, until)| now.mono < until && until < ready_until)
     }
 
     /// Somebody who never asked here has taken the lock.
@@ -189,6 +207,7 @@ impl Service {
         }
         let turn = &mut self.entries.get_or_make(lock).1.turn;
         turn.heard = heard;
+        turn.last_seen = now.mono;
         turn.open_since = turn.on.is_none().then_some(now.mono);
         self.settle_turn(lock, &Holders::Free, now);
         self.entries.drop_if_idle(lock);
@@ -213,35 +232,26 @@ impl Service {
         (self.turns_given, self.turns_taken)
     }
 
-    /// The lease may end earlier than strangers who wait know; they are told when it does.
-    pub(super) fn lease_shortened(
-        &mut self,
-        lock: LockRef<'_>,
-        (before, holders): (Option<super::WallMs>, &Holders),
-        records: &mut dyn Records,
-    ) {
-        let shortened = before.zip(holders.expires_at()).is_some_and(|(before, end)| end < before);
-        if shortened && records.has_listeners() {
-            self.entries.get_or_make(lock).1.turn.heard = true;
-            self.watch_lease(lock, holders);
-        }
+    /// The lock is free earlier than strangers know who wait for it: they are told when the first lease ends.
+    pub(crate) fn lease_shortened(&mut self, lock: LockRef<'_>, first_end: WallMs) {
+        self.entries.get_or_make(lock).1.turn.heard = true;
+        self.set_lease_end(lock, Some(first_end));
     }
 
     /// Forgets what is not needed any more, now or after a while.
     pub(super) fn settle_turn(&mut self, lock: LockRef<'_>, holders: &Holders, now: Now) {
-        if self.entries.get(lock).is_none() {
-            return;
+        let taken = |entry: &Entry| entry.turn.on.is_some() && !holders.is_free();
+        if self.entries.get(lock).is_some_and(taken) {
+            self.stranger_took(lock, now);
         }
-        let granted_here = self.held.contains(lock);
+        let granted_here = !self.entries.is_empty() && self.held.contains(lock);
         let Some(Entry { turn, waiting, .. }) = self.entries.get_mut(lock) else { return };
-        if !holders.is_free() {
-            turn.on = None;
-        }
         let plan = match turn.on {
             Some((_, until)) => Some(until),
-            // It cannot be said when who waits or holds here will be done.
-            None if !waiting.is_empty() || (granted_here && !holders.is_free()) => None,
-            None if turn.heard => Some(now.mono.saturating_add(MEMORY_US)),
+            None if !waiting.is_empty() || turn.is_blank() => turn.planned,
+            None if turn.heard || (granted_here && !holders.is_free()) => {
+                Some(turn.planned.unwrap_or(now.mono.saturating_add(MEMORY_US)))
+            }
             None => {
                 *turn = Turn { planned: turn.planned, ..Turn::default() };
                 None
@@ -257,14 +267,23 @@ impl Service {
                 break;
             }
             self.plan_turn(lock.as_ref(), None);
-            let Some(Entry { turn, waiting, .. }) = self.entries.get_mut(lock.as_ref()) else { continue };
-            if !waiting.is_empty() {
+            let granted_here = self.held.contains(lock.as_ref());
+            let Some(Entry { turn, waiting, lease_end, .. }) = self.entries.get_mut(lock.as_ref()) else {
+                continue;
+            };
+            let forget_at = turn.last_seen.saturating_add(MEMORY_US);
+            if turn.on.is_some() && !waiting.is_empty() {
                 self.dirty.insert(lock);
             } else if turn.on.is_some() {
                 turn.missed(now);
                 self.plan_turn(lock.as_ref(), Some(now.mono.saturating_add(MEMORY_US)));
+            } else if !waiting.is_empty() || (turn.heard && granted_here && lease_end.is_some()) {
+                // Whoever waits here, or the end of the lease that strangers wait for, leads to another look.
+            } else if forget_at > now.mono {
+                self.plan_turn(lock.as_ref(), Some(forget_at));
             } else {
                 *turn = Turn::default();
+                self.set_lease_end(lock.as_ref(), None);
                 self.entries.drop_if_idle(lock.as_ref());
             }
         }

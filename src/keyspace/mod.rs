@@ -50,6 +50,16 @@ impl<'a> Lock<'a> {
         fair::has_queue(self.ctx, self.key.name(), now)
     }
 
+    pub(crate) fn name(&self) -> &'a Str<'a> {
+        self.key.name()
+    }
+
+    /// When the first lease ends, if the lock will be free earlier than whoever has read it knows.
+    pub(crate) fn shortened_to(&self) -> Option<i64> {
+        let shortened = self.stored_end > self.holders.expires_at();
+        self.holders.first_end().filter(|_| shortened)
+    }
+
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
     /// are told; returns how many heard it, if anything was said.
     pub(crate) fn store(mut self) -> Option<usize> {

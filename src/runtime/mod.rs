@@ -121,9 +121,21 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
 
 /// Writes a lock that a command has opened and the core has changed, and sees to what follows from it.
 pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>) {
-    let heard = lock.store();
-    told(ctx, at, heard);
+    store_lock(ctx, at, lock, false);
     settle(ctx);
+}
+
+/// Writes a lock, and tells those who wait elsewhere what they have to know: that it is free, also if it is only now
+/// that anybody sees so (`owed`).
+fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>, owed: bool) {
+    let (name, shortened) = (lock.name(), lock.shortened_to());
+    let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, name)));
+    if let Some(heard) = heard {
+        with(ctx, |runtime| runtime.service.told(at, heard > 0, ctx.now()));
+    }
+    if let Some(end) = shortened.filter(|_| keyspace::publish::has_listeners(ctx, name)) {
+        with(ctx, |runtime| runtime.service.lease_shortened(at, end));
+    }
 }
 
 /// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
@@ -314,16 +326,7 @@ fn look_at(ctx: Ctx, lock: &LockId) {
     });
     let left_free = open.holders.is_free();
     let owed = with(ctx, |runtime| runtime.service.take_owed(lock.as_ref()));
-    let heard = open.store();
-    let unheard = owed && found_free && left_free && heard.is_none();
-    told(ctx, lock.as_ref(), if unheard { Some(keyspace::publish::freed(ctx, &name)) } else { heard });
-}
-
-/// It was published that a lock is free, if anybody heard what.
-fn told(ctx: Ctx, lock: LockRef<'_>, heard: Option<usize>) {
-    if let Some(heard) = heard {
-        with(ctx, |runtime| runtime.service.told(lock, heard > 0, ctx.now()));
-    }
+    store_lock(ctx, lock.as_ref(), open, owed && found_free && left_free);
 }
 
 /// This server has become the primary, or has ceased to be it.

@@ -114,7 +114,7 @@ impl<'a> Key<'a> {
             if call!(RedisModule_KeyType(self.raw)) as isize != raw::REDISMODULE_KEYTYPE_ZSET {
                 return false;
             }
-            call!(RedisModule_ZsetLastInScoreRange(self.raw, above, f64::INFINITY, 1, 0));
+            call!(RedisModule_ZsetLastInScoreRange(self.raw, above, f64::MAX, 1, 1));
             let last = call!(RedisModule_ZsetRangeCurrentElement(self.raw, std::ptr::null_mut()));
             call!(RedisModule_ZsetRangeStop(self.raw));
             if last.is_null() {

@@ -16,6 +16,8 @@ crate::on_every_server!(
     the_end_of_a_shortened_lease_is_told_at_once,
     a_release_of_what_was_deleted_loses_no_message,
     nothing_is_remembered_for_long,
+    a_stranger_may_keep_the_lock_for_long,
+    the_end_of_the_next_ones_shorter_lease_is_told_at_once,
 );
 
 const ACQUIRE: &str = include_str!("scripts/acquire.lua");
@@ -231,6 +233,47 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
         assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
         assert!(stranger.subscriber.has_nothing(), "told of a lock that was not free");
+    });
+}
+
+/// Longer than it is remembered that somebody listened.
+fn a_stranger_may_keep_the_lock_for_long(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        stranger.lock();
+        assert_eq!(a.call("PEXPIRE k 2500"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 10"), "nil");
+        until("its lease is over", || a.call("EXISTS k") == "0");
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 BLOCK 10"), "1");
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        until("no timer is left", || a.call("MODULE UNLOAD redis-lock") == "OK");
+        assert_eq!(load_module(&mut a), "OK");
+    });
+}
+
+/// Strangers sleep until the end of the lease that they saw, unless they are told.
+fn the_end_of_the_next_ones_shorter_lease_is_told_at_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut a = world.client();
+        // The server would not notice by itself.
+        assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+        let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        assert_eq!(b.recv(), "1");
+        stranger.lock();
+        stranger.unlock();
+        stranger.subscriber.recv();
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 SHARED"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE k b PX 100 SHARED"), "1");
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        stranger.lock();
+        stranger.unlock();
+        assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
     });
 }
 

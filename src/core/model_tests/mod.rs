@@ -359,7 +359,11 @@ proptest! {
         for burst in &bursts {
             for op in burst {
                 match *op {
-                    Op::Advance { ms } => real.now += ms,
+                    // Where somebody listens, things are remembered for longer.
+                    Op::Advance { ms } => real.now += if listeners && ms > 20 { 50 * ms } else { ms },
+                    Op::Stranger { lock, lease } if listeners => {
+                        real.step(&Op::Stranger { lock, lease: 100 * lease });
+                    }
                     Op::Pause(_) | Op::Away { .. } => {}
                     Op::Close { connection } => {
                         real.service.connection_closed(ConnectionId(connection), real.time());
@@ -400,7 +404,7 @@ proptest! {
                 let free = visible(&real, key).is_none_or(|holders| holders.is_free());
                 // A lease that ends in this millisecond is over in the next.
                 let ends_now = matches!(&real.keys[key], Stored::Lock(h) if h.expires_at().is_some_and(|at| real.now > at));
-                let left_to_strangers = listeners && real.service.yields(at(key), real.time());
+                let left_to_strangers = listeners && real.service.yields(at(key), u64::MAX, real.time());
                 if free && !ends_now && !left_to_strangers {
                     prop_assert!(real.waiting(key).is_empty(), "a free lock has waiters");
                 }

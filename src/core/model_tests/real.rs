@@ -147,11 +147,16 @@ impl Real {
         let now = self.time();
         let beside = self.beside.get_mut(key).unwrap();
         (beside.now, beside.listeners) = (self.now, self.listeners);
-        let was_free = holders.is_free();
+        let (was_free, end_before) = (holders.is_free(), holders.expires_at());
         let result = body(&mut self.service, at(key), &mut holders, beside, now);
         let announce = std::mem::take(&mut beside.announce);
         if (!was_free && holders.is_free()) || announce {
             self.publish(key);
+        }
+        if let Some(end) = holders.first_end().filter(|_| end_before > holders.expires_at()) {
+            if self.listeners {
+                self.service.lease_shortened(at(key), end);
+            }
         }
         self.store(key, holders);
         Ok(result)
@@ -236,14 +241,15 @@ impl Real {
 
     fn acquire(&mut self, key: &'static [u8], call: &Call, block: Option<u64>) -> Result<Seen, Seen> {
         let request = call.request();
-        let (outcome, holders) = self.on(key, |service, at, holders, beside, now| {
-            (service.acquire(at, holders, beside, &request, block.is_some(), now), holders.clone())
-        })?;
         let now = self.time();
+        let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
+        let ready_until = if block.is_some() { deadline.unwrap_or(u64::MAX) } else { now.mono };
+        let (outcome, holders) = self.on(key, |service, at, holders, beside, now| {
+            (service.acquire(at, holders, beside, &request, ready_until, now), holders.clone())
+        })?;
         match (outcome, block) {
             (Outcome::Granted(reply), _) => Ok(Seen::Granted(reply)),
-            (Outcome::Busy, Some(ms)) => {
-                let deadline = (ms > 0).then(|| now.mono + ms * 1000);
+            (Outcome::Busy, Some(_)) => {
                 let id = self.service.wait(at(key), &holders, request, deadline, now);
                 if let Step::Cycle(cycle) = self.search(Search::cycle(&self.service, id).unwrap()).0 {
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);

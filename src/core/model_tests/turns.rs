@@ -171,13 +171,93 @@ fn a_turn_is_told_when_a_lease_ends_or_a_stranger_deletes() {
             for (id, _) in std::mem::take(&mut real.decisions) {
                 real.service.delivered(id, real.time());
             }
-            if real.service.yields(at(KEY), real.time()) {
+            if real.service.yields(at(KEY), u64::MAX, real.time()) {
                 break;
             }
             assert!(real.messages.is_empty());
         }
         assert_eq!(real.messages, [KEY], "deleted: {deleted}");
     }
+}
+
+/// What is remembered is forgotten while the stranger has the lock, and nothing of it stays planned.
+#[test]
+fn a_stranger_may_keep_the_lock_for_long() {
+    for waits in [false, true] {
+        let mut real = Real::heard(true);
+        real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+        assert!(real.take(KEY, 3_000));
+        real.fire();
+        if waits {
+            real.step(&Op::Acquire { lock: 0, call: call(0), block: Some(100) });
+        }
+        real.advance(2_500);
+        real.service.assert_empty_but_decisions();
+        real.advance(1_000);
+        real.service.assert_empty_but_decisions();
+    }
+}
+
+/// A deadline that comes before the turn is over.
+#[test]
+fn nobody_waits_in_vain_for_a_turn_to_end() {
+    for block in 1..6 {
+        let mut real = Real::heard(true);
+        for _ in 0..200 {
+            let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: Some(block) });
+            if let Some(Seen::Waits(_)) = seen {
+                real.advance(i64::try_from(block).unwrap());
+                let decisions = std::mem::take(&mut real.decisions);
+                let [(id, Decision::Granted(_))] = &decisions[..] else {
+                    panic!("{decisions:?} for a free lock with BLOCK {block}");
+                };
+                real.service.delivered(*id, real.time());
+            }
+            // Somebody is in line, so that a turn may begin.
+            real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(block) });
+            real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+            if std::mem::take(&mut real.decisions).is_empty() {
+                real.advance(i64::try_from(block).unwrap());
+            }
+            assert!(!real.decisions.iter().any(|(_, decision)| *decision == Decision::TimedOut));
+            real.decisions.clear();
+            for id in real.service.in_flight.keys().copied().collect::<Vec<_>>() {
+                real.service.delivered(id, real.time());
+            }
+            real.step(&Op::Release { lock: 0, owner: 1, part: Part::One, lease: None, id: None });
+        }
+    }
+}
+
+/// Clients that do not wait take the lock in its turns: that is no reason to make more of them.
+#[test]
+fn turns_that_others_use_are_missed() {
+    let mut real = Real::heard(true);
+    for _ in 0..1000 {
+        real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    }
+    assert!(real.service.strangers_turns().0 < 20, "{:?}", real.service.strangers_turns());
+}
+
+/// Those who sleep until the end of the lease that they saw.
+#[test]
+fn the_end_of_the_next_ones_shorter_lease_is_told() {
+    let mut real = Real::heard(true);
+    real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+    real.step(&Op::Acquire { lock: 0, call: Call { lease: 50, ..call(1) }, block: Some(0) });
+    real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    assert!(real.messages.is_empty());
+    real.advance(51);
+    assert_eq!(real.messages, [KEY]);
+    // The same among readers, of whom the one with the longest lease leaves.
+    let reader = |owner, lease| Call { lease, shared: true, ..call(owner) };
+    real.step(&Op::Acquire { lock: 1, call: reader(0, 100_000), block: None });
+    real.step(&Op::Acquire { lock: 1, call: reader(1, 50), block: None });
+    real.step(&Op::Release { lock: 1, owner: 0, part: Part::All, lease: None, id: None });
+    real.advance(51);
+    assert_eq!(real.messages, [KEY, LOCKS[1]]);
 }
 
 /// The contract: a call that does not wait takes a lock that is free.
