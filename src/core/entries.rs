@@ -93,6 +93,11 @@ impl Entries {
         self.0.values().flat_map(HashMap::values)
     }
 
+    /// With the keys of all databases.
+    pub(super) fn iter_keys(&self) -> impl Iterator<Item = (&[u8], &Entry)> {
+        self.0.values().flatten().map(|(key, entry)| (&**key, entry))
+    }
+
     pub(super) fn in_db(&self, db: i32) -> impl Iterator<Item = (&[u8], &Entry)> {
         self.0.get(&db).into_iter().flatten().map(|(key, entry)| (&**key, entry))
     }

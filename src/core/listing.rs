@@ -1,5 +1,6 @@
 //! Who waits: for those who look, not for those who decide.
 
+use super::entries::Entry;
 use super::service::{asked, Service};
 use super::{LockRef, Mode, MonoUs, Now, Owner, Request, WaiterId};
 
@@ -34,6 +35,12 @@ impl Service {
     /// True if this request waits for the lock, on another connection.
     pub(crate) fn waits_already(&self, lock: LockRef<'_>, request: &Request) -> bool {
         asked(&lock.to_id(), request).is_some_and(|asked| self.asked.contains_key(&asked))
+    }
+
+    /// The locks, of any database, that somebody here waits for or was granted just now.
+    pub(crate) fn wanted_here(&self) -> impl Iterator<Item = &[u8]> {
+        let wanted = |entry: &Entry| !entry.waiting.is_empty() || !entry.in_flight.is_empty();
+        self.entries.iter_keys().filter(move |(_, entry)| wanted(entry)).map(|(key, _)| key)
     }
 
     /// How many wait for any lock.

@@ -1,8 +1,13 @@
 //! Telling those who wait elsewhere that a lock is free: the message that Redisson's waiters listen for.
 
+use std::collections::HashSet;
+
 use crate::config::{self, Publish};
 use crate::keyspace::names;
 use crate::server::{Ctx, Str};
+
+/// What the name of a lock's channel begins with.
+const CHANNEL: &str = "redisson_lock__channel";
 
 /// The message that wakes one waiter of each client.
 const FREE: &[u8] = b"0";
@@ -14,22 +19,46 @@ pub(crate) fn freed(ctx: Ctx, lock: &Str<'_>) -> usize {
     if !kinds.classic && !kinds.sharded {
         return 0;
     }
-    let channel = channel(lock);
-    let message = &Str::new(FREE);
-    // In a cluster its bus takes the message to the replicas.
-    let to_replicas = !ctx.is_cluster();
-    let mut heard = 0;
+    let channel = channel(lock.as_bytes());
+    let classic = if kinds.classic { publish(ctx, &channel) } else { 0 };
+    let sharded = if kinds.sharded { publish_shard(ctx, &channel) } else { 0 };
+    classic + sharded
+}
+
+/// All keys of a database may be gone: everybody who waits elsewhere, for whatever lock, is told to look, but for
+/// those whose lock somebody here waits for too.
+pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
+    let kinds = Kinds::chosen(ctx);
+    let pattern = c"redisson_lock__channel:*";
+    let wanted: HashSet<Vec<u8>> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
+    let heard = |kind| ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel));
     if kinds.classic {
-        heard += ctx.publish(&channel, message);
-        if to_replicas {
-            ctx.replicate_publish(c"PUBLISH", &channel, message);
+        for channel in heard(c"CHANNELS") {
+            publish(ctx, &Str::new(&channel));
         }
     }
     if kinds.sharded {
-        heard += ctx.publish_shard(&channel, message);
-        if to_replicas {
-            ctx.replicate_publish(c"SPUBLISH", &channel, message);
+        for channel in heard(c"SHARDCHANNELS") {
+            publish_shard(ctx, &Str::new(&channel));
         }
+    }
+}
+
+fn publish(ctx: Ctx, channel: &Str<'_>) -> usize {
+    let message = &Str::new(FREE);
+    let heard = ctx.publish(channel, message);
+    // In a cluster its bus takes the message to the replicas.
+    if !ctx.is_cluster() {
+        ctx.replicate_publish(c"PUBLISH", channel, message);
+    }
+    heard
+}
+
+fn publish_shard(ctx: Ctx, channel: &Str<'_>) -> usize {
+    let message = &Str::new(FREE);
+    let heard = ctx.publish_shard(channel, message);
+    if !ctx.is_cluster() {
+        ctx.replicate_publish(c"SPUBLISH", channel, message);
     }
     heard
 }
@@ -37,12 +66,12 @@ pub(crate) fn freed(ctx: Ctx, lock: &Str<'_>) -> usize {
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
 pub(crate) fn has_listeners(ctx: Ctx, lock: &Str<'_>) -> bool {
     let kinds = Kinds::chosen(ctx);
-    let any = |kind| ctx.subscribers(kind, &channel(lock)) > 0;
+    let any = |kind| ctx.subscribers(kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
 
-fn channel(lock: &Str<'_>) -> Str<'static> {
-    Str::new(&names::derived("redisson_lock__channel", lock.as_bytes()))
+fn channel(lock: &[u8]) -> Str<'static> {
+    Str::new(&names::derived(CHANNEL, lock))
 }
 
 /// How messages are published.

@@ -46,6 +46,9 @@ const CLUSTER_LOOK_US: MonoUs = 500_000;
 /// done a millisecond later.
 const TIMER_BUDGET_US: MonoUs = 4_000;
 
+/// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
+const FLUSH_RETRY_MS: u64 = 10;
+
 /// How late a timer can be in a server that is alive, in microseconds.
 const TIMER_OVERDUE_US: MonoUs = 20_000;
 
@@ -72,6 +75,8 @@ pub(crate) struct Runtime {
     watching_timer: bool,
     /// The end of connections is listened to, as holds depend on some; ends in the timer.
     listening_to_clients: bool,
+    /// All keys of a database may be gone: those who wait elsewhere have not been told yet.
+    flushed: bool,
     /// When all locks are looked at next; in a cluster only.
     look_at_all: Option<MonoUs>,
 }
@@ -212,12 +217,13 @@ impl Runtime {
     /// there is nothing: a module that has a timer cannot be unloaded.
     fn set_timer(&mut self, ctx: Ctx, may_write: bool) {
         let now = ctx.now();
-        let wanted = if self.listening && self.answered.is_empty() {
+        let wanted = if (self.listening && self.answered.is_empty()) || (self.flushed && may_write) {
             Some(0)
         } else {
             let work = self.service.next_wakeup(now, may_write);
+            let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
             let look = self.look_at_all.map(|at| at.saturating_sub(now.mono).div_ceil(1000));
-            work.into_iter().chain(look).min()
+            work.into_iter().chain(look).chain(flushed).min()
         };
         let due = wanted.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000)));
         match (&self.timer, due) {
@@ -273,6 +279,14 @@ fn fired(ctx: Ctx) {
         if locks.is_empty() {
             break;
         }
+    }
+    let flushed = with(ctx, |runtime| {
+        let told = runtime.flushed && (may_write || !primary);
+        runtime.flushed &= !told;
+        (told && primary).then(|| runtime.service.wanted_here().map(<[u8]>::to_vec).collect::<Vec<_>>())
+    });
+    if let Some(wanted_here) = flushed {
+        keyspace::publish::all_freed(ctx, &wanted_here);
     }
     with(ctx, |runtime| {
         runtime.pass_on_decisions();

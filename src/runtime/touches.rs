@@ -39,10 +39,9 @@ impl KeyspaceEvents for Touches {
 
     fn database(ctx: Ctx, db: Option<i32>) {
         with(ctx, |runtime| {
-            if !runtime.service.is_idle() {
-                runtime.service.touched_all(db);
-                runtime.set_timer(ctx, true);
-            }
+            runtime.flushed = ctx.is_primary();
+            runtime.service.touched_all(db);
+            runtime.set_timer(ctx, true);
         });
     }
 }

@@ -174,6 +174,24 @@ impl Ctx {
         }
     }
 
+    /// The channels that begin like this and that somebody has subscribed to at this server; `kind` is `CHANNELS` or
+    /// `SHARDCHANNELS`. None if the server refuses to say.
+    pub(crate) fn channels(self, kind: &CStr, pattern: &CStr) -> Vec<Vec<u8>> {
+        // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements.
+        unsafe {
+            let (command, format) = (c"PUBSUB".as_ptr(), c"cc".as_ptr());
+            let reply = call!(RedisModule_Call(self.0, command, format, kind.as_ptr(), pattern.as_ptr()));
+            if reply.is_null() {
+                return Vec::new();
+            }
+            let len = call!(RedisModule_CallReplyLength(reply));
+            let channels = (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at))));
+            let channels = channels.collect();
+            call!(RedisModule_FreeCallReply(reply));
+            channels
+        }
+    }
+
     /// The same message to the subscribers of replicas: outside a cluster the API does not send it there.
     pub(crate) fn replicate_publish(self, command: &CStr, channel: &Str, message: &Str) {
         // SAFETY: "ss" takes two strings of the server; "A" keeps the command out of the AOF.
@@ -233,29 +251,37 @@ type Setting = (Vec<u8>, Vec<u8>);
 
 const NO_PERMISSION: &str = "NOPERM this user has no permissions to run the 'config|get' command";
 
+/// The text of a string or an error; empty if it is neither, or null.
+///
+/// # Safety
+/// `reply` is null or a reply of the server.
+unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
+    let mut len = 0;
+    if reply.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise; the text of what has none is null, and any other lives as long as the reply.
+    unsafe {
+        let start = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
+        if start.is_null() {
+            return Vec::new();
+        }
+        std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
+    }
+}
+
 /// The strings of a flat array, two by two.
 ///
 /// # Safety
 /// `reply` is null or a reply of the server.
 unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<Setting>, String> {
-    // SAFETY: the caller's promise; an element that is not there is null, and so is the text of what is no string.
+    // SAFETY: the caller's promise; an element that is not there is null.
     unsafe {
-        let text = |reply: *mut raw::RedisModuleCallReply| {
-            let mut len = 0;
-            if reply.is_null() {
-                return Vec::new();
-            }
-            let start = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
-            if start.is_null() {
-                return Vec::new();
-            }
-            std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
-        };
         if reply.is_null() {
             return Err("ERR the server refuses CONFIG GET".to_owned());
         }
         if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
-            let error = String::from_utf8_lossy(&text(reply)).into_owned();
+            let error = String::from_utf8_lossy(&text_of(reply)).into_owned();
             // Redis 7.0 has another text for a call from a module.
             let denied = error.contains("acl verification failed");
             return Err(if denied { NO_PERMISSION.to_owned() } else { error });
@@ -263,7 +289,7 @@ unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<Setting>
         if call!(RedisModule_CallReplyType(reply)) != reply_type(raw::REDISMODULE_REPLY_ARRAY) {
             return Err("ERR the server answers CONFIG GET with something else than a list".to_owned());
         }
-        let element = |at| text(call!(RedisModule_CallReplyArrayElement(reply, at)));
+        let element = |at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at)));
         let len = call!(RedisModule_CallReplyLength(reply));
         Ok((0..len / 2).map(|pair| (element(2 * pair), element(2 * pair + 1))).collect())
     }

@@ -17,6 +17,7 @@ mod fencing;
 mod loading;
 mod pauses;
 mod races;
+mod redisson;
 mod retries;
 mod scripts;
 mod shared;

@@ -3,6 +3,8 @@
 pub mod client;
 pub mod programs;
 pub mod proxy;
+pub mod redisson;
+pub mod sentinel;
 pub mod server;
 pub mod world;
 

@@ -1,0 +1,271 @@
+//! Both kinds of client in a cluster of three nodes. Older versions of Redisson listen for `PUBLISH` there, newer ones
+//! for `SPUBLISH`, and those between for either: 3.27.2 finds out what the server can by a command that only the node of
+//! slot 0 answers, and asks any.
+
+use super::count;
+use crate::support::redisson::{Redisson, Version};
+use crate::support::{until, Client, Flavor, Server};
+
+crate::with_every_redisson!(
+    each_version_listens_for_its_kind_of_message_and_is_woken,
+    a_native_release_wakes_redisson_in_every_slot,
+    an_unlock_serves_native_waiters_in_every_slot,
+    whatever_ends_a_native_hold_wakes_redisson_in_a_cluster,
+    both_kinds_count_exactly_in_a_cluster,
+    one_message_of_each_kind_for_each_release,
+    the_setting_decides_which_versions_are_woken,
+    a_jvm_that_is_killed_serves_a_native_waiter_in_a_cluster,
+);
+
+/// Slots 3300, 7365 and 15495: one in each node.
+const KEYS: [&str; 3] = ["b", "c", "a"];
+
+struct Cluster {
+    nodes: [Server; 3],
+}
+
+impl Cluster {
+    fn start(flavor: Flavor) -> Cluster {
+        let nodes = [(); 3].map(|()| Server::with_module(flavor, &["--cluster-enabled", "yes"]));
+        let ranges = ["0 5460", "5461 10922", "10923 16383"];
+        for (at, (node, range)) in nodes.iter().zip(ranges).enumerate() {
+            let mut client = node.client();
+            assert_eq!(client.call(&format!("CLUSTER ADDSLOTSRANGE {range}")), "OK");
+            assert_eq!(client.call(&format!("CLUSTER SET-CONFIG-EPOCH {}", at + 1)), "OK");
+            assert_eq!(client.call(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port)), "OK");
+        }
+        for node in &nodes {
+            let mut client = node.client();
+            until("the cluster is complete", || {
+                let info = client.call("CLUSTER INFO");
+                info.contains("cluster_state:ok")
+                    && info.contains("cluster_slots_ok:16384")
+                    && client.call("CLUSTER NODES").matches(" connected ").count() == 3
+            });
+        }
+        Cluster { nodes }
+    }
+
+    /// The node that serves a key.
+    fn node(&self, key: &str) -> &Server {
+        let serves = |node: &&Server| !node.client().call(&format!("EXISTS {key}")).starts_with("MOVED ");
+        self.nodes.iter().find(serves).unwrap()
+    }
+
+    fn redisson(&self, version: Version, settings: &str) -> Redisson {
+        let redisson = Redisson::start(version);
+        let nodes: Vec<String> =
+            self.nodes.iter().map(|node| format!("redis://127.0.0.1:{}", node.port)).collect();
+        redisson.connect("main", &format!("cluster {} {settings}", nodes.join(",")));
+        redisson
+    }
+
+    fn assert_healthy(mut self) {
+        self.nodes.iter_mut().for_each(Server::assert_healthy);
+    }
+}
+
+fn in_cluster(flavor: Flavor, version: Version, settings: &str, scenario: impl FnOnce(&Cluster, &Redisson)) {
+    let cluster = Cluster::start(flavor);
+    scenario(&cluster, &cluster.redisson(version, settings));
+    cluster.assert_healthy();
+}
+
+fn channel(key: &str) -> String {
+    if key.contains('{') {
+        format!("redisson_lock__channel:{key}")
+    } else {
+        format!("redisson_lock__channel:{{{key}}}")
+    }
+}
+
+/// How many listen to a lock's classic messages, at any node, and to its sharded ones.
+fn listeners(cluster: &Cluster, key: &str) -> (usize, usize) {
+    let sum = |kind: &str| {
+        let count = |node: &Server| {
+            let reply = node.client().call(&format!("PUBSUB {kind} {}", channel(key)));
+            reply.trim_end_matches(']').rsplit_once(", ").unwrap().1.parse::<usize>().unwrap()
+        };
+        cluster.nodes.iter().map(count).sum()
+    };
+    (sum("NUMSUB"), sum("SHARDNUMSUB"))
+}
+
+/// True if this client listens to sharded messages, and not to classic ones.
+fn listens_to_shards(cluster: &Cluster, redisson: &Redisson) -> bool {
+    let (mut native, thread) = (cluster.node("{b}probe").client(), redisson.thread("probe"));
+    assert_eq!(native.call("LOCK.ACQUIRE {b}probe native PX 100000"), "1");
+    let waiting = thread.start("lock plain {b}probe");
+    thread.until_asleep();
+    let found = listeners(cluster, "{b}probe");
+    assert_eq!(native.call("LOCK.RELEASE {b}probe native"), "0");
+    assert_eq!(waiting.wait(), "OK");
+    thread.call("unlock plain {b}probe");
+    assert!(found == (1, 0) || found == (0, 1), "{found:?} listen to classic and to sharded messages");
+    found == (0, 1)
+}
+
+fn each_version_listens_for_its_kind_of_message_and_is_woken(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        let found = listens_to_shards(cluster, redisson);
+        match version {
+            Version::V3_17_7 => assert!(!found),
+            Version::V3_27_2 => {}
+            Version::V4_7_0 => assert!(found),
+        }
+    });
+}
+
+fn a_native_release_wakes_redisson_in_every_slot(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        let names = [KEYS[0], KEYS[1], KEYS[2], "{b}rest", "rest{a}"];
+        let threads = names.map(|name| {
+            assert_eq!(
+                cluster.node(name).client().call(&format!("LOCK.ACQUIRE {name} native PX 100000")),
+                "1"
+            );
+            let thread = redisson.thread(name);
+            let waiting = thread.start(&format!("try plain {name} 90000 100000"));
+            thread.until_asleep();
+            waiting
+        });
+        for (name, waiting) in names.iter().zip(threads) {
+            assert!(!waiting.is_done(), "{name}");
+            assert_eq!(cluster.node(name).client().call(&format!("LOCK.RELEASE {name} native")), "0");
+            assert_eq!(waiting.wait(), "true", "{name}");
+        }
+    });
+}
+
+fn an_unlock_serves_native_waiters_in_every_slot(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        let java = redisson.thread("java");
+        for name in [KEYS[0], KEYS[1], KEYS[2], "{b}rest", "rest{a}"] {
+            java.call(&format!("lock plain {name} 100000"));
+            let mut native = cluster.node(name).waiting(&format!("LOCK.ACQUIRE {name} native BLOCK 0"));
+            java.call(&format!("unlock plain {name}"));
+            assert_eq!(native.recv(), "1", "{name}");
+        }
+    });
+}
+
+fn whatever_ends_a_native_hold_wakes_redisson_in_a_cluster(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        let (mut native, java) = (cluster.node("b").client(), redisson.thread("java"));
+        for free in ["LOCK.BREAK b", "LOCK.RENEW b native PX 300", "DEL b", "PEXPIRE b 100"] {
+            assert_eq!(native.call("LOCK.ACQUIRE b native PX 100000"), "1");
+            let waiting = java.start("lock plain b 100000");
+            java.until_asleep();
+            assert_eq!(native.call(free), "1");
+            assert_eq!(waiting.wait(), "OK", "{free}");
+            java.call("unlock plain b");
+        }
+    });
+}
+
+fn both_kinds_count_exactly_in_a_cluster(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        const ROUNDS: usize = 20;
+        for key in KEYS {
+            let counter = format!("{{{key}}}n");
+            let java = ["x", "y"]
+                .map(|name| redisson.thread(name).start(&format!("count plain {key} {counter} {ROUNDS}")));
+            std::thread::scope(|scope| {
+                let native = ["v", "w"].map(|owner| {
+                    let (mut client, counter) = (cluster.node(key).client(), &counter);
+                    scope.spawn(move || count(&mut client, key, owner, counter, ROUNDS))
+                });
+                for client in native {
+                    assert_eq!(client.join().unwrap(), 0, "somebody else was inside");
+                }
+            });
+            for thread in java {
+                assert_eq!(thread.wait(), format!("{ROUNDS} 0"));
+            }
+            let total = cluster.node(key).client().call(&format!("GET {counter}"));
+            assert_eq!(total, (4 * ROUNDS).to_string());
+        }
+    });
+}
+
+fn listener(server: &Server, subscribe: &str) -> Client {
+    let mut client = server.client();
+    assert!(client.call(subscribe).contains("subscribe, "));
+    client
+}
+
+fn one_message_of_each_kind_for_each_release(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        let (node, java) = (cluster.node("b"), redisson.thread("java"));
+        let (mut native, shards) = (node.client(), listens_to_shards(cluster, redisson));
+        // A classic message goes to every node, a sharded one stays with the slot.
+        let mut classic: Vec<Client> =
+            cluster.nodes.iter().map(|node| listener(node, &format!("SUBSCRIBE {}", channel("b")))).collect();
+        let mut sharded = listener(node, &format!("SSUBSCRIBE {}", channel("b")));
+        for free in ["LOCK.RELEASE b native", "LOCK.BREAK b"] {
+            assert_eq!(native.call("LOCK.ACQUIRE b native PX 100000"), "1");
+            let waiting = java.start("lock plain b 100000");
+            java.until_asleep();
+            native.call(free);
+            assert_eq!(waiting.wait(), "OK");
+            // What Redisson itself publishes marks the end: it is of one kind only.
+            java.call("unlock plain b");
+            native.call(&format!("PUBLISH {} end", channel("b")));
+            native.call(&format!("SPUBLISH {} end", channel("b")));
+            let count = |listener: &mut Client| {
+                let mut count = 0;
+                while !listener.recv().ends_with(", end]") {
+                    count += 1;
+                }
+                count
+            };
+            let (of_classic, of_sharded) = if shards { (1, 2) } else { (2, 1) };
+            for listener in &mut classic {
+                assert_eq!(count(listener), of_classic, "classic messages after {free} and an unlock");
+            }
+            assert_eq!(count(&mut sharded), of_sharded, "sharded messages after {free} and an unlock");
+        }
+    });
+}
+
+fn the_setting_decides_which_versions_are_woken(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "", |cluster, redisson| {
+        let (mut native, java) = (cluster.node("b").client(), redisson.thread("java"));
+        let shards = listens_to_shards(cluster, redisson);
+        for (setting, wakes) in
+            [("auto", true), ("off", false), ("publish", !shards), ("spublish", shards), ("both", true)]
+        {
+            assert_eq!(native.call(&format!("CONFIG SET lock.publish {setting}")), "OK");
+            assert_eq!(native.call("LOCK.ACQUIRE b native PX 100000"), "1");
+            let waiting = java.start("lock plain b 100000");
+            java.until_asleep();
+            assert_eq!(native.call("LOCK.RELEASE b native"), "0");
+            if !wakes {
+                assert!(!waiting.is_done() && java.call("asleep") == "true", "{setting}");
+                let publish = if shards { "SPUBLISH" } else { "PUBLISH" };
+                native.call(&format!("{publish} {} 0", channel("b")));
+            }
+            assert_eq!(waiting.wait(), "OK", "{setting}");
+            java.call("unlock plain b");
+        }
+    });
+}
+
+fn a_jvm_that_is_killed_serves_a_native_waiter_in_a_cluster(flavor: Flavor, version: Version) {
+    in_cluster(flavor, version, "lockWatchdogTimeout=1500", |cluster, redisson| {
+        let java = redisson.thread("java");
+        for key in KEYS {
+            java.call(&format!("lock plain {key}"));
+        }
+        let mut waiters = KEYS
+            .map(|key| cluster.node(key).waiting(&format!("LOCK.ACQUIRE {key} native BLOCK 0 PX 100000")));
+        let mut native = cluster.node("b").client();
+        for _ in 0..4 {
+            let end = native.number("PEXPIRETIME b");
+            until("the lease is renewed", || native.number("PEXPIRETIME b") > end);
+        }
+        assert!(waiters.iter().all(Client::has_nothing));
+        redisson.kill();
+        assert!(waiters.iter_mut().all(|waiter| waiter.recv() == "1"));
+    });
+}

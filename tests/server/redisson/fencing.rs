@@ -1,0 +1,153 @@
+//! Tokens of both kinds for one lock: each is greater than all before.
+
+use super::{scripts, side_by_side};
+use crate::support::redisson::{Pending, Thread, Version};
+use crate::support::{until, Client, Flavor};
+
+crate::with_every_redisson!(
+    native_tokens_and_redissons_go_on_from_each_other,
+    a_waiter_gets_a_greater_token_both_ways_round,
+    a_hold_without_a_token_keeps_fenced_clients_out,
+    a_plain_redisson_lock_shares_a_fenced_native_one,
+);
+
+fn java_token(java: Thread<'_>, how: &str) -> i64 {
+    let reply = java.call(how);
+    reply.parse().unwrap_or_else(|_| panic!("{how} answered {reply}"))
+}
+
+/// The token in a reply to `LOCK.ACQUIRE … FENCE`.
+fn native_token(reply: &str) -> i64 {
+    let token = reply.rsplit_once("token, ").unwrap_or_else(|| panic!("no token in {reply}")).1;
+    token.trim_end_matches(']').parse().unwrap()
+}
+
+fn native_take(native: &mut Client) -> i64 {
+    let token = native_token(&native.call("LOCK.ACQUIRE k native FENCE PX 100000"));
+    assert_eq!(native.call("LOCK.RELEASE k native"), "0");
+    token
+}
+
+fn java_take(java: Thread<'_>) -> i64 {
+    let token = java_token(java, "lock-token fenced k 100000");
+    assert_eq!(java_token(java, "token fenced k"), token);
+    assert_eq!(java.call("unlock fenced k"), "OK");
+    token
+}
+
+/// Begins to wait for a fenced lock. Other than with plain ones, the Java thread waits for the end of it all: that
+/// it sleeps shows in that it has tried, listens, and has tried once more.
+fn waiting<'a>(native: &mut Client, java: Thread<'a>, wait: &str) -> Pending<'a> {
+    let before = scripts(native);
+    let waiting = java.start(wait);
+    until("it listens, and has tried twice", || {
+        native.call("PUBSUB NUMSUB redisson_lock__channel:{k}").ends_with(" 1]")
+            && scripts(native) >= before + 2
+    });
+    waiting
+}
+
+fn native_tokens_and_redissons_go_on_from_each_other(flavor: Flavor, version: Version) {
+    if !version.has_fenced_locks() {
+        return;
+    }
+    side_by_side(flavor, version, |world, redisson| {
+        let (mut native, java) = (world.client(), redisson.thread("java"));
+        // Redisson's own counters begin with 1 and do not expire.
+        let mut tokens = vec![java_take(java), java_take(java)];
+        assert_eq!(tokens, [1, 2]);
+        for _ in 0..5 {
+            tokens.push(native_take(&mut native));
+            tokens.push(java_take(java));
+            tokens.push(java_take(java));
+            tokens.push(native_take(&mut native));
+            tokens.push(native_take(&mut native));
+        }
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+        assert_eq!(native.call("PTTL redisson_lock_token:{k}"), "-1", "a counter that Redisson made");
+        // Nor do they depend on the lock's key or on the clock.
+        let ahead = tokens.last().unwrap() + 1_000_000_000_000;
+        native.call(&format!("SET redisson_lock_token:{{k}} {ahead}"));
+        assert_eq!(native_take(&mut native), ahead + 1);
+        assert_eq!(java_take(java), ahead + 2);
+        assert_eq!(native_take(&mut native), ahead + 3);
+    });
+}
+
+fn a_waiter_gets_a_greater_token_both_ways_round(flavor: Flavor, version: Version) {
+    if !version.has_fenced_locks() {
+        return;
+    }
+    side_by_side(flavor, version, |world, redisson| {
+        let (mut native, java) = (world.client(), redisson.thread("java"));
+        let mut last = 0;
+        let mut check = |token: i64| {
+            assert!(token > last, "{token} after {last}");
+            last = token;
+        };
+        for wait in [
+            "lock-token fenced k 100000",
+            "lock-token fenced k",
+            "try-token fenced k 90000 100000",
+            "lock fenced k",
+            "try fenced k 90000 100000",
+        ] {
+            check(native_token(&native.call("LOCK.ACQUIRE k native FENCE PX 100000")));
+            let waiting = waiting(&mut native, java, wait);
+            assert!(!waiting.is_done());
+            assert_eq!(native.call("LOCK.RELEASE k native"), "0");
+            let reply = waiting.wait();
+            let token = java_token(java, "token fenced k");
+            assert!([&*token.to_string(), "OK", "true"].contains(&&*reply), "{wait} answered {reply}");
+            check(token);
+            let mut waiter = world.waiting("LOCK.ACQUIRE k native FENCE BLOCK 0 PX 100000");
+            assert_eq!(java.call("unlock fenced k"), "OK");
+            let token = native_token(&waiter.recv());
+            check(token);
+            assert_eq!(java_token(java, "token fenced k"), token);
+            assert_eq!(waiter.call("LOCK.RELEASE k native"), "0");
+        }
+    });
+}
+
+fn a_hold_without_a_token_keeps_fenced_clients_out(flavor: Flavor, version: Version) {
+    if !version.has_fenced_locks() {
+        return;
+    }
+    side_by_side(flavor, version, |world, redisson| {
+        let (mut native, java) = (world.client(), redisson.thread("java"));
+        for acquire in ["LOCK.ACQUIRE k native PX 100000", "LOCK.ACQUIRE k native SHARED PX 100000"] {
+            assert_eq!(native.call(acquire), "1");
+            assert_eq!(java.call("try fenced k"), "false");
+            assert_eq!(java.call("try-token fenced k 1500 40000"), "null");
+            assert_eq!(native.call("EXISTS redisson_lock_token:{k}"), "0", "a token that nobody got");
+            assert_eq!(native.call("LOCK.RELEASE k native"), "0");
+        }
+        assert_eq!(java.call("lock fenced k 100000"), "OK");
+        assert_eq!(native.call("LOCK.ACQUIRE k native FENCE"), "nil");
+        assert_eq!(java.call("unlock fenced k"), "OK");
+    });
+}
+
+/// Also one that the thread itself holds: the lock is gone with its last hold, and the token's field with it.
+fn a_plain_redisson_lock_shares_a_fenced_native_one(flavor: Flavor, version: Version) {
+    side_by_side(flavor, version, |world, redisson| {
+        let (mut native, java) = (world.client(), redisson.thread("java"));
+        let owner = java.owner();
+        let first = native_token(&native.call("LOCK.ACQUIRE k native FENCE PX 100000"));
+        let waiting = java.start("lock plain k 100000");
+        java.until_asleep();
+        assert_eq!(native.call("LOCK.RELEASE k native"), "0");
+        assert_eq!(waiting.wait(), "OK");
+        let second = native_token(&native.call(&format!("LOCK.ACQUIRE k {owner} FENCE PX 100000")));
+        assert!(second > first);
+        assert_eq!(native.call("HGETALL k"), format!("[{owner}, 2, #fence, {second}]"));
+        assert_eq!(java.call("holds plain k"), "2");
+        assert_eq!(java.call("unlock plain k"), "OK");
+        assert_eq!(native_token(&native.call(&format!("LOCK.ACQUIRE k {owner} FENCE PX 100000"))), second);
+        assert_eq!(java.call("unlock plain k"), "OK");
+        assert_eq!(java.call("unlock plain k"), "OK");
+        assert_eq!(native.call("EXISTS k"), "0");
+        assert!(native_take(&mut native) > second);
+    });
+}

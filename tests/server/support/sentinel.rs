@@ -1,0 +1,108 @@
+//! A primary with replicas, watched by sentinels: real failovers.
+
+use std::time::Instant;
+
+use super::client::{Client, PATIENCE};
+use super::server::{until, Flavor, Server};
+
+/// What the sentinels call the primary.
+pub const NAME: &str = "locks";
+
+/// Each server has the module.
+pub struct Watched {
+    pub servers: Vec<Server>,
+    pub sentinels: Vec<Server>,
+}
+
+impl Watched {
+    /// One primary, two replicas, and three sentinels of which two must agree.
+    pub fn start(flavor: Flavor) -> Watched {
+        let primary = Server::with_module(flavor, &[]);
+        let port = primary.port.to_string();
+        let mut servers = vec![primary];
+        for _ in 0..2 {
+            servers.push(Server::with_module(flavor, &["--replicaof", "127.0.0.1", &port]));
+        }
+        for replica in &servers[1..] {
+            let mut client = replica.client();
+            until("a replica is in sync", || client.info("replication", "master_link_status") == "up");
+        }
+        let sentinels: Vec<Server> = (0..3).map(|_| sentinel(flavor, &port)).collect();
+        for sentinel in &sentinels {
+            let mut client = sentinel.client();
+            until("the sentinels know each other and the replicas", || {
+                let state = client.call(&format!("SENTINEL MASTER {NAME}"));
+                ["num-slaves, 2", "num-other-sentinels, 2"].iter().all(|field| state.contains(field))
+            });
+        }
+        Watched { servers, sentinels }
+    }
+
+    /// Where the sentinels are, as Redisson wants to be told.
+    pub fn addresses(&self) -> String {
+        let address = |sentinel: &Server| format!("redis://127.0.0.1:{}", sentinel.port);
+        self.sentinels.iter().map(address).collect::<Vec<_>>().join(",")
+    }
+
+    /// A connection to the primary, as a client gets one: it asks a sentinel who that is, and then the primary
+    /// whether it is one, until both agree.
+    pub fn client(&self) -> Client {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(client) = self.try_client() {
+                return client;
+            }
+            assert!(Instant::now() < deadline, "there is no primary");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    fn try_client(&self) -> Option<Client> {
+        let mut sentinel = Client::try_connect(self.sentinels[0].port).ok()?;
+        let address = sentinel.call(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}"));
+        let port = address.trim_matches(['[', ']']).split_once(", ")?.1.parse().ok()?;
+        let mut client = Client::try_connect(port).ok()?;
+        client.call("ROLE").starts_with("[master").then_some(client)
+    }
+
+    /// Kills the primary, and waits until the sentinels have made another server the primary.
+    pub fn fail_over(&mut self) {
+        let port = self.primary_port();
+        let at = self.servers.iter().position(|server| server.port == port).unwrap();
+        drop(self.servers.remove(at));
+        until("another server is the primary", || self.primary_port() != port && self.try_client().is_some());
+        // As long as one of them is not done with it, it may still end connections.
+        let primary = self.primary_port();
+        for sentinel in &self.sentinels {
+            let mut client = sentinel.client();
+            until("the sentinels agree", || {
+                let state = client.call(&format!("SENTINEL MASTER {NAME}"));
+                state.contains(&format!("port, {primary},")) && state.contains("flags, master,")
+            });
+        }
+    }
+
+    fn primary_port(&self) -> u16 {
+        let mut sentinel = self.sentinels[0].client();
+        let address = sentinel.call(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}"));
+        address.trim_matches(['[', ']']).split_once(", ").unwrap().1.parse().unwrap()
+    }
+
+    /// Those servers that are left.
+    pub fn assert_healthy(&mut self) {
+        self.servers.iter_mut().for_each(Server::assert_healthy);
+    }
+}
+
+fn sentinel(flavor: Flavor, port: &str) -> Server {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sentinel.conf");
+    let text = format!(
+        "sentinel monitor {NAME} 127.0.0.1 {port} 2\n\
+         sentinel down-after-milliseconds {NAME} 1000\n\
+         sentinel failover-timeout {NAME} 4000\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap().to_owned();
+    Server::start_in(flavor, dir, &[&file, "--sentinel"])
+}
