@@ -180,6 +180,47 @@ fn a_turn_is_told_when_a_lease_ends_or_a_stranger_deletes() {
     }
 }
 
+/// A lock that nobody here could have for many times in a row: the next time it becomes free is a turn.
+fn with_a_turn_due() -> Real {
+    let mut real = Real::heard(true);
+    for _ in 0..20 {
+        real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
+        if real.service.strangers_turns().0 > 0 {
+            break;
+        }
+        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    }
+    real.advance(5);
+    real.messages.clear();
+    real
+}
+
+#[test]
+fn a_lock_becomes_free_once() {
+    let mut real = with_a_turn_due();
+    real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    assert_eq!(real.messages, [KEY]);
+    real.advance(10);
+    // The turn is over.
+    let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: Some(0) });
+    assert!(matches!(seen, Some(Seen::Granted(_))), "{seen:?}");
+    assert_eq!(real.messages, [KEY]);
+}
+
+/// Found by a call before the timer finds it.
+#[test]
+fn a_turn_that_a_call_begins_is_told_once() {
+    let mut real = with_a_turn_due();
+    real.step(&Op::Acquire { lock: 0, call: Call { lease: 10, ..call(0) }, block: None });
+    real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(0) });
+    real.now += 11;
+    let seen = real.step(&Op::Acquire { lock: 0, call: call(2), block: Some(0) });
+    assert!(matches!(seen, Some(Seen::Waits(_))), "{seen:?}");
+    assert_eq!(real.messages, [KEY]);
+    real.advance(50);
+    assert_eq!((real.messages.len(), real.decisions.len()), (1, 1));
+}
+
 /// What is remembered is forgotten while the stranger has the lock, and nothing of it stays planned.
 #[test]
 fn a_stranger_may_keep_the_lock_for_long() {
