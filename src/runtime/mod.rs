@@ -24,7 +24,7 @@ mod waits;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId};
+use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId, WallMs};
 use crate::error::Error;
 use crate::keyspace::{self, Lock};
 use crate::metrics::Metrics;
@@ -126,14 +126,15 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
 
 /// Writes a lock that a command has opened and the core has changed, and sees to what follows from it.
 pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>) {
-    store_lock(ctx, at, lock, false);
+    let shortened = lock.shortened_to();
+    store_lock(ctx, at, lock, false, shortened);
     settle(ctx);
 }
 
-/// Writes a lock, and tells those who wait elsewhere what they have to know: that it is free, also if it is only now
-/// that anybody sees so (`owed`).
-fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>, owed: bool) {
-    let (name, shortened) = (lock.name(), lock.shortened_to());
+/// Writes a lock, and sees to it that those who wait elsewhere are told what they have to know: that it is free, also if
+/// it is only now that anybody sees so (`owed`); or when its first lease ends, if that is `shortened`.
+fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>, owed: bool, shortened: Option<WallMs>) {
+    let name = lock.name();
     let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, name)));
     if let Some(heard) = heard {
         with(ctx, |runtime| runtime.service.told(at, heard > 0, ctx.now()));
@@ -340,7 +341,9 @@ fn look_at(ctx: Ctx, lock: &LockId) {
     });
     let left_free = open.holders.is_free();
     let owed = with(ctx, |runtime| runtime.service.take_owed(lock.as_ref()));
-    store_lock(ctx, lock.as_ref(), open, owed && found_free && left_free);
+    // Of a lease that a stranger has ended it is not known how long it was.
+    let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
+    store_lock(ctx, lock.as_ref(), open, owed && found_free && left_free, shortened);
 }
 
 /// This server has become the primary, or has ceased to be it.

@@ -266,8 +266,16 @@ fn the_end_of_the_next_ones_shorter_lease_is_told_at_once(flavor: Flavor) {
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(b.recv(), "1");
         stranger.lock();
+        let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
+        let mut other = Stranger::new(world, "t");
+        assert_ne!(other.eval(ACQUIRE), "nil");
+        assert_eq!(a.call("DEL k"), "1");
+        assert_eq!(b.recv(), "1");
+        other.lock();
+        other.unlock();
+        drop(other);
+        stranger.lock();
         stranger.unlock();
-        stranger.subscriber.recv();
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 SHARED"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k b PX 100 SHARED"), "1");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
