@@ -104,7 +104,7 @@ impl<'a> Key<'a> {
         assert!(!walk.panicked, "the visitor of a hash panicked");
     }
 
-    /// True if this is a sorted set with a score above this one.
+    /// True if this is a sorted set with a score above this one that may be a time: below 2^53.
     pub(crate) fn has_score_above(&self, score: i64) -> bool {
         #[allow(clippy::cast_precision_loss)] // Times, far below 2^53.
         let above = score as f64;
@@ -114,7 +114,7 @@ impl<'a> Key<'a> {
             if call!(RedisModule_KeyType(self.raw)) as isize != raw::REDISMODULE_KEYTYPE_ZSET {
                 return false;
             }
-            call!(RedisModule_ZsetLastInScoreRange(self.raw, above, f64::MAX, 1, 1));
+            call!(RedisModule_ZsetLastInScoreRange(self.raw, above, 9_007_199_254_740_992.0, 1, 1));
             let last = call!(RedisModule_ZsetRangeCurrentElement(self.raw, std::ptr::null_mut()));
             call!(RedisModule_ZsetRangeStop(self.raw));
             if last.is_null() {

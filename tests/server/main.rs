@@ -13,6 +13,7 @@ mod deadlocks;
 mod effects;
 mod errors;
 mod examples;
+mod fair_locks;
 mod fencing;
 mod loading;
 mod pauses;

@@ -17,6 +17,7 @@ crate::on_every_server!(
     a_release_of_what_was_deleted_loses_no_message,
     nothing_is_remembered_for_long,
     a_stranger_may_keep_the_lock_for_long,
+    a_strangers_release_is_told_by_it_alone,
     the_end_of_the_next_ones_shorter_lease_is_told_at_once,
 );
 
@@ -233,6 +234,29 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
         assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
         assert!(stranger.subscriber.has_nothing(), "told of a lock that was not free");
+    });
+}
+
+/// The module has nothing to say about a lock that was not granted here, also if one of this name was, and was taken
+/// back.
+fn a_strangers_release_is_told_by_it_alone(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+        let b = world.waiting("LOCK.ACQUIRE k b PX 100000 BLOCK 0");
+        a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id)]);
+        assert_eq!((a.recv(), a.recv()), ("0".to_owned(), "1".to_owned()));
+        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_eq!(a.call("EXISTS k"), "0");
+        stranger.lock();
+        stranger.unlock();
+        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        // Whatever a timer was to do at once, it has done.
+        a.call("LOCK.ACQUIRE timer a");
+        assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
+        assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
+        assert!(stranger.subscriber.has_nothing(), "told twice");
     });
 }
 

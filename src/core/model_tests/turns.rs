@@ -22,6 +22,8 @@ struct Contention {
     /// How many grants there were here, and elsewhere.
     here: usize,
     elsewhere: usize,
+    /// The last grant was elsewhere.
+    just_elsewhere: bool,
     /// For how many milliseconds the lock was free, and the longest time in one piece.
     free: i64,
     longest_free: i64,
@@ -38,6 +40,7 @@ impl Contention {
             heard: 0,
             here: 0,
             elsewhere: 0,
+            just_elsewhere: false,
             free: 0,
             longest_free: 0,
         };
@@ -55,6 +58,7 @@ impl Contention {
 
     fn granted(&mut self, owner: usize) {
         self.here += 1;
+        self.just_elsewhere = false;
         assert_eq!(self.holder.replace(owner), None);
     }
 
@@ -90,6 +94,8 @@ impl Contention {
                 if self.real.take(KEY, 1_000_000) {
                     self.real.fire();
                     self.elsewhere += 1;
+                    let before = std::mem::replace(&mut self.just_elsewhere, true);
+                    assert!(!before, "two in a row elsewhere, and somebody waits here");
                     self.advance(self.work);
                     // Its own release publishes too, but somebody here is faster.
                     self.real.step(&Op::Delete { lock: 0 });

@@ -1,5 +1,7 @@
 //! A connection whose every byte a test controls.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
@@ -11,7 +13,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Client {
     stream: TcpStream,
-    parser: Parser,
+    parser: RefCell<Parser>,
+    /// Replies that came to light when somebody asked whether there were any.
+    found: RefCell<VecDeque<Value>>,
     /// As `CLIENT LIST` shows it.
     pub id: i64,
 }
@@ -25,7 +29,8 @@ impl Client {
         let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut client = Client { stream, parser: Parser::new(), id: 0 };
+        let (parser, found) = (RefCell::new(Parser::new()), RefCell::default());
+        let mut client = Client { stream, parser, found, id: 0 };
         client.try_send("CLIENT ID")?;
         match client.try_recv()? {
             Value::Int(id) => client.id = id,
@@ -63,7 +68,10 @@ impl Client {
     }
 
     pub fn try_recv(&mut self) -> Result<Value, String> {
-        self.parser.parse_value(&mut self.stream).map_err(|error| error.to_string())
+        if let Some(found) = self.found.get_mut().pop_front() {
+            return Ok(found);
+        }
+        self.parser.get_mut().parse_value(&mut self.stream).map_err(|error| error.to_string())
     }
 
     pub fn call(&mut self, command: &str) -> String {
@@ -106,12 +114,19 @@ impl Client {
             .to_owned()
     }
 
-    /// True if nothing has arrived that was not read.
+    /// True if nothing has arrived that was not read. What has may be in the parser already.
     pub fn has_nothing(&self) -> bool {
-        self.stream.set_nonblocking(true).unwrap();
-        let peeked = self.stream.peek(&mut [0]);
-        self.stream.set_nonblocking(false).unwrap();
-        matches!(peeked, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+        let mut found = self.found.borrow_mut();
+        if found.is_empty() {
+            self.stream.set_nonblocking(true).unwrap();
+            let parsed = self.parser.borrow_mut().parse_value(&mut &self.stream);
+            self.stream.set_nonblocking(false).unwrap();
+            match parsed {
+                Ok(value) => found.push_back(value),
+                Err(error) => return error.is_timeout(),
+            }
+        }
+        found.is_empty()
     }
 
     /// Closes our half of the connection, and can still read.
