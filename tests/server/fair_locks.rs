@@ -29,7 +29,7 @@ fn only_who_still_waits_makes_a_fair_lock(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let (free, taken) = (["1", "1", "0", "1"], "the key is a fair lock of Redisson");
-        let mut is_plain = |a: &mut Client| {
+        let is_plain = |a: &mut Client| {
             for (command, reply) in
                 ["LOCK.ACQUIRE k b", "LOCK.RENEW k b", "LOCK.RELEASE k b", "LOCK.ACQUIRE k b"]
                     .iter()
