@@ -18,6 +18,7 @@ crate::on_every_server!(
     nothing_is_remembered_for_long,
     a_stranger_may_keep_the_lock_for_long,
     a_strangers_release_is_told_by_it_alone,
+    a_flush_is_told_to_those_whose_lock_nobody_here_takes,
     the_end_of_the_next_ones_shorter_lease_is_told_at_once,
 );
 
@@ -257,6 +258,29 @@ fn a_strangers_release_is_told_by_it_alone(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
         assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
         assert!(stranger.subscriber.has_nothing(), "told twice");
+    });
+}
+
+fn a_flush_is_told_to_those_whose_lock_nobody_here_takes(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut stranger = Stranger::new(world, "s");
+        let mut other = world.client();
+        other.call("SUBSCRIBE redisson_lock__channel:{other}");
+        let mut a = world.client();
+        for flush in ["FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "FLUSHALL"] {
+            // Redisson has taken one of them, of which the module knows nothing.
+            a.call("HSET other owner 1");
+            a.call("PEXPIRE other 100000");
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            let mut b = world.waiting("LOCK.ACQUIRE k b PX 100000 BLOCK 0");
+            assert_eq!(a.call(flush), "OK");
+            assert_eq!(b.recv(), "1");
+            assert_eq!(other.recv(), "[message, redisson_lock__channel:{other}, 0]", "{flush}");
+            assert!(stranger.subscriber.has_nothing(), "{flush}");
+            assert_eq!(b.call("LOCK.RELEASE k b"), "0");
+            assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+            a.call("DEL other");
+        }
     });
 }
 
