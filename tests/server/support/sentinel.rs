@@ -65,7 +65,8 @@ impl Watched {
         client.call("ROLE").starts_with("[master").then_some(client)
     }
 
-    /// Kills the primary, and waits until the sentinels have made another server the primary.
+    /// Kills the primary, and waits until the sentinels have made another server the primary, which the other replica
+    /// follows.
     pub fn fail_over(&mut self) {
         let port = self.primary_port();
         let at = self.servers.iter().position(|server| server.port == port).unwrap();
@@ -80,6 +81,9 @@ impl Watched {
                 state.contains(&format!("port, {primary},")) && state.contains("flags, master,")
             });
         }
+        // Redisson wants each of its changes acknowledged by a replica.
+        let mut client = self.client();
+        until("the other replica follows", || client.call("INFO replication").contains("state=online"));
     }
 
     fn primary_port(&self) -> u16 {
