@@ -80,9 +80,9 @@ impl Entry {
     }
 }
 
-/// All entries: by database, then by key, so that a look-up needs no owned key.
+/// All entries: by database, of which there are few, then by key, so that a look-up needs no owned key.
 #[derive(Default)]
-pub(super) struct Entries(HashMap<i32, HashMap<Rc<[u8]>, Entry>>);
+pub(super) struct Entries(BTreeMap<i32, HashMap<Rc<[u8]>, Entry>>);
 
 impl Entries {
     pub(super) fn is_empty(&self) -> bool {

@@ -291,8 +291,8 @@ impl Service {
                 self.dirty.insert(lock.clone());
             }
         }
-        let heard = self.entries.get(lock.as_ref()).is_some_and(|entry| entry.turn.is_heard());
-        if self.waiting(lock.as_ref()) == 0 && !heard {
+        let unwatched = |entry: &Entry| entry.waiting.is_empty() && !entry.turn.is_heard();
+        if self.entries.get(lock.as_ref()).is_some_and(unwatched) {
             self.set_lease_end(lock.as_ref(), None);
         }
         self.entries.drop_if_idle(lock.as_ref());

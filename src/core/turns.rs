@@ -73,13 +73,13 @@ impl Turn {
         self.is_blank() && self.planned.is_none()
     }
 
-    fn is_blank(&self) -> bool {
-        self.run == 0 && !self.heard && !self.met
-    }
-
     /// Somebody elsewhere listens: the end of the lease is watched for them.
     pub(super) fn is_heard(&self) -> bool {
         self.heard
+    }
+
+    fn is_blank(&self) -> bool {
+        self.run == 0 && !self.heard && !self.met
     }
 
     fn is_due(&self, now: Now) -> bool {
@@ -240,24 +240,22 @@ impl Service {
 
     /// Forgets what is not needed any more, now or after a while.
     pub(super) fn settle_turn(&mut self, lock: LockRef<'_>, holders: &Holders, now: Now) {
-        let taken = |entry: &Entry| entry.turn.on.is_some() && !holders.is_free();
-        if self.entries.get(lock).is_some_and(taken) {
-            self.stranger_took(lock, now);
-        }
-        let granted_here = !self.entries.is_empty() && self.held.contains(lock);
         let Some(Entry { turn, waiting, .. }) = self.entries.get_mut(lock) else { return };
-        let plan = match turn.on {
-            Some((_, until)) => Some(until),
-            None if !waiting.is_empty() || turn.is_blank() => turn.planned,
-            None if turn.heard || (granted_here && !holders.is_free()) => {
-                Some(turn.planned.unwrap_or(now.mono.saturating_add(MEMORY_US)))
+        match turn.on {
+            Some(_) if !holders.is_free() => {
+                self.stranger_took(lock, now);
+                self.settle_turn(lock, holders, now);
             }
-            None => {
-                *turn = Turn { planned: turn.planned, ..Turn::default() };
-                None
+            Some((_, until)) => self.plan_turn(lock, Some(until)),
+            None if !waiting.is_empty() || turn.is_blank() => {}
+            None if turn.heard => {
+                let plan = turn.planned.unwrap_or(now.mono.saturating_add(MEMORY_US));
+                self.plan_turn(lock, Some(plan));
             }
-        };
-        self.plan_turn(lock, plan);
+            None if holders.is_free() => self.forget_turn(lock),
+            // Until something happens to the key.
+            None => {}
+        }
     }
 
     /// Ends turns that are over, and forgets what is old.
@@ -298,11 +296,11 @@ impl Service {
     }
 
     fn plan_turn(&mut self, lock: LockRef<'_>, at: Option<MonoUs>) {
-        let Some((id, entry)) = self.entries.get_with_id(lock) else { return };
-        let before = std::mem::replace(&mut entry.turn.planned, at);
-        if before == at {
+        if self.entries.get(lock).is_none_or(|entry| entry.turn.planned == at) {
             return;
         }
+        let Some((id, entry)) = self.entries.get_with_id(lock) else { return };
+        let before = std::mem::replace(&mut entry.turn.planned, at);
         if let Some(at) = before {
             self.turns.remove(&(at, id.clone()));
         }
