@@ -4,7 +4,9 @@
 //! same name starts without. What is to be written for it is written when the lock is brought up to date, in
 //! the same way as everything else ([`Service::serve`]).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use foldhash::HashMap;
 
 use super::entries::Entry;
 use super::service::Service;

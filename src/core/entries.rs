@@ -1,7 +1,9 @@
 //! What is remembered about locks, by name.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+
+use foldhash::HashMap;
 
 use super::bindings::Binding;
 use super::turns::Turn;

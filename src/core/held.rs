@@ -5,7 +5,9 @@
 //! table knows, nearly always, and in the same memory for any number of locks. It decides nothing: an entry too
 //! many is a message that nobody needed, one too few is a message that is missing, as it is after a restart.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
 
 use super::LockRef;
 
@@ -60,9 +62,7 @@ impl Held {
 }
 
 fn place_and_tag(lock: LockRef<'_>) -> (usize, u16) {
-    let mut hasher = DefaultHasher::new();
-    (lock.db, lock.key).hash(&mut hasher);
-    let hash = hasher.finish();
+    let hash = FixedState::default().hash_one((lock.db, lock.key));
     let place = usize::try_from(hash >> 16).unwrap_or(0) % PLACES;
     let [low, high, ..] = hash.to_le_bytes();
     (place, u16::from_le_bytes([low, high]).max(1))

@@ -3,7 +3,9 @@
 //!
 //! Only that is remembered. Who holds a lock is passed in with every call, as the keyspace has it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::HashMap;
 
 use super::bindings::{Ended, Lease, Takes};
 use super::entries::{Entries, Place, Undelivered};
@@ -62,13 +64,13 @@ pub(crate) struct Service {
     /// What is remembered about each lock. None is idle.
     pub(super) entries: Entries,
     /// Everybody who waits, each in exactly one queue.
-    pub(super) waiters: HashMap<WaiterId, Waiter>,
+    pub(super) waiters: BTreeMap<WaiterId, Waiter>,
     /// Where an owner waits, by lock and in the order of arrival.
     pub(super) waits_of: HashMap<Owner, BTreeSet<(LockId, WaiterId)>>,
     /// Those who wait and have a request id.
     pub(super) asked: HashMap<(LockId, RequestId), WaiterId>,
     /// Grants that are decided and not yet known to have arrived; each is listed in its lock's entry.
-    pub(super) in_flight: HashMap<WaiterId, InFlight>,
+    pub(super) in_flight: BTreeMap<WaiterId, InFlight>,
     /// The deadlines of all waiters that have one.
     pub(super) deadlines: BTreeSet<(MonoUs, WaiterId)>,
     /// When the first lease of a lock that somebody waits for ends.
@@ -481,13 +483,9 @@ impl Service {
 
     /// Frees tables that are empty and were large.
     pub(crate) fn give_memory_back(&mut self) {
-        if self.waiters.is_empty() && self.waiters.capacity() > 1024 {
-            self.waiters = HashMap::new();
-            self.waits_of = HashMap::new();
-            self.asked = HashMap::new();
-        }
-        if self.in_flight.is_empty() && self.in_flight.capacity() > 1024 {
-            self.in_flight = HashMap::new();
+        if self.waiters.is_empty() && self.waits_of.capacity() > 1024 {
+            self.waits_of = HashMap::default();
+            self.asked = HashMap::default();
         }
         if self.decisions.is_empty() {
             self.decisions = Vec::new();

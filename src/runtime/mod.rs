@@ -22,7 +22,7 @@ mod touches;
 mod waits;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId, WallMs};
 use crate::error::Error;
@@ -30,6 +30,7 @@ use crate::keyspace::{self, Lock};
 use crate::metrics::Metrics;
 use crate::server::blocked::{self, Handle};
 use crate::server::events;
+use crate::server::socket::Sockets;
 use crate::server::timer::{self, TimerId};
 use crate::server::{guard, Ctx, ServerCell, Str};
 
@@ -62,9 +63,10 @@ static CHANGING: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 pub(crate) struct Runtime {
     pub(crate) service: Service,
     pub(crate) metrics: Metrics,
-    waits: HashMap<WaiterId, Wait>,
+    waits: BTreeMap<WaiterId, Wait>,
     /// On old servers the handle is all that a callback gets.
-    by_handle: HashMap<Handle, WaiterId>,
+    by_handle: BTreeMap<Handle, WaiterId>,
+    sockets: Sockets,
     /// The timer, if it is set, and when it fires. There is never more than one.
     timer: Option<(TimerId, MonoUs)>,
     /// Grants that were answered in this turn of the event loop, with their clients.
@@ -202,8 +204,6 @@ impl Runtime {
     /// Nobody is blocked: a crowd of waiters that has gone leaves no large tables behind.
     fn give_memory_back(&mut self) {
         self.service.give_memory_back();
-        give_back(&mut self.waits);
-        give_back(&mut self.by_handle);
     }
 
     /// A waiter that has not been decided leaves.
@@ -366,11 +366,4 @@ fn client_closed(ctx: Ctx, client: u64) {
             events::wake_up(ctx);
         }
     });
-}
-
-/// Frees a table that is empty and was large.
-fn give_back<K, V>(table: &mut HashMap<K, V>) {
-    if table.is_empty() && table.capacity() > 1024 {
-        *table = HashMap::new();
-    }
 }

@@ -30,7 +30,10 @@ impl Wait {
     /// The wait of the calling client, which has just been blocked.
     pub(super) fn of_caller(ctx: Ctx, handle: Handle) -> Wait {
         let client = ctx.client_id();
-        Wait { handle, client, socket: Socket::of_client(ctx, client), hung_up: false, ended: None }
+        let known = with(ctx, |runtime| runtime.sockets.get(client));
+        let socket = known.or_else(|| Socket::of_client(ctx, client));
+        with(ctx, |runtime| runtime.sockets.put(client, socket));
+        Wait { handle, client, socket, hung_up: false, ended: None }
     }
 
     /// True if the client has closed its side of the connection. Not to be asked when it has been answered.

@@ -12,7 +12,7 @@ use crate::server::reply::INTERNAL_ERROR;
 use crate::server::{guard, Ctx, OK};
 
 /// The server's handle of a blocked client. Only compared and given back, never followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Handle(usize);
 
 impl Handle {

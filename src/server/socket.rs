@@ -45,6 +45,34 @@ impl Socket {
     }
 }
 
+/// How many sockets are remembered.
+const REMEMBERED: usize = 1024;
+
+/// The sockets of clients that have been blocked before: to ask costs more than all else that a wait does. A client
+/// keeps its socket as long as it lives, and its id is never another's.
+#[derive(Default)]
+pub(crate) struct Sockets(Vec<Option<(u64, Socket)>>);
+
+impl Sockets {
+    pub(crate) fn get(&self, client: u64) -> Option<Socket> {
+        let known = self.0.get(place(client))?.as_ref()?;
+        (known.0 == client).then_some(known.1)
+    }
+
+    pub(crate) fn put(&mut self, client: u64, socket: Option<Socket>) {
+        if self.0.is_empty() {
+            self.0.resize(REMEMBERED, None);
+        }
+        if let Some(at) = self.0.get_mut(place(client)) {
+            *at = socket.map(|socket| (client, socket));
+        }
+    }
+}
+
+fn place(client: u64) -> usize {
+    usize::try_from(client).unwrap_or(0) % REMEMBERED
+}
+
 fn parse(line: &[u8]) -> Option<Socket> {
     let number = line.split(|byte| *byte == b' ').find_map(|word| word.strip_prefix(b"fd="))?;
     std::str::from_utf8(number).ok()?.parse().ok().filter(|fd| *fd >= 0).map(Socket)
@@ -52,7 +80,20 @@ fn parse(line: &[u8]) -> Option<Socket> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse, Socket};
+    use super::{parse, Socket, Sockets, REMEMBERED};
+
+    #[test]
+    fn a_socket_is_that_of_its_client() {
+        let mut sockets = Sockets::default();
+        assert_eq!(sockets.get(7), None);
+        sockets.put(7, Some(Socket(12)));
+        let same_place = 7 + REMEMBERED as u64;
+        assert_eq!((sockets.get(7), sockets.get(same_place)), (Some(Socket(12)), None));
+        sockets.put(same_place, Some(Socket(13)));
+        assert_eq!((sockets.get(7), sockets.get(same_place)), (None, Some(Socket(13))));
+        sockets.put(same_place, None);
+        assert_eq!(sockets.get(same_place), None);
+    }
 
     #[test]
     fn a_line_of_client_list_has_the_socket() {
