@@ -1,16 +1,14 @@
 //! The settings of the module: names, defaults, bounds, and where each may come from.
 //!
-//! A setting is an argument of `loadmodule` (`lock.max-waiters 100`), and `CONFIG GET` and `CONFIG SET` know
-//! it by the same name. Servers before Redis 8 force the module's name in front of a setting's
-//! (`redis-lock.max-waiters`), and there a command filter translates: see [`Alias`].
+//! A setting is an argument of `loadmodule` (`lock.max-waiters 100`), and `CONFIG GET`, `CONFIG SET` and a line of
+//! redis.conf know it by the same name: the server puts the module's name and a dot in front of a setting's.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::error::shown;
-use crate::server::config::{load, register_choice, register_number, Naming};
-use crate::server::filter::{self, CommandFilter, Filtered};
-use crate::server::load::{Args, Version};
+use crate::server::config::{load, register_choice, register_number};
+use crate::server::load::Args;
 use crate::server::Ctx;
 
 /// The largest number of milliseconds that is accepted anywhere: 2^53 − 1, which every client can represent,
@@ -20,15 +18,9 @@ pub(crate) const MAX_MS: i64 = (1 << 53) - 1;
 /// What every setting's name begins with.
 const PREFIX: &str = "lock.";
 
-/// What a server that does not let modules choose puts in front of [`PREFIX`].
-const SERVER_PREFIX: &[u8] = b"redis-";
-
-/// The first version that lets a module name its settings freely.
-const FREE_NAMES_SINCE: Version = Version::new(8, 0, 0);
-
 struct Number {
     /// Without the prefix.
-    name: &'static str,
+    name: &'static CStr,
     default: i64,
     min: i64,
     max: i64,
@@ -44,17 +36,17 @@ static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
 
 const NUMBERS: [Number; 5] = [
-    Number { name: "default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
-    Number { name: "max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
-    Number { name: "max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
-    Number { name: "fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
-    Number { name: "request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
+    Number { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
+    Number { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
+    Number { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
+    Number { name: c"fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
+    Number { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
 ];
 
 /// A setting that is one of some words. Its value is the place of the chosen one, 0 unless `default` says else.
 struct Choice {
     /// Without the prefix.
-    name: &'static str,
+    name: &'static CStr,
     default: i32,
     words: &'static [&'static CStr],
     value: &'static AtomicI64,
@@ -62,12 +54,12 @@ struct Choice {
 
 const CHOICES: [Choice; 2] = [
     Choice {
-        name: "publish",
+        name: c"publish",
         default: 0,
         words: &[c"auto", c"off", c"publish", c"spublish", c"both"],
         value: &PUBLISH,
     },
-    Choice { name: "deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
+    Choice { name: c"deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
 ];
 
 /// What the words of `lock.publish` mean.
@@ -124,82 +116,74 @@ pub(crate) fn deadlock_detection() -> bool {
 
 /// Registers all settings with the values of the module's arguments, or else their defaults, and takes over
 /// what the configuration file says.
-pub(crate) fn register(ctx: Ctx, args: Args<'_>, server: Version) -> Result<(), String> {
+pub(crate) fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     let mut given = parse_args(args)?;
-    let naming = if server >= FREE_NAMES_SINCE && crate::server::info::is_redis() {
-        Naming::Free
-    } else {
-        Naming::Prefixed
-    };
-    let server_name = |name: &str| match naming {
-        Naming::Free => CString::new(format!("{PREFIX}{name}")).unwrap_or_default(),
-        Naming::Prefixed => CString::new(name).unwrap_or_default(),
-    };
     for number in NUMBERS {
-        let value = match take(&mut given, number.name) {
+        let value = match take(&mut given, text(number.name)) {
             Some(text) => number.parse(&text)?,
             None => number.default,
         };
         let bounds = (number.min, number.max);
-        if !register_number(ctx, &server_name(number.name), naming, value, bounds, number.value) {
-            return Err(format!("the server refuses the setting {PREFIX}{}", number.name));
+        if !register_number(ctx, number.name, value, bounds, number.value) {
+            return Err(format!("the server refuses the setting {PREFIX}{}", text(number.name)));
         }
     }
     for choice in CHOICES {
-        let chosen = match take(&mut given, choice.name) {
+        let chosen = match take(&mut given, text(choice.name)) {
             Some(text) => choice.parse(&text)?,
             None => choice.default,
         };
-        if !register_choice(ctx, &server_name(choice.name), naming, chosen, choice.words, choice.value) {
-            return Err(format!("the server refuses the setting {PREFIX}{}", choice.name));
+        if !register_choice(ctx, choice.name, chosen, choice.words, choice.value) {
+            return Err(format!("the server refuses the setting {PREFIX}{}", text(choice.name)));
         }
     }
     if !load(ctx) {
         return Err("a setting of the configuration file is not valid, see above".to_owned());
     }
-    if naming == Naming::Prefixed && !filter::register::<Alias>(ctx) {
-        return Err("the server refuses the command filter for the settings' names".to_owned());
-    }
     Ok(())
 }
 
 impl Number {
-    fn parse(&self, text: &[u8]) -> Result<i64, String> {
-        std::str::from_utf8(text)
+    fn parse(&self, given: &[u8]) -> Result<i64, String> {
+        std::str::from_utf8(given)
             .ok()
             .and_then(|text| text.parse().ok())
             .filter(|value| (self.min..=self.max).contains(value))
             .ok_or_else(|| {
                 format!(
                     "{PREFIX}{} must be an integer from {} to {}, not '{}'",
-                    self.name,
+                    text(self.name),
                     self.min,
                     self.max,
-                    shown(text)
+                    shown(given)
                 )
             })
     }
 }
 
 impl Choice {
-    fn parse(&self, text: &[u8]) -> Result<i32, String> {
+    fn parse(&self, given: &[u8]) -> Result<i32, String> {
         (0..)
             .zip(self.words)
-            .find(|(_, word)| word.to_bytes().eq_ignore_ascii_case(text))
+            .find(|(_, word)| word.to_bytes().eq_ignore_ascii_case(given))
             .map(|(place, _)| place)
             .ok_or_else(|| {
                 let words: Vec<_> = self.words.iter().map(|word| word.to_string_lossy()).collect();
                 let (last, others) = words
                     .split_last()
                     .map_or(("", String::new()), |(last, others)| (&**last, others.join(", ")));
-                format!("{PREFIX}{} must be {others} or {last}, not '{}'", self.name, shown(text))
+                format!("{PREFIX}{} must be {others} or {last}, not '{}'", text(self.name), shown(given))
             })
     }
 }
 
 /// The names of all settings, without the prefix.
 fn names() -> impl Iterator<Item = &'static str> {
-    NUMBERS.iter().map(|number| number.name).chain(CHOICES.iter().map(|choice| choice.name))
+    NUMBERS.iter().map(|number| number.name).chain(CHOICES.iter().map(|choice| choice.name)).map(text)
+}
+
+fn text(name: &'static CStr) -> &'static str {
+    name.to_str().unwrap_or_default()
 }
 
 /// Pairs of a setting's name, without its prefix and in lower case, and a value.
@@ -231,51 +215,4 @@ fn usage() -> String {
 fn take(given: &mut Vec<(String, Vec<u8>)>, name: &str) -> Option<Vec<u8>> {
     let place = given.iter().position(|(other, _)| other == name)?;
     Some(given.swap_remove(place).1)
-}
-
-/// Lets `CONFIG` know the settings as `lock.…` where the server only knows them as `redis-lock.…`.
-///
-/// `CONFIG SET` and `CONFIG RESETSTAT`-like calls stay what they are but for the names. The answer of
-/// `CONFIG GET` has names too, so that such a call becomes one of `LOCK.CONFIG`, which asks the server and
-/// translates back.
-struct Alias;
-
-impl Alias {
-    fn is_ours(name: &[u8]) -> bool {
-        // "lock" and not "lock.", as CONFIG GET takes patterns; no setting of the server begins so.
-        name.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(b"lock"))
-    }
-}
-
-impl CommandFilter for Alias {
-    fn filter(command: &mut Filtered) {
-        if command.len() < 3 || !command.bytes(0).eq_ignore_ascii_case(b"config") {
-            return;
-        }
-        let get = command.bytes(1).eq_ignore_ascii_case(b"get");
-        let set = command.bytes(1).eq_ignore_ascii_case(b"set");
-        let places = (2..command.len()).step_by(if set { 2 } else { 1 });
-        if !get && !set {
-            return;
-        }
-        let ours: Vec<usize> = places.filter(|at| Alias::is_ours(command.bytes(*at))).collect();
-        if ours.is_empty() {
-            return;
-        }
-        for at in ours {
-            let name = [SERVER_PREFIX, command.bytes(at)].concat();
-            command.replace(at, &name);
-        }
-        if get {
-            command.replace(0, b"lock.config");
-        }
-    }
-}
-
-/// The name by which a setting is shown: without what the server puts in front.
-pub(crate) fn shown_name(name: &[u8]) -> &[u8] {
-    match name.split_at_checked(SERVER_PREFIX.len()) {
-        Some((start, rest)) if start == SERVER_PREFIX && Alias::is_ours(rest) => rest,
-        _ => name,
-    }
 }

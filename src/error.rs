@@ -39,8 +39,6 @@ pub(crate) enum Error {
     },
     /// The server refused to block the client.
     CannotBlock,
-    /// The answer of another command that was asked on behalf of the client.
-    Passed(String),
 }
 
 impl fmt::Display for Error {
@@ -92,7 +90,6 @@ impl fmt::Display for Error {
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
             Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),
-            Error::Passed(text) => f.write_str(text),
         }
     }
 }

@@ -44,7 +44,8 @@ use server::Ctx;
 #[global_allocator]
 static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
 
-const NAME: &CStr = c"redis-lock";
+/// What `MODULE LIST` calls it, and what the server puts in front of its settings and of its fields in `INFO`.
+const NAME: &CStr = c"lock";
 
 /// As `MODULE LIST` shows it: 0.1.0.
 const VERSION: c_int = 100;
@@ -75,7 +76,7 @@ fn server_may_unblock() -> bool {
 }
 
 /// Everything that the module registers.
-fn register(ctx: Ctx, args: load::Args<'_>, server: Version) -> Result<(), String> {
+fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     let commands = [
         load::register::<commands::Acquire>(ctx),
         load::register::<commands::Release>(ctx),
@@ -86,13 +87,15 @@ fn register(ctx: Ctx, args: load::Args<'_>, server: Version) -> Result<(), Strin
         load::register::<commands::List>(ctx),
         load::register::<commands::Blockers>(ctx),
         load::register::<commands::Help>(ctx),
-        load::register::<commands::Config>(ctx),
     ];
     if commands.contains(&false) {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
-    config::register(ctx, args, server)?;
-    if !server::info::register::<metrics::Section>(ctx) || !runtime::start(ctx) {
+    config::register(ctx, args)?;
+    if !server::info::register::<metrics::Section>(ctx)
+        || !runtime::start(ctx)
+        || !server::lent_client::watch_copies(ctx)
+    {
         return Err("the server refuses a subscription".to_owned());
     }
     Ok(())
@@ -117,7 +120,7 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     load::log_panics();
     load::set_options(ctx);
     MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
-    register(ctx, args, server)?;
+    register(ctx, args)?;
     for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));

@@ -27,12 +27,12 @@ impl Metrics {
     }
 }
 
-/// `INFO redis-lock`: every field is described in `docs/operations.md`.
+/// `INFO lock`: every field is described in `docs/operations.md`.
 pub(crate) struct Section;
 
 impl InfoSection for Section {
     fn fill(ctx: Ctx, info: &mut Info) {
-        if !info.section(c"locks") {
+        if !info.section(c"") {
             return;
         }
         crate::runtime::with(ctx, |runtime| {

@@ -7,29 +7,10 @@ use redis_module::raw;
 
 use crate::server::{Ctx, OK};
 
-/// How the server names the settings of a module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Naming {
-    /// Always behind the module's name and a dot.
-    Prefixed,
-    /// As the module says (Redis 8).
-    Free,
-}
-
-impl Naming {
-    fn flags(self) -> u32 {
-        match self {
-            Naming::Prefixed => raw::REDISMODULE_CONFIG_DEFAULT,
-            Naming::Free => raw::REDISMODULE_CONFIG_UNPREFIXED,
-        }
-    }
-}
-
 /// Registers a number. False if the server refuses.
 pub(crate) fn register_number(
     ctx: Ctx,
     name: &CStr,
-    naming: Naming,
     default: i64,
     (min, max): (i64, i64),
     value: &'static AtomicI64,
@@ -49,7 +30,7 @@ pub(crate) fn register_number(
         OK
     }
     let data = std::ptr::from_ref(value).cast_mut().cast();
-    let flags = naming.flags();
+    let flags = raw::REDISMODULE_CONFIG_DEFAULT;
     // SAFETY: the server copies the name; the private data is static and only changed through an atomic.
     unsafe {
         call!(RedisModule_RegisterNumericConfig(
@@ -71,7 +52,6 @@ pub(crate) fn register_number(
 pub(crate) fn register_choice(
     ctx: Ctx,
     name: &CStr,
-    naming: Naming,
     default: i32,
     choices: &[&'static CStr],
     value: &'static AtomicI64,
@@ -95,7 +75,7 @@ pub(crate) fn register_choice(
     let values: Vec<c_int> = (0..).take(choices.len()).collect();
     let count = c_int::try_from(choices.len()).unwrap_or_default();
     let data = std::ptr::from_ref(value).cast_mut().cast();
-    let flags = naming.flags();
+    let flags = raw::REDISMODULE_CONFIG_DEFAULT;
     // SAFETY: the server copies names and values; the private data is static and only changed through an
     // atomic.
     unsafe {

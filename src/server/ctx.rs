@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis_module::raw;
 
 use crate::core::Now;
-use crate::server::load::Args;
 use crate::server::{Str, OK};
 
 /// The context in which the server has called the module. Valid until that call returns.
@@ -224,32 +223,11 @@ impl Ctx {
         }
     }
 
-    /// `CONFIG` with these arguments, which begin with the name of another command, as the calling user is
-    /// allowed to. The names and values that it answers, or its error.
-    pub(crate) fn config_get(self, args: Args<'_>) -> Result<Vec<Setting>, String> {
-        let (argv, argc) = args.tail();
-        // SAFETY: "v" takes a list of strings with its length; "E" lets errors come as replies, "C" checks the
-        // permissions of the calling user.
-        unsafe {
-            let reply = call!(RedisModule_Call(self.0, c"CONFIG".as_ptr(), c"CEv".as_ptr(), argv, argc));
-            let result = pairs_of(reply);
-            if !reply.is_null() {
-                call!(RedisModule_FreeCallReply(reply));
-            }
-            result
-        }
-    }
-
     /// A warning in the server's log.
     pub(crate) fn warn(self, text: &str) {
         warn(self.0, text);
     }
 }
-
-/// A setting's name and its value.
-type Setting = (Vec<u8>, Vec<u8>);
-
-const NO_PERMISSION: &str = "NOPERM this user has no permissions to run the 'config|get' command";
 
 /// The text of a string or an error; empty if it is neither, or null.
 ///
@@ -267,31 +245,6 @@ unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
             return Vec::new();
         }
         std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
-    }
-}
-
-/// The strings of a flat array, two by two.
-///
-/// # Safety
-/// `reply` is null or a reply of the server.
-unsafe fn pairs_of(reply: *mut raw::RedisModuleCallReply) -> Result<Vec<Setting>, String> {
-    // SAFETY: the caller's promise; an element that is not there is null.
-    unsafe {
-        if reply.is_null() {
-            return Err("ERR the server refuses CONFIG GET".to_owned());
-        }
-        if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
-            let error = String::from_utf8_lossy(&text_of(reply)).into_owned();
-            // Redis 7.0 has another text for a call from a module.
-            let denied = error.contains("acl verification failed");
-            return Err(if denied { NO_PERMISSION.to_owned() } else { error });
-        }
-        if call!(RedisModule_CallReplyType(reply)) != reply_type(raw::REDISMODULE_REPLY_ARRAY) {
-            return Err("ERR the server answers CONFIG GET with something else than a list".to_owned());
-        }
-        let element = |at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at)));
-        let len = call!(RedisModule_CallReplyLength(reply));
-        Ok((0..len / 2).map(|pair| (element(2 * pair), element(2 * pair + 1))).collect())
     }
 }
 

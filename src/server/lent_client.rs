@@ -12,11 +12,11 @@
 //! exact in a transaction, whose commands are filtered when they are queued.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 
 use redis_module::raw;
 
-use crate::server::filter::Filtered;
-use crate::server::{Ctx, ServerCell, OK};
+use crate::server::{guard, info, string, Ctx, ServerCell, OK};
 
 /// The database that the latest `MOVE` moved from.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
@@ -38,8 +38,25 @@ pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
     }
 }
 
+/// Sees to it that `COPY` is noticed. It costs every command something: so not on a server without the defect. False if the
+/// server refuses.
+pub(crate) fn watch_copies(ctx: Ctx) -> bool {
+    unsafe extern "C" fn filter(command: *mut raw::RedisModuleCommandFilterCtx) {
+        // This runs for every command of every client: leave at once.
+        if matches!(Filtered(command).bytes(0), [b'c' | b'C', ..]) {
+            guard(|| look_at(&Filtered(command)));
+        }
+    }
+    if info::is_redis() {
+        return true;
+    }
+    let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
+    // SAFETY: the callback has the type that the server calls it with.
+    unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.0, Some(filter), flags)).is_null() }
+}
+
 /// Notes the client of a `COPY key other DB db`.
-pub(super) fn look_at(command: &Filtered) {
+fn look_at(command: &Filtered) {
     if !command.bytes(0).eq_ignore_ascii_case(b"copy") {
         return;
     }
@@ -60,4 +77,32 @@ fn selected_db(client: u64) -> Option<i32> {
     // SAFETY: the structure is of the version that it says.
     let found = unsafe { call!(RedisModule_GetClientInfoById((&raw mut info).cast(), client)) };
     (found == OK).then(|| i32::from(info.db))
+}
+
+/// A command that is about to be looked up.
+struct Filtered(*mut raw::RedisModuleCommandFilterCtx);
+
+impl Filtered {
+    fn len(&self) -> usize {
+        // SAFETY: the filter's context is valid until the callback returns.
+        let count = unsafe { call!(RedisModule_CommandFilterArgsCount(self.0)) };
+        usize::try_from(count).unwrap_or(0)
+    }
+
+    fn bytes(&self, at: c_int) -> &[u8] {
+        // SAFETY: as in `len`; the server answers null for a place that is not there, and the strings live as long.
+        unsafe {
+            let arg = call!(RedisModule_CommandFilterArgGet(self.0, at));
+            if arg.is_null() {
+                return &[];
+            }
+            string::bytes(arg)
+        }
+    }
+
+    /// The client that sent the command, where the server tells.
+    fn client(&self) -> Option<u64> {
+        // SAFETY: the filter's context is valid until the callback returns.
+        unsafe { raw::RedisModule_CommandFilterGetClientId.map(|id| id(self.0)) }
+    }
 }

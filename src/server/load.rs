@@ -88,12 +88,6 @@ impl<'a> Args<'a> {
         self.0.len()
     }
 
-    /// All but the first, as the API takes a list.
-    pub(super) fn tail(&self) -> (*const *mut raw::RedisModuleString, usize) {
-        let tail = self.0.get(1..).unwrap_or_default();
-        (tail.as_ptr(), tail.len())
-    }
-
     /// The argument at this place as a string of the server.
     pub(crate) fn string(&self, at: usize) -> Option<Str<'a>> {
         // SAFETY: the strings live as long as `'a`.
@@ -146,7 +140,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
         RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyLength
         RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
-        RedisModule_CommandFilterArgReplace RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
+        RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
         RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
         RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId

@@ -91,7 +91,7 @@ fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
     let mut client = server.client();
     assert_eq!(client.call(&format!("GET {RESOURCE}")), "6", "{}{}", printed[0], printed[1]);
     // They were in each other's way: each got the lock out of the queue.
-    assert!(client.info("redis-lock", "redis-lock_waiters_granted").parse::<u64>().unwrap() >= 2);
+    assert!(client.info("lock", "lock_waiters_granted").parse::<u64>().unwrap() >= 2);
     assert_nothing_stays(server, client);
 }
 
@@ -118,7 +118,7 @@ fn run_both(
         assert_eq!(holder.call(&format!("LOCK.ACQUIRE {lock} test PX {LONG}")), "1");
     }
     let runs = [start(kind, server.port, first)?, start(kind, server.port, second)?];
-    until("both wait", || holder.info("redis-lock", "redis-lock_waiters") == "2");
+    until("both wait", || holder.info("lock", "lock_waiters") == "2");
     for lock in [LOCK, OTHER_LOCK] {
         assert_eq!(holder.call(&format!("LOCK.RELEASE {lock} test")), "0");
     }
@@ -162,7 +162,7 @@ fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
     assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
     let plan = Plan { rounds: 1, lease: 20_000, work: 1, wait: 100 };
     let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
-    until("a wait has ended", || holder.info("redis-lock", "redis-lock_waiters_timed_out") != "0");
+    until("a wait has ended", || holder.info("lock", "lock_waiters_timed_out") != "0");
     assert_eq!(holder.call(&format!("GET {INSIDE}")), "nil");
     assert_eq!(holder.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
 
@@ -209,8 +209,8 @@ fn assert_nothing_stays(mut server: Server, mut client: Client) {
     until("the program's connections are closed", || client.info("clients", "connected_clients") == "1");
     assert_eq!(client.call(&format!("EXISTS {LOCK} {OTHER_LOCK}")), "0");
     assert!(matches!(client.call(&format!("GET {INSIDE}")).as_str(), "0" | "nil"));
-    assert_eq!(client.info("redis-lock", "redis-lock_waiters"), "0");
-    assert_eq!(client.info("redis-lock", "redis-lock_internal_errors"), "0");
+    assert_eq!(client.info("lock", "lock_waiters"), "0");
+    assert_eq!(client.info("lock", "lock_internal_errors"), "0");
     server.assert_healthy();
 }
 

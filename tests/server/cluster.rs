@@ -120,7 +120,7 @@ fn a_slot_that_leaves_unseen_ends_its_waits(flavor: Flavor) {
     let reply = waiter.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     until("nobody is blocked", || first.info("clients", "blocked_clients") == "0");
-    until("no timer is left", || first.call("MODULE UNLOAD redis-lock") == "OK");
+    until("no timer is left", || first.call("MODULE UNLOAD lock") == "OK");
     cluster.assert_healthy();
 }
 
@@ -183,7 +183,7 @@ fn a_slot_that_migrates_is_not_watched_any_more(flavor: Flavor) {
     let mut holder = cluster.nodes[0].client();
     assert_eq!(holder.call("LOCK.ACQUIRE b o WATCHDOG EPHEMERAL PX 100000"), "1");
     cluster.migrate("b");
-    until("it is known", || first.info("redis-lock", "redis-lock_watchdogs") == "0");
+    until("it is known", || first.info("lock", "lock_watchdogs") == "0");
     holder.close();
     first.call("PING");
     assert_eq!(second.call("HGETALL b"), "[o, 1]");
@@ -194,7 +194,7 @@ fn a_slot_that_migrates_is_not_watched_any_more(flavor: Flavor) {
     until("the lease is renewed", || second.number("PEXPIRETIME b") > end);
     // A slot that is lost without a word is not written to.
     assert_eq!(second.call("CLUSTER DELSLOTS 3300"), "OK");
-    until("it is known", || second.info("redis-lock", "redis-lock_watchdogs") == "0");
+    until("it is known", || second.info("lock", "lock_watchdogs") == "0");
     cluster.assert_healthy();
 }
 
@@ -252,7 +252,7 @@ fn a_demoted_node_comes_to_rest(flavor: Flavor) {
     let reply = waiter.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     until("the roles are swapped", || first.call("ROLE").starts_with("[slave"));
-    until("no timer is left", || first.call("MODULE UNLOAD redis-lock") == "OK");
+    until("no timer is left", || first.call("MODULE UNLOAD lock") == "OK");
     replica.assert_healthy();
     cluster.assert_healthy();
 }

@@ -46,8 +46,8 @@ fn until_renewed(client: &mut Client, key: &str) {
 /// How many leases are renewed, and how many holds end with a connection.
 fn bound(world: &Server) -> (i64, i64) {
     let mut client = world.client();
-    let mut number = |field| client.info("redis-lock", field).parse().unwrap();
-    (number("redis-lock_watchdogs"), number("redis-lock_ephemeral_holds"))
+    let mut number = |field| client.info("lock", field).parse().unwrap();
+    (number("lock_watchdogs"), number("lock_ephemeral_holds"))
 }
 
 fn a_watchdog_renews_the_lease(flavor: Flavor) {
@@ -409,7 +409,7 @@ fn ten_thousand_watchdogs_share_a_timer(flavor: Flavor) {
     until("all are released", || watcher.call("DBSIZE") == "0");
     assert_eq!(bound(&server), (0, 0));
     // Nothing is planned any more: a module that has a timer cannot be unloaded.
-    until("it can be unloaded", || watcher.call("MODULE UNLOAD redis-lock") == "OK");
+    until("it can be unloaded", || watcher.call("MODULE UNLOAD lock") == "OK");
 }
 
 fn a_pause_holds_back_and_is_made_up_for(flavor: Flavor) {
@@ -580,5 +580,5 @@ fn nothing_stays_behind(flavor: Flavor) {
         until("all is free", || watcher.call("DBSIZE") == "0");
         assert_eq!(bound(&server), (0, 0), "in round {round}");
     }
-    until("it can be unloaded", || watcher.call("MODULE UNLOAD redis-lock") == "OK");
+    until("it can be unloaded", || watcher.call("MODULE UNLOAD lock") == "OK");
 }

@@ -34,7 +34,7 @@ fn holds(world: &World, pairs: &[(&str, &str)]) -> Client {
 }
 
 fn deadlocks(world: &World) -> String {
-    world.client().info("redis-lock", "redis-lock_deadlocks")
+    world.client().info("lock", "lock_deadlocks")
 }
 
 fn two_owners_in_a_cycle(flavor: Flavor) {
@@ -282,7 +282,7 @@ fn a_crowd_costs_nothing(flavor: Flavor) {
             client
         })
         .collect();
-    until("all wait", || a.info("redis-lock", "redis-lock_waiters") == "500");
+    until("all wait", || a.info("lock", "lock_waiters") == "500");
     a.call("LOCK.ACQUIRE other o499 PX 100000");
     assert!(a.call("LOCK.ACQUIRE other a BLOCK 0").starts_with("DEADLOCK "));
     assert_eq!(a.call("LOCK.BLOCKERS o499").matches("owner").count(), 500);
@@ -295,7 +295,7 @@ fn a_crowd_costs_nothing(flavor: Flavor) {
             client
         })
         .collect();
-    until("all wait twice", || a.info("redis-lock", "redis-lock_waiters") == "1000");
+    until("all wait twice", || a.info("lock", "lock_waiters") == "1000");
     assert_eq!(a.call("LOCK.BLOCKERS o499").matches("owner").count(), 500);
     drop(second);
     a.call("LOCK.RELEASE k a");

@@ -102,8 +102,8 @@ fn assert_nothing_stays(mut server: Server) {
     assert_eq!(client.call(&format!("LOCK.WAITERS {LOCK}")), "[]");
     assert_eq!(client.call(&format!("EXISTS {LOCK}")), "0");
     assert_eq!(client.info("clients", "blocked_clients"), "0");
-    assert_eq!(client.info("redis-lock", "redis-lock_waiters"), "0");
-    assert_eq!(client.info("redis-lock", "redis-lock_internal_errors"), "0");
+    assert_eq!(client.info("lock", "lock_waiters"), "0");
+    assert_eq!(client.info("lock", "lock_internal_errors"), "0");
     server.assert_healthy();
 }
 

@@ -115,7 +115,7 @@ fn a_demotion_ends_all_waits(flavor: Flavor) {
     }
     let mut again = server.client();
     until("nothing of it is left", || again.info("clients", "blocked_clients") == "0");
-    until("it can be unloaded", || again.call("MODULE UNLOAD redis-lock") == "OK");
+    until("it can be unloaded", || again.call("MODULE UNLOAD lock") == "OK");
     server.assert_healthy();
 }
 

@@ -20,7 +20,7 @@ crate::on_every_server!(
 );
 
 fn taken_back(world: &World) -> i64 {
-    world.client().info("redis-lock", "redis-lock_grants_taken_back").parse().unwrap()
+    world.client().info("lock", "lock_grants_taken_back").parse().unwrap()
 }
 
 /// The server reads both commands in one go: the waiter is granted, and killed before it is answered.
@@ -256,10 +256,10 @@ fn many_waiters_come_and_go(flavor: Flavor) {
             }
         });
         let mut a = world.client();
-        until("all are gone", || a.info("redis-lock", "redis-lock_waiters") == "0");
+        until("all are gone", || a.info("lock", "lock_waiters") == "0");
         until("all locks are free", || a.call("EXISTS k0 k1 k2") == "0");
         until("no client is blocked", || a.info("clients", "blocked_clients") == "0");
-        until("no timer is left", || a.call("MODULE UNLOAD redis-lock") == "OK");
+        until("no timer is left", || a.call("MODULE UNLOAD lock") == "OK");
         assert_eq!(load_module(&mut a), "OK");
     });
 }
@@ -269,10 +269,10 @@ fn waiters_of_an_unloaded_module(flavor: Flavor) {
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 100000");
     let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 100000");
-    assert!(a.call("MODULE UNLOAD redis-lock").starts_with("ERR "), "unloaded under a waiter");
+    assert!(a.call("MODULE UNLOAD lock").starts_with("ERR "), "unloaded under a waiter");
     a.call("LOCK.RELEASE k a");
     assert_eq!(b.recv(), "1");
-    until("it can be unloaded", || a.call("MODULE UNLOAD redis-lock") == "OK");
+    until("it can be unloaded", || a.call("MODULE UNLOAD lock") == "OK");
     assert!(a.call("LOCK.INFO k").starts_with("ERR unknown command"));
     assert_eq!(a.call("HGETALL k"), "[b, 1]", "the lock needs no module");
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[]");
@@ -283,6 +283,6 @@ fn waiters_of_an_unloaded_module(flavor: Flavor) {
     let mut c = server.waiting("LOCK.ACQUIRE k c BLOCK 0");
     a.call("DEL k");
     assert_eq!(c.recv(), "1");
-    assert_eq!(a.info("redis-lock", "redis-lock_waiters_granted"), "1");
+    assert_eq!(a.info("lock", "lock_waiters_granted"), "1");
     server.assert_healthy();
 }

@@ -273,13 +273,13 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
                 client
             })
             .collect();
-        until("all are in line", || a.info("redis-lock", "redis-lock_waiters") == WAITERS.to_string());
+        until("all are in line", || a.info("lock", "lock_waiters") == WAITERS.to_string());
         assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 100);
         // Some leave from the middle, most are served.
         for client in clients.drain(5_000..6_000) {
             client.close();
         }
-        until("they have left", || a.info("redis-lock", "redis-lock_waiters") == "9000");
+        until("they have left", || a.info("lock", "lock_waiters") == "9000");
         let Value::Array(order) = a.call_value("LOCK.WAITERS k COUNT 10000") else { panic!("no array") };
         let order: Vec<String> =
             order.iter().map(|waiter| show(waiter).split(", ").nth(1).unwrap().to_owned()).collect();
@@ -291,8 +291,8 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
         for client in &mut clients {
             assert_eq!(client.recv(), "1");
         }
-        assert_eq!(a.info("redis-lock", "redis-lock_waiters"), "0");
-        assert_eq!(a.info("redis-lock", "redis-lock_grants_taken_back"), "0");
+        assert_eq!(a.info("lock", "lock_waiters"), "0");
+        assert_eq!(a.info("lock", "lock_grants_taken_back"), "0");
     });
 }
 
@@ -322,9 +322,9 @@ fn the_memory_of_a_crowd_is_given_back() {
                 client
             })
             .collect();
-        until("all are in line", || a.info("redis-lock", "redis-lock_waiters") == waiters.to_string());
+        until("all are in line", || a.info("lock", "lock_waiters") == waiters.to_string());
         drop(clients);
-        until("all have left", || a.info("redis-lock", "redis-lock_waiters") == "0");
+        until("all have left", || a.info("lock", "lock_waiters") == "0");
         a.call("DEL k");
     };
     // Whatever is made once, is made now.

@@ -44,7 +44,7 @@ impl World {
         self.primary.assert_healthy();
         self.replica.assert_healthy();
         let mut client = self.primary.client();
-        assert_eq!(client.info("redis-lock", "redis-lock_internal_errors"), "0");
+        assert_eq!(client.info("lock", "lock_internal_errors"), "0");
         let (primary, replica) = (self.primary.client(), self.replica.client());
         assert_same_keys("the replica", primary, replica);
         let replayed = replay(self.primary.flavor, self.primary.dir.path());
