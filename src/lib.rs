@@ -121,6 +121,7 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     load::set_options(ctx);
     MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
     register(ctx, args)?;
+    server::stream::start(ctx, server);
     for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));

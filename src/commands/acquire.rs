@@ -16,6 +16,8 @@ pub(crate) struct Acquire;
 /// A call as the client wrote it.
 struct Call<'a> {
     key: Str<'a>,
+    /// As it was given: not who a `*` becomes.
+    owner: Str<'a>,
     request: Request,
     block: Option<Block>,
 }
@@ -42,7 +44,7 @@ impl Command for Acquire {
         let call = parse(ctx, args)?;
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
-        let mut lock = super::open(ctx, &call.key, now)?;
+        let mut lock = super::open(ctx, &call.key, Some(&call.owner), now)?;
         if lock.holders.of(call.request.owner.as_bytes()).is_none()
             && lock.is_fair(now)
             && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
@@ -107,18 +109,22 @@ fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {
             return Err(args.unknown(option));
         }
     }
-    let made = asked == b"*";
+    let made = asked.as_bytes() == b"*";
     let request = Request {
-        owner: if made { Owner::new(Uuid::new_v4().to_string().as_bytes()) } else { Owner::new(asked) },
+        owner: if made {
+            Owner::new(Uuid::new_v4().to_string().as_bytes())
+        } else {
+            Owner::new(asked.as_bytes())
+        },
         mode: if shared.is_some() { Mode::Shared } else { Mode::Exclusive },
         lease_ms: lease.unwrap_or_else(config::default_lease),
         fence: fence.is_some(),
         names_owner: made || fence.is_some(),
-        id: args.request(ctx, &key, asked, id)?,
+        id: args.request(ctx, &key, asked.as_bytes(), id)?,
         bind: args.bind(ctx, by_connection)?,
     };
     if request.fence {
         args.has_counter_here(ctx, &key)?;
     }
-    Ok(Call { key, request, block })
+    Ok(Call { key, owner: asked, request, block })
 }

@@ -41,8 +41,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// An owner: any bytes, but not too many of them, and not a name that is kept for other fields.
-    pub(super) fn owner(&mut self) -> Result<&'a [u8], Error> {
-        let owner = self.next().ok_or_else(|| self.problem("owner is missing".to_owned()))?;
+    pub(super) fn owner(&mut self) -> Result<Str<'a>, Error> {
+        let name = self.args.string(self.next).ok_or_else(|| self.problem("owner is missing".to_owned()))?;
+        self.next += 1;
+        let owner = name.as_bytes();
         if owner.is_empty() || owner.len() > MAX_OWNER {
             let len = owner.len();
             return Err(self.problem(format!("owner must be 1 to {MAX_OWNER} bytes, not {len},")));
@@ -50,7 +52,7 @@ impl<'a> Cursor<'a> {
         if owner[0] == b'#' {
             return Err(self.problem("owner must not begin with '#'".to_owned()));
         }
-        Ok(owner)
+        Ok(name)
     }
 
     /// The next argument.

@@ -22,7 +22,7 @@ impl Command for Blockers {
 
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.blockers", args);
-        let owner = Owner::new(args.owner()?);
+        let owner = Owner::new(args.owner()?.as_bytes());
         args.end()?;
         let edges = runtime::blockers_of(ctx, &owner);
         ctx.reply_array(edges.len());

@@ -23,7 +23,7 @@ impl Command for Break {
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
-        let mut lock = super::open(ctx, &key, now)?;
+        let mut lock = super::open(ctx, &key, None, now)?;
         if lock.is_fair(now) {
             return Err(Error::FairLock);
         }

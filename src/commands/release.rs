@@ -44,10 +44,10 @@ impl Command for Release {
             (None, Some(())) => Part::All,
             (Some(()), Some(())) => return Err(args.excluded("SHARED", "ALL")),
         };
-        let id = args.request(ctx, &key, owner, id)?;
-        let call = Call { owner: Owner::new(owner), part, lease_ms, id };
+        let id = args.request(ctx, &key, owner.as_bytes(), id)?;
+        let call = Call { owner: Owner::new(owner.as_bytes()), part, lease_ms, id };
         let now = ctx.now();
-        let mut lock = super::open(ctx, &key, now)?;
+        let mut lock = super::open(ctx, &key, Some(&owner), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let left = runtime::with(ctx, |runtime| {
             runtime.service.release(at, &mut lock.holders, &mut lock.records, &call, now)

@@ -25,7 +25,7 @@ impl Command for Renew {
     fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
-        let owner = Owner::new(args.owner()?);
+        let asked = args.owner()?;
         let (mut lease, mut by_connection) = (None, ByConnection::default());
         while let Some(option) = args.next() {
             if !args.lease(option, &mut lease)? && !args.by_connection(option, &mut by_connection)? {
@@ -33,9 +33,13 @@ impl Command for Renew {
             }
         }
         let bind = args.bind(ctx, by_connection)?;
-        let call = Renewal { owner, lease_ms: lease.unwrap_or_else(config::default_lease), bind };
+        let call = Renewal {
+            owner: Owner::new(asked.as_bytes()),
+            lease_ms: lease.unwrap_or_else(config::default_lease),
+            bind,
+        };
         let now = ctx.now();
-        let mut lock = super::open(ctx, &key, now)?;
+        let mut lock = super::open(ctx, &key, Some(&asked), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let held = runtime::with(ctx, |runtime| {
             runtime.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)

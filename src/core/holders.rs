@@ -138,6 +138,14 @@ impl Holders {
         now.values().filter(changed).collect()
     }
 
+    /// The hold, if there is nothing to it but its exclusive count and its lease, as with most locks.
+    pub(crate) fn plain(&self) -> Option<&Hold> {
+        match self {
+            Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.shared == 0 && hold.token.is_none()),
+            Holders::Free | Holders::Shared(_) => None,
+        }
+    }
+
     /// How many owners hold it.
     pub(crate) fn len(&self) -> usize {
         match self {

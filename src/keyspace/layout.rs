@@ -27,15 +27,7 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
         } else if let Some(owner) = name.strip_prefix(SHARED).filter(|owner| is_owner(owner)) {
             holds.push(parse_shared(owner, value, expires_at)?);
         } else if is_owner(name) && exclusive.is_none() {
-            let (owner, exclusive_holds) = (Owner::new(name), positive(value)?);
-            exclusive = Some(Hold {
-                owner,
-                exclusive: exclusive_holds,
-                shared: 0,
-                expires_at,
-                token: None,
-                renewed: false,
-            });
+            exclusive = Some(exclusive_hold(name, positive(value)?, expires_at));
         } else {
             return None;
         }
@@ -54,6 +46,15 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
         None => {}
     }
     Holders::from_holds(holds)
+}
+
+/// The same for a hash with one field; `None` if it has to be looked at more closely.
+pub(super) fn plain(name: &[u8], holds: i64, expires_at: i64) -> Option<Holders> {
+    (is_owner(name) && holds > 0).then(|| Holders::Exclusive(exclusive_hold(name, holds, expires_at)))
+}
+
+fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
+    Hold { owner: Owner::new(owner), exclusive, shared: 0, expires_at, token: None, renewed: false }
 }
 
 fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold> {

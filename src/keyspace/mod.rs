@@ -16,6 +16,7 @@ use std::ffi::{c_int, CStr};
 use crate::core::{Holders, Now};
 use crate::error::Error;
 use crate::server::key::{Key, Kind};
+use crate::server::stream::Stream;
 use crate::server::{events, Ctx, Str};
 use layout::{Field, Wanted};
 pub(crate) use records::Records;
@@ -24,8 +25,9 @@ pub(crate) use records::Records;
 pub(crate) struct Lock<'a> {
     ctx: Ctx,
     key: Key<'a>,
-    /// Its hash as it is stored, with what leases that are over have left behind.
-    stored: Vec<Field>,
+    /// The owner that calls, if one does.
+    caller: Option<&'a Str<'a>>,
+    stored: Stored,
     stored_end: Option<i64>,
     /// Who holds it by what is stored.
     before: Holders,
@@ -35,14 +37,28 @@ pub(crate) struct Lock<'a> {
     pub(crate) records: Records<'a>,
 }
 
+/// The hash of a lock as it was found.
+enum Stored {
+    Nothing,
+    /// As [`Holders::plain`] says.
+    Plain,
+    /// All fields, with what leases that are over have left behind.
+    Fields(Vec<Field>),
+}
+
 impl<'a> Lock<'a> {
     /// Opens a lock, on a primary; a lease that is over has ended then. [`Error::WrongType`] if the key holds
-    /// anything but a lock.
-    pub(crate) fn open(ctx: Ctx, name: &'a Str<'a>, now: Now) -> Result<Lock<'a>, Error> {
+    /// anything but a lock. It is read faster if nobody but `caller` holds it.
+    pub(crate) fn open(
+        ctx: Ctx,
+        name: &'a Str<'a>,
+        caller: Option<&'a Str<'a>>,
+        now: Now,
+    ) -> Result<Lock<'a>, Error> {
         let key = Key::open_for_write(ctx, name);
-        let (stored, before) = read(&key, now)?;
-        let (stored_end, records) = (key.expires_at(), Records::of(ctx, name));
-        Ok(Lock { ctx, key, stored, stored_end, holders: before.clone(), before, records })
+        let (stored, stored_end, before) = read(&key, caller, now)?;
+        let records = Records::of(ctx, name);
+        Ok(Lock { ctx, key, caller, stored, stored_end, holders: before.clone(), before, records })
     }
 
     /// True if somebody waits for it as for a fair lock of Redisson.
@@ -64,37 +80,45 @@ impl<'a> Lock<'a> {
     /// are told; returns how many heard it, if anything was said.
     pub(crate) fn store(mut self) -> Option<usize> {
         let announce = self.records.announce;
-        let was_there = !self.stored.is_empty();
-        let changed = self.store_holders();
-        self.records.store();
+        let was_there = !matches!(self.stored, Stored::Nothing);
+        let is_free = self.holders.is_free();
+        if !was_there && is_free && !announce && !self.records.have_changed() {
+            return None;
+        }
+        let stream = Stream::of(self.ctx);
+        let changed = self.store_holders(stream);
+        self.records.store(stream);
         if changed {
             self.ctx.signal_modified(self.key.name());
         }
-        let freed = (changed && was_there && self.holders.is_free()) || announce;
-        freed.then(|| publish::freed(self.ctx, self.key.name()))
+        ((changed && was_there && is_free) || announce)
+            .then(|| publish::freed(self.ctx, stream, self.key.name()))
     }
 
     /// Returns whether anything has changed.
-    fn store_holders(&mut self) -> bool {
+    fn store_holders(&mut self, stream: Stream) -> bool {
         let name = self.key.name();
         let mut changed = false;
         let stays = self.before.iter().any(|hold| self.holders.of(hold.owner.as_bytes()).is_some());
-        if !self.stored.is_empty() && !stays {
+        if !stays && !matches!(self.stored, Stored::Nothing) {
             self.key.delete();
-            self.stored.clear();
+            self.stored = Stored::Nothing;
             self.before = Holders::Free;
             self.stored_end = None;
-            self.ctx.replicate(c"DEL", &[name]);
+            stream.send(c"DEL", &[name]);
             self.notify(events::GENERIC, c"del");
             changed = true;
         }
-        changed |= self.delete_others();
-        changed |= self.set_fields();
+        changed |= self.store_fields(stream);
         if let Some(end) = self.holders.expires_at() {
             let renewed = self.holders.iter().any(|hold| hold.renewed && hold.expires_at == end);
             if renewed || self.stored_end != Some(end) {
                 self.key.set_expires_at(end);
-                self.ctx.replicate(c"PEXPIREAT", &[name, &Str::from_number(end)]);
+                if stream.is_followed() {
+                    stream.send(c"PEXPIREAT", &[name, &Str::from_number(end)]);
+                } else {
+                    stream.count();
+                }
                 self.notify(events::GENERIC, c"expire");
                 changed = true;
             }
@@ -102,9 +126,44 @@ impl<'a> Lock<'a> {
         changed
     }
 
+    fn store_fields(&mut self, stream: Stream) -> bool {
+        match (&self.stored, self.before.plain(), self.holders.plain()) {
+            (Stored::Nothing, ..) if self.holders.is_free() => false,
+            // Who holds it stays the same, or it was deleted.
+            (Stored::Plain, Some(before), Some(hold)) if before.exclusive == hold.exclusive => false,
+            (Stored::Nothing | Stored::Plain, _, Some(hold)) => {
+                let (own, value);
+                let field = match self.caller {
+                    Some(caller) if caller.as_bytes() == hold.owner.as_bytes() => caller,
+                    _ => {
+                        own = Str::new(hold.owner.as_bytes());
+                        &own
+                    }
+                };
+                value = Str::from_number(hold.exclusive);
+                self.key.set_field(field, &value);
+                stream.send(c"HSET", &[self.key.name(), field, &value]);
+                self.notify(events::HASH, c"hset");
+                true
+            }
+            _ => {
+                let mut stored = match std::mem::replace(&mut self.stored, Stored::Nothing) {
+                    Stored::Nothing => Vec::new(),
+                    Stored::Plain => {
+                        let before: Vec<_> = self.before.iter().collect();
+                        layout::fields(&before).into_iter().map(|wanted| wanted.field).collect()
+                    }
+                    Stored::Fields(fields) => fields,
+                };
+                let deleted = self.delete_others(&stored, stream);
+                self.set_fields(&mut stored, stream) || deleted
+            }
+        }
+    }
+
     /// `HDEL` for the fields that shall not be there.
-    fn delete_others(&mut self) -> bool {
-        let others = self.stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
+    fn delete_others(&mut self, stored: &[Field], stream: Stream) -> bool {
+        let others = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
         let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
         if others.is_empty() {
             return false;
@@ -113,29 +172,29 @@ impl<'a> Lock<'a> {
         let others: Vec<Str<'_>> = others.into_iter().map(Str::new).collect();
         others.iter().for_each(|field| self.key.delete_field(field));
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
-        self.ctx.replicate(c"HDEL", &args);
+        stream.send(c"HDEL", &args);
         self.notify(events::HASH, c"hdel");
         true
     }
 
     /// `HSET` for the fields that are not as they shall be.
-    fn set_fields(&mut self) -> bool {
+    fn set_fields(&mut self, stored: &mut [Field], stream: Stream) -> bool {
         let wanted = layout::fields(&self.holders.changed_since(&self.before));
         // Mostly one is looked for; for many, order pays.
         let many = wanted.len() > 8;
         if many {
-            self.stored.sort_unstable();
+            stored.sort_unstable();
         }
-        let stored = |name: &[u8]| {
+        let value_of = |name: &[u8]| {
             let at = match many {
-                true => self.stored.binary_search_by(|(field, _)| (**field).cmp(name)).ok(),
-                false => self.stored.iter().position(|(field, _)| field == name),
+                true => stored.binary_search_by(|(field, _)| (**field).cmp(name)).ok(),
+                false => stored.iter().position(|(field, _)| field == name),
             };
-            at.map(|at| &self.stored[at].1)
+            at.map(|at| &stored[at].1)
         };
         let mut args = Vec::new();
         for Wanted { field: (name, value), renewed } in &wanted {
-            if *renewed || stored(name) != Some(value) {
+            if *renewed || value_of(name) != Some(value) {
                 args.push(Str::new(name));
                 args.push(Str::new(value));
             }
@@ -147,7 +206,7 @@ impl<'a> Lock<'a> {
             self.key.set_field(&pair[0], &pair[1]);
         }
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
-        self.ctx.replicate(c"HSET", &args);
+        stream.send(c"HSET", &args);
         self.notify(events::HASH, c"hset");
         true
     }
@@ -159,18 +218,23 @@ impl<'a> Lock<'a> {
 
 /// Reads a lock without touching it; works on a replica.
 pub(crate) fn look(ctx: Ctx, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
-    read(&Key::open_for_read(ctx, name), now).map(|(_, holders)| holders)
+    read(&Key::open_for_read(ctx, name), None, now).map(|(_, _, holders)| holders)
 }
 
-/// What is stored, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
+/// What is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
 /// ours to touch, even where it looks alike.
-fn read(key: &Key<'_>, now: Now) -> Result<(Vec<Field>, Holders), Error> {
+fn read(key: &Key<'_>, caller: Option<&Str<'_>>, now: Now) -> Result<(Stored, Option<i64>, Holders), Error> {
     match key.kind() {
-        Kind::Empty => return Ok((Vec::new(), Holders::Free)),
+        Kind::Empty => return Ok((Stored::Nothing, None, Holders::Free)),
         Kind::Hash => {}
         Kind::String | Kind::Other => return Err(Error::WrongType),
     }
     let expires_at = key.expires_at().ok_or(Error::WrongType)?;
+    if let Some((caller, holds)) = caller.and_then(|caller| Some((caller, key.only_number(caller)?))) {
+        if let Some(holders) = layout::plain(caller.as_bytes(), holds, expires_at) {
+            return Ok((Stored::Plain, Some(expires_at), holders));
+        }
+    }
     let mut stored = Vec::new();
     let mut plain = 0;
     key.for_each_field(&mut |field, value| {
@@ -181,5 +245,5 @@ fn read(key: &Key<'_>, now: Now) -> Result<(Vec<Field>, Holders), Error> {
     });
     let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
     holders.end_leases(now.wall);
-    Ok((stored, holders))
+    Ok((Stored::Fields(stored), Some(expires_at), holders))
 }

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use crate::config::{self, Publish};
 use crate::keyspace::names;
+use crate::server::ctx::Flags;
+use crate::server::stream::Stream;
 use crate::server::{Ctx, Str};
 
 /// What the name of a lock's channel begins with.
@@ -14,58 +16,59 @@ const FREE: &[u8] = b"0";
 
 /// The lock is free and nobody here takes it. Publishing is no change of the keyspace, and so is allowed
 /// wherever a write is. Returns how many subscribers of this server heard it.
-pub(crate) fn freed(ctx: Ctx, lock: &Str<'_>) -> usize {
-    let kinds = Kinds::chosen(ctx);
+pub(crate) fn freed(ctx: Ctx, stream: Stream, lock: &Str<'_>) -> usize {
+    let kinds = Kinds::chosen(stream.flags());
     if !kinds.classic && !kinds.sharded {
         return 0;
     }
     let channel = channel(lock.as_bytes());
-    let classic = if kinds.classic { publish(ctx, &channel) } else { 0 };
-    let sharded = if kinds.sharded { publish_shard(ctx, &channel) } else { 0 };
+    let classic = if kinds.classic { publish(ctx, stream, &channel) } else { 0 };
+    let sharded = if kinds.sharded { publish_shard(ctx, stream, &channel) } else { 0 };
     classic + sharded
 }
 
 /// All keys of a database may be gone: everybody who waits elsewhere, for whatever lock, is told to look, but for
 /// those whose lock somebody here waits for too.
 pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
-    let kinds = Kinds::chosen(ctx);
+    let stream = Stream::of(ctx);
+    let kinds = Kinds::chosen(stream.flags());
     let pattern = c"redisson_lock__channel:*";
     let wanted: HashSet<Vec<u8>> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
     let heard = |kind| ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel));
     if kinds.classic {
         for channel in heard(c"CHANNELS") {
-            publish(ctx, &Str::new(&channel));
+            publish(ctx, stream, &Str::new(&channel));
         }
     }
     if kinds.sharded {
         for channel in heard(c"SHARDCHANNELS") {
-            publish_shard(ctx, &Str::new(&channel));
+            publish_shard(ctx, stream, &Str::new(&channel));
         }
     }
 }
 
-fn publish(ctx: Ctx, channel: &Str<'_>) -> usize {
+fn publish(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
     let message = &Str::new(FREE);
     let heard = ctx.publish(channel, message);
     // In a cluster its bus takes the message to the replicas.
-    if !ctx.is_cluster() {
-        ctx.replicate_publish(c"PUBLISH", channel, message);
+    if !stream.flags().is_cluster() {
+        stream.publish(c"PUBLISH", channel, message);
     }
     heard
 }
 
-fn publish_shard(ctx: Ctx, channel: &Str<'_>) -> usize {
+fn publish_shard(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
     let message = &Str::new(FREE);
     let heard = ctx.publish_shard(channel, message);
-    if !ctx.is_cluster() {
-        ctx.replicate_publish(c"SPUBLISH", channel, message);
+    if !stream.flags().is_cluster() {
+        stream.publish(c"SPUBLISH", channel, message);
     }
     heard
 }
 
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
 pub(crate) fn has_listeners(ctx: Ctx, lock: &Str<'_>) -> bool {
-    let kinds = Kinds::chosen(ctx);
+    let kinds = Kinds::chosen(ctx.flags());
     let any = |kind| ctx.subscribers(kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
@@ -81,9 +84,9 @@ struct Kinds {
 }
 
 impl Kinds {
-    fn chosen(ctx: Ctx) -> Kinds {
+    fn chosen(flags: Flags) -> Kinds {
         let chosen = match config::publish() {
-            Publish::Auto if ctx.is_cluster() => Publish::Both,
+            Publish::Auto if flags.is_cluster() => Publish::Both,
             Publish::Auto => Publish::Classic,
             chosen => chosen,
         };

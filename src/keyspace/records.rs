@@ -8,6 +8,7 @@ use crate::config::{self, MAX_MS};
 use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
 use crate::keyspace::{names, publish};
 use crate::server::key::{Key, Kind};
+use crate::server::stream::Stream;
 use crate::server::{events, Ctx, ServerCell, Str};
 
 /// The records of one lock.
@@ -43,19 +44,25 @@ impl<'a> Records<'a> {
         Records { ctx, lock, counter: None, requests: Vec::new(), announce: false }
     }
 
+    /// True if there is anything to write.
+    pub(super) fn have_changed(&self) -> bool {
+        self.counter.as_ref().is_some_and(|counter| counter.changed)
+            || self.requests.iter().any(|record| record.changed)
+    }
+
     /// Writes what has changed.
-    pub(super) fn store(self) {
+    pub(super) fn store(self, stream: Stream) {
         let key = self.lock.as_bytes();
         if let Some(Counter { value: Some(token), permanent, changed: true }) = self.counter {
             let retention = config::fence_retention().filter(|_| !permanent);
             let expires_at = retention.map(|ms| self.ctx.now().wall.saturating_add(ms));
-            set(self.ctx, &names::counter(key), token.to_string().as_bytes(), expires_at);
+            set(self.ctx, stream, &names::counter(key), token.to_string().as_bytes(), expires_at);
         }
         for record in self.requests {
             let name = names::request(key, record.id.asked.as_bytes(), &record.id.id);
             match record.end() {
-                Some(end) if record.changed => set(self.ctx, &name, &record.encode(), Some(end)),
-                None if record.changed && record.stored => delete(self.ctx, &name),
+                Some(end) if record.changed => set(self.ctx, stream, &name, &record.encode(), Some(end)),
+                None if record.changed && record.stored => delete(self.ctx, stream, &name),
                 _ => {}
             }
         }
@@ -258,7 +265,7 @@ fn open<'a>(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
 }
 
 /// `SET name value PXAT expires_at`, or without a TTL.
-fn set(ctx: Ctx, name: &[u8], value: &[u8], expires_at: Option<i64>) {
+fn set(ctx: Ctx, stream: Stream, name: &[u8], value: &[u8], expires_at: Option<i64>) {
     let name = Str::new(name);
     let value = Str::new(value);
     crate::runtime::while_changing(ctx, || {
@@ -267,11 +274,11 @@ fn set(ctx: Ctx, name: &[u8], value: &[u8], expires_at: Option<i64>) {
         if let Some(at) = expires_at {
             key.set_expires_at(at);
             let (option, at) = (Str::new(b"PXAT"), Str::from_number(at));
-            ctx.replicate(c"SET", &[&name, &value, &option, &at]);
+            stream.send(c"SET", &[&name, &value, &option, &at]);
             ctx.notify(events::STRING, c"set", &name);
             ctx.notify(events::GENERIC, c"expire", &name);
         } else {
-            ctx.replicate(c"SET", &[&name, &value]);
+            stream.send(c"SET", &[&name, &value]);
             ctx.notify(events::STRING, c"set", &name);
         }
     });
@@ -279,11 +286,11 @@ fn set(ctx: Ctx, name: &[u8], value: &[u8], expires_at: Option<i64>) {
 }
 
 /// `DEL name`.
-fn delete(ctx: Ctx, name: &[u8]) {
+fn delete(ctx: Ctx, stream: Stream, name: &[u8]) {
     let name = Str::new(name);
     crate::runtime::while_changing(ctx, || {
         Key::open_for_write(ctx, &name).delete();
-        ctx.replicate(c"DEL", &[&name]);
+        stream.send(c"DEL", &[&name]);
         ctx.notify(events::GENERIC, c"del", &name);
     });
     ctx.signal_modified(&name);

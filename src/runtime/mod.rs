@@ -31,6 +31,7 @@ use crate::metrics::Metrics;
 use crate::server::blocked::{self, Handle};
 use crate::server::events;
 use crate::server::socket::Sockets;
+use crate::server::stream::Stream;
 use crate::server::timer::{self, TimerId};
 use crate::server::{guard, Ctx, ServerCell, Str};
 
@@ -137,7 +138,7 @@ pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>) {
 /// it is only now that anybody sees so (`owed`); or when its first lease ends, if that is `shortened`.
 fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>, owed: bool, shortened: Option<WallMs>) {
     let name = lock.name();
-    let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, name)));
+    let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, Stream::of(ctx), name)));
     if let Some(heard) = heard {
         with(ctx, |runtime| runtime.service.told(at, heard > 0, ctx.now()));
     }
@@ -332,7 +333,7 @@ fn look_at(ctx: Ctx, lock: &LockId) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();
-    let Ok(mut open) = Lock::open(ctx, &name, now) else {
+    let Ok(mut open) = Lock::open(ctx, &name, None, now) else {
         return refuse(Decision::WrongType);
     };
     let found_free = open.holders.is_free();

@@ -13,6 +13,33 @@ use crate::server::{Str, OK};
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx(pub(super) *mut raw::RedisModuleCtx);
 
+/// The state of the server and of the calling client, which does not change during a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Flags(u32);
+
+impl Flags {
+    fn has(self, any: u32) -> bool {
+        self.0 & any != 0
+    }
+
+    pub(crate) fn is_primary(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
+    }
+
+    pub(crate) fn is_cluster(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+    }
+
+    pub(super) fn is_loading(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_LOADING)
+    }
+
+    /// True if an AOF is written, or will be as soon as its first part is.
+    pub(super) fn has_aof(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
+    }
+}
+
 impl Ctx {
     /// # Safety
     /// `raw` is the context of the running callback, and the result is not kept beyond it.
@@ -81,15 +108,15 @@ impl Ctx {
         i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
     }
 
-    fn has_flag(self, flags: u32) -> bool {
+    /// The state that the server and the calling client are in.
+    pub(crate) fn flags(self) -> Flags {
         // SAFETY: the context is that of the running callback.
-        let set = unsafe { call!(RedisModule_GetContextFlags(self.0)) };
-        set.cast_unsigned() & flags != 0
+        Flags(unsafe { call!(RedisModule_GetContextFlags(self.0)) }.cast_unsigned())
     }
 
     /// True in a transaction, a script, a function, and for whoever else gets its reply at once or never.
     pub(crate) fn denies_blocking(self) -> bool {
-        self.has_flag(
+        self.flags().has(
             raw::REDISMODULE_CTX_FLAGS_MULTI
                 | raw::REDISMODULE_CTX_FLAGS_LUA
                 | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING,
@@ -98,15 +125,15 @@ impl Ctx {
 
     /// True in a script or a function, which run on behalf of no connection.
     pub(crate) fn is_script(self) -> bool {
-        self.has_flag(raw::REDISMODULE_CTX_FLAGS_LUA)
+        self.flags().has(raw::REDISMODULE_CTX_FLAGS_LUA)
     }
 
     pub(crate) fn is_primary(self) -> bool {
-        self.has_flag(raw::REDISMODULE_CTX_FLAGS_MASTER)
+        self.flags().is_primary()
     }
 
     pub(crate) fn is_cluster(self) -> bool {
-        self.has_flag(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+        self.flags().is_cluster()
     }
 
     /// True if a callback that no command of a client led to may write now: not on a replica, not while a
@@ -114,7 +141,7 @@ impl Ctx {
     pub(crate) fn may_write(self) -> bool {
         // SAFETY: the function only reads the server's state.
         let paused = unsafe { call!(RedisModule_AvoidReplicaTraffic()) } != 0;
-        !paused && self.is_primary() && !self.has_flag(raw::REDISMODULE_CTX_FLAGS_LOADING)
+        !paused && self.flags().is_primary() && !self.flags().is_loading()
     }
 
     /// A keyspace event, as the command that `store` stands for would raise it.
@@ -127,15 +154,6 @@ impl Ctx {
     pub(crate) fn signal_modified(self, key: &Str) {
         // SAFETY: context and key outlive the call.
         unsafe { call!(RedisModule_SignalModifiedKey(self.0, key.as_ptr())) };
-    }
-
-    /// A command with these arguments, to replicas and the AOF.
-    pub(crate) fn replicate(self, command: &CStr, args: &[&Str<'_>]) {
-        let argv: Vec<*mut raw::RedisModuleString> = args.iter().map(|arg| arg.as_ptr()).collect();
-        // SAFETY: "v" takes a list of strings with its length; all outlive the call.
-        unsafe {
-            call!(RedisModule_Replicate(self.0, command.as_ptr(), c"v".as_ptr(), argv.as_ptr(), argv.len()))
-        };
     }
 
     /// Publishes to the subscribers of this server and, in a cluster, of all its nodes. Returns how many of this
@@ -189,20 +207,6 @@ impl Ctx {
             call!(RedisModule_FreeCallReply(reply));
             channels
         }
-    }
-
-    /// The same message to the subscribers of replicas: outside a cluster the API does not send it there.
-    pub(crate) fn replicate_publish(self, command: &CStr, channel: &Str, message: &Str) {
-        // SAFETY: "ss" takes two strings of the server; "A" keeps the command out of the AOF.
-        unsafe {
-            call!(RedisModule_Replicate(
-                self.0,
-                command.as_ptr(),
-                c"Ass".as_ptr(),
-                channel.as_ptr(),
-                message.as_ptr(),
-            ))
-        };
     }
 
     /// False if the slot of these keys, which is one, is not served here (any more), or if it is on its way to or from

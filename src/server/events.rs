@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
-use crate::server::{guard, lent_client, string, Ctx, ServerCell, OK};
+use crate::server::{guard, lent_client, stream, string, Ctx, ServerCell, OK};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
@@ -94,6 +94,7 @@ pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
         subevent: u64,
         _data: *mut c_void,
     ) {
+        stream::role_changed(Ctx(ctx));
         tell(&CHANGED, Ctx(ctx), subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
     }
     CHANGED.get(ctx).set(Some(changed));
@@ -176,7 +177,7 @@ pub(crate) fn wake_up(_in_callback: Ctx) {
     unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
 }
 
-fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
+pub(super) fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
     unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == OK }

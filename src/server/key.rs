@@ -68,6 +68,27 @@ impl<'a> Key<'a> {
         (at != i64::from(raw::REDISMODULE_NO_EXPIRE)).then_some(at)
     }
 
+    /// The value of this field, if it is the only one of a hash, and an integer as `HINCRBY` writes it.
+    pub(crate) fn only_number(&self, field: &Str<'_>) -> Option<i64> {
+        let mut number = 0;
+        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
+        // is null or ours to free.
+        unsafe {
+            if call!(RedisModule_ValueLength(self.raw)) != 1 {
+                return None;
+            }
+            let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
+            let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
+            call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
+            if value.is_null() {
+                return None;
+            }
+            let is_number = call!(RedisModule_StringToLongLong(value, &mut number)) == super::OK;
+            call!(RedisModule_FreeString(std::ptr::null_mut(), value));
+            is_number.then_some(number)
+        }
+    }
+
     /// Calls `visit` with every field and value of a hash, until it returns false.
     pub(crate) fn for_each_field(&self, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) {
         unsafe extern "C" fn field(

@@ -26,6 +26,7 @@ pub(crate) mod lent_client;
 pub(crate) mod load;
 pub(crate) mod reply;
 pub(crate) mod socket;
+pub(crate) mod stream;
 pub(crate) mod string;
 pub(crate) mod timer;
 
