@@ -93,7 +93,7 @@ fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     }
     config::register(ctx, args)?;
     if !server::info::register::<metrics::Section>(ctx)
-        || !runtime::start(ctx)
+        || !server::events::are_supported(ctx)
         || !server::lent_client::watch_copies(ctx)
     {
         return Err("the server refuses a subscription".to_owned());
@@ -121,7 +121,6 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     load::set_options(ctx);
     MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
     register(ctx, args)?;
-    server::stream::start(ctx, server);
     for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));

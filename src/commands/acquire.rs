@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{LockRef, Mode, MonoUs, Outcome, Owner, Records, Request};
+use crate::core::{Holders, LockRef, Mode, MonoUs, Now, Outcome, Owner, Records, Request};
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -44,6 +44,9 @@ impl Command for Acquire {
         let call = parse(ctx, args)?;
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
+        let block = call.block.filter(|_| !ctx.denies_blocking());
+        let deadline = block.and_then(|Block { ms }| Some(now.mono.saturating_add(ms?.saturating_mul(1000))));
+        let ready_until = if block.is_some() { deadline.unwrap_or(MonoUs::MAX) } else { now.mono };
         let mut lock = super::open(ctx, &call.key, Some(&call.owner), now)?;
         if lock.holders.of(call.request.owner.as_bytes()).is_none()
             && lock.is_fair(now)
@@ -51,40 +54,49 @@ impl Command for Acquire {
         {
             return Err(Error::FairLock);
         }
-        let block = call.block.filter(|_| !ctx.denies_blocking());
-        let deadline = block.and_then(|Block { ms }| Some(now.mono.saturating_add(ms?.saturating_mul(1000))));
-        let ready_until = if block.is_some() { deadline.unwrap_or(MonoUs::MAX) } else { now.mono };
         let outcome = runtime::with(ctx, |runtime| {
             runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, ready_until, now)
         });
-        let holders = (outcome == Outcome::Busy && block.is_some()).then(|| lock.holders.clone());
-        runtime::store(ctx, at, lock);
-        match (outcome, holders) {
-            (Outcome::Granted(reply), _) => runtime::reply_grant(ctx, &reply),
-            (Outcome::Refused(refusal), _) => return Err(Error::Refused(refusal)),
-            (Outcome::Busy, Some(holders)) => {
-                if !ctx.is_primary() {
-                    // A replica that accepts writes: nothing here could hand the lock on.
-                    return Err(Error::ReadOnly);
-                }
-                let id = runtime::with(ctx, |runtime| {
-                    let full = config::max_waiters().is_some_and(|max| runtime.service.waiting(at) >= max);
-                    let full = full && !runtime.service.waits_already(at, &call.request);
-                    (!full)
-                        .then(|| runtime.service.wait(at, &holders, call.request, deadline, now))
-                        .ok_or(Error::TooManyWaiters)
-                })?;
-                if config::deadlock_detection() {
-                    if let Some(cycle) = runtime::deadlock_of(ctx, id, at.to_id(), holders) {
-                        return Err(Error::Deadlock(cycle));
-                    }
-                }
-                runtime::block(ctx, id)?;
+        runtime::store(ctx, at, &mut lock);
+        match outcome {
+            Outcome::Granted(reply) => runtime::reply_grant(ctx, &reply),
+            Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
+            Outcome::Busy if block.is_some() => {
+                let holders = lock.close();
+                return wait(ctx, at, call.request, holders, deadline, now);
             }
-            (Outcome::Busy, _) => ctx.reply_null(),
+            Outcome::Busy => ctx.reply_null(),
         }
         Ok(())
     }
+}
+
+/// Queues a request that the lock is busy for, and blocks the client.
+fn wait(
+    ctx: Ctx,
+    at: LockRef<'_>,
+    request: Request,
+    holders: Holders,
+    deadline: Option<MonoUs>,
+    now: Now,
+) -> Result<(), Error> {
+    if !ctx.is_primary() {
+        // A replica that accepts writes: nothing here could hand the lock on.
+        return Err(Error::ReadOnly);
+    }
+    let id = runtime::with(ctx, |runtime| {
+        let full = config::max_waiters().is_some_and(|max| runtime.service.waiting(at) >= max);
+        let full = full && !runtime.service.waits_already(at, &request);
+        (!full)
+            .then(|| runtime.service.wait(at, &holders, request, deadline, now))
+            .ok_or(Error::TooManyWaiters)
+    })?;
+    if config::deadlock_detection() {
+        if let Some(cycle) = runtime::deadlock_of(ctx, id, at.to_id(), holders) {
+            return Err(Error::Deadlock(cycle));
+        }
+    }
+    runtime::block(ctx, id)
 }
 
 fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {

@@ -66,18 +66,25 @@ impl<'a> Cursor<'a> {
     fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
         let text = self.next().ok_or_else(|| self.problem(format!("{name} needs a value")))?;
         // As Redis reads integers: no sign but a minus, no space, no leading zero.
-        let digits = text.strip_prefix(b"-").unwrap_or(text);
-        let canonical = !digits.is_empty()
-            && digits.iter().all(u8::is_ascii_digit)
-            && (digits[0] != b'0' || text.len() == 1);
+        let (negative, digits) = match text {
+            [b'-', digits @ ..] => (true, digits),
+            digits => (false, digits),
+        };
+        // Saturates: what is that large is out of range anyway.
+        let mut number: i64 = 0;
+        let mut canonical = !digits.is_empty() && (digits[0] != b'0' || text.len() == 1);
+        for digit in digits {
+            canonical &= digit.is_ascii_digit();
+            number = number.saturating_mul(10).saturating_add(i64::from(digit.wrapping_sub(b'0')));
+        }
         if !canonical {
             return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
         }
-        std::str::from_utf8(text)
-            .ok()
-            .and_then(|text| text.parse().ok())
-            .filter(|number| (min..=max).contains(number))
-            .ok_or_else(|| self.problem(format!("{name} is out of range, must be {min} to {max},")))
+        let number = if negative { -number } else { number };
+        if !(min..=max).contains(&number) {
+            return Err(self.problem(format!("{name} is out of range, must be {min} to {max},")));
+        }
+        Ok(number)
     }
 
     /// The value of `BLOCK`: milliseconds to wait, `None` for no limit.

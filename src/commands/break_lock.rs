@@ -31,7 +31,7 @@ impl Command for Break {
         let lost = runtime::with(ctx, |runtime| {
             runtime.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
         });
-        runtime::store(ctx, at, lock);
+        runtime::store(ctx, at, &mut lock);
         ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
         Ok(())
     }

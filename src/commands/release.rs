@@ -54,7 +54,7 @@ impl Command for Release {
         });
         let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
         // Even if it is refused: something else may have been due.
-        runtime::store(ctx, at, lock);
+        runtime::store(ctx, at, &mut lock);
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,

@@ -45,7 +45,7 @@ impl Command for Renew {
             runtime.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
         });
         let fair = held.is_err() && lock.is_fair(now);
-        runtime::store(ctx, at, lock);
+        runtime::store(ctx, at, &mut lock);
         ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
         Ok(())
     }

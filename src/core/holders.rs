@@ -175,7 +175,10 @@ impl Holders {
 
     /// When the last lease of the lock runs out; `None` if it is free.
     pub(crate) fn expires_at(&self) -> Option<WallMs> {
-        self.iter().map(|hold| hold.expires_at).max()
+        match self {
+            Holders::Exclusive(hold) => Some(hold.expires_at),
+            _ => self.iter().map(|hold| hold.expires_at).max(),
+        }
     }
 
     /// When the first lease of the lock runs out.

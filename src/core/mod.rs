@@ -31,6 +31,8 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 pub(crate) use graph::Search;
 pub(crate) use holders::{Hold, Holders, NotOwner, Part};
 pub(crate) use request::{
@@ -110,13 +112,20 @@ impl LockRef<'_> {
     }
 }
 
-/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Owner(Rc<[u8]>);
+/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone unless it is long: a UUID with a
+/// number, as Redisson's are, is not.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Owner(SmallVec<[u8; 48]>);
+
+impl Clone for Owner {
+    fn clone(&self) -> Owner {
+        Owner::new(self.as_bytes())
+    }
+}
 
 impl Owner {
     pub(crate) fn new(bytes: &[u8]) -> Owner {
-        Owner(Rc::from(bytes))
+        Owner(SmallVec::from_slice(bytes))
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {

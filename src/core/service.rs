@@ -431,6 +431,15 @@ impl Service {
         batch
     }
 
+    /// True if [`next_wakeup`](Service::next_wakeup) is `None`.
+    pub(crate) fn plans_nothing(&self) -> bool {
+        self.dirty.is_empty()
+            && self.deadlines.is_empty()
+            && self.leases.is_empty()
+            && self.renewals.is_empty()
+            && self.turns.is_empty()
+    }
+
     /// In how many milliseconds [`tick`](Service::tick) is due; `None` if nothing is planned.
     pub(crate) fn next_wakeup(&self, now: Now, may_write: bool) -> Option<u64> {
         let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
@@ -446,6 +455,16 @@ impl Service {
         let work = [renewal, dirty, lease, turn].into_iter().flatten().min();
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
         deadline.into_iter().chain(work).min()
+    }
+
+    /// True if [`take_decisions`](Service::take_decisions) has any.
+    pub(crate) fn has_decided(&self) -> bool {
+        !self.decisions.is_empty()
+    }
+
+    /// True if anything is remembered about this lock.
+    pub(crate) fn knows(&self, lock: LockRef<'_>) -> bool {
+        self.entries.get(lock).is_some()
     }
 
     /// What was decided since the last call, in the order of the decisions.

@@ -202,7 +202,7 @@ impl Service {
 
     /// It was published that the lock is free; `heard` if anybody listened.
     pub(crate) fn told(&mut self, lock: LockRef<'_>, heard: bool, now: Now) {
-        if !heard && self.entries.get(lock).is_none() {
+        if !heard && !self.knows(lock) {
             return;
         }
         let turn = &mut self.entries.get_or_make(lock).1.turn;

@@ -49,6 +49,7 @@ enum Stored {
 impl<'a> Lock<'a> {
     /// Opens a lock, on a primary; a lease that is over has ended then. [`Error::WrongType`] if the key holds
     /// anything but a lock. It is read faster if nobody but `caller` holds it.
+    #[inline]
     pub(crate) fn open(
         ctx: Ctx,
         name: &'a Str<'a>,
@@ -78,21 +79,28 @@ impl<'a> Lock<'a> {
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
     /// are told; returns how many heard it, if anything was said.
-    pub(crate) fn store(mut self) -> Option<usize> {
+    pub(crate) fn store(&mut self) -> Option<usize> {
         let announce = self.records.announce;
         let was_there = !matches!(self.stored, Stored::Nothing);
         let is_free = self.holders.is_free();
-        if !was_there && is_free && !announce && !self.records.have_changed() {
+        if !was_there && is_free && !announce && !self.records.has_changed() {
             return None;
         }
         let stream = Stream::of(self.ctx);
         let changed = self.store_holders(stream);
-        self.records.store(stream);
         if changed {
             self.ctx.signal_modified(self.key.name());
         }
+        if self.records.store(stream) || changed {
+            stream.count();
+        }
         ((changed && was_there && is_free) || announce)
             .then(|| publish::freed(self.ctx, stream, self.key.name()))
+    }
+
+    /// Closes its key. Returns who holds it.
+    pub(crate) fn close(self) -> Holders {
+        self.holders
     }
 
     /// Returns whether anything has changed.
@@ -106,7 +114,7 @@ impl<'a> Lock<'a> {
             self.before = Holders::Free;
             self.stored_end = None;
             stream.send(c"DEL", &[name]);
-            self.notify(events::GENERIC, c"del");
+            self.raise(stream, events::GENERIC, c"del");
             changed = true;
         }
         changed |= self.store_fields(stream);
@@ -116,10 +124,8 @@ impl<'a> Lock<'a> {
                 self.key.set_expires_at(end);
                 if stream.is_followed() {
                     stream.send(c"PEXPIREAT", &[name, &Str::from_number(end)]);
-                } else {
-                    stream.count();
                 }
-                self.notify(events::GENERIC, c"expire");
+                self.raise(stream, events::GENERIC, c"expire");
                 changed = true;
             }
         }
@@ -132,7 +138,7 @@ impl<'a> Lock<'a> {
             // Who holds it stays the same, or it was deleted.
             (Stored::Plain, Some(before), Some(hold)) if before.exclusive == hold.exclusive => false,
             (Stored::Nothing | Stored::Plain, _, Some(hold)) => {
-                let (own, value);
+                let (own, number);
                 let field = match self.caller {
                     Some(caller) if caller.as_bytes() == hold.owner.as_bytes() => caller,
                     _ => {
@@ -140,10 +146,16 @@ impl<'a> Lock<'a> {
                         &own
                     }
                 };
-                value = Str::from_number(hold.exclusive);
-                self.key.set_field(field, &value);
-                stream.send(c"HSET", &[self.key.name(), field, &value]);
-                self.notify(events::HASH, c"hset");
+                let value = match Str::of_small(self.ctx, hold.exclusive) {
+                    Some(value) => value,
+                    None => {
+                        number = Str::from_number(hold.exclusive);
+                        &number
+                    }
+                };
+                self.key.set_field(field, value);
+                stream.send(c"HSET", &[self.key.name(), field, value]);
+                self.raise(stream, events::HASH, c"hset");
                 true
             }
             _ => {
@@ -173,7 +185,7 @@ impl<'a> Lock<'a> {
         others.iter().for_each(|field| self.key.delete_field(field));
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
         stream.send(c"HDEL", &args);
-        self.notify(events::HASH, c"hdel");
+        self.raise(stream, events::HASH, c"hdel");
         true
     }
 
@@ -207,12 +219,12 @@ impl<'a> Lock<'a> {
         }
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
         stream.send(c"HSET", &args);
-        self.notify(events::HASH, c"hset");
+        self.raise(stream, events::HASH, c"hset");
         true
     }
 
-    fn notify(&self, class: c_int, event: &CStr) {
-        crate::runtime::while_changing(self.ctx, || self.ctx.notify(class, event, self.key.name()));
+    fn raise(&self, stream: Stream, class: c_int, event: &CStr) {
+        crate::runtime::while_changing(self.ctx, || stream.event(class, event, self.key.name()));
     }
 }
 
@@ -235,6 +247,12 @@ fn read(key: &Key<'_>, caller: Option<&Str<'_>>, now: Now) -> Result<(Stored, Op
             return Ok((Stored::Plain, Some(expires_at), holders));
         }
     }
+    let (stored, holders) = read_fields(key, expires_at, now)?;
+    Ok((Stored::Fields(stored), Some(expires_at), holders))
+}
+
+/// The same for any hash, field by field.
+fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, Holders), Error> {
     let mut stored = Vec::new();
     let mut plain = 0;
     key.for_each_field(&mut |field, value| {
@@ -245,5 +263,5 @@ fn read(key: &Key<'_>, caller: Option<&Str<'_>>, now: Now) -> Result<(Stored, Op
     });
     let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
     holders.end_leases(now.wall);
-    Ok((Stored::Fields(stored), Some(expires_at), holders))
+    Ok((stored, holders))
 }

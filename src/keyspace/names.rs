@@ -1,22 +1,33 @@
 //! The names of the keys and channels that belong to a lock, as Redisson makes them.
 
-/// `prefix:{key}`; a key that has a brace is taken as it is, so that it keeps its own hash tag.
-pub(crate) fn derived(prefix: &str, key: &[u8]) -> Vec<u8> {
-    if key.contains(&b'{') {
-        [prefix.as_bytes(), b":", key].concat()
-    } else {
-        [prefix.as_bytes(), b":{", key, b"}"].concat()
-    }
+use smallvec::{smallvec, SmallVec};
+
+/// The name of a key or a channel; on the stack, unless it is long.
+pub(crate) type Name = SmallVec<[u8; 128]>;
+
+/// `prefix:{key}`; a key that has a brace is taken as it is, `prefix:key`, so that it keeps its own hash tag. The prefix is
+/// given with its `:{`, as a whole so that it costs little to copy.
+pub(crate) fn derived<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name {
+    let has_tag = key.contains(&b'{');
+    let start = if has_tag { LEN - 1 } else { LEN };
+    let mut name: Name = smallvec![b'}'; start + key.len() + usize::from(!has_tag)];
+    name[..LEN.min(start + key.len())].copy_from_slice(&prefix[..LEN.min(start + key.len())]);
+    name[start..start + key.len()].copy_from_slice(key);
+    name
 }
 
 /// The string with the last fencing token.
-pub(crate) fn counter(key: &[u8]) -> Vec<u8> {
-    derived("redisson_lock_token", key)
+pub(crate) fn counter(key: &[u8]) -> Name {
+    derived(b"redisson_lock_token:{", key)
 }
 
 /// The string with the reply to a request.
-pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Vec<u8> {
-    [&*derived("lock_request", key), b":", owner, b":", request].concat()
+pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
+    let mut name = derived(b"lock_request:{", key);
+    for part in [b":", owner, b":", request] {
+        name.extend_from_slice(part);
+    }
+    name
 }
 
 /// True if both are in one slot of a cluster whatever they are hashed to, because the same part of them is.
@@ -40,12 +51,12 @@ mod tests {
 
     #[test]
     fn a_derived_key_has_the_lock_as_its_hash_tag() {
-        assert_eq!(counter(b"k"), b"redisson_lock_token:{k}");
-        assert_eq!(counter(b"a{k}"), b"redisson_lock_token:a{k}");
-        assert_eq!(counter(b"a{"), b"redisson_lock_token:a{");
-        assert_eq!(counter(b"\xff\0"), b"redisson_lock_token:{\xff\0}");
-        assert_eq!(request(b"k", b"o:1", b"r"), b"lock_request:{k}:o:1:r");
-        assert_eq!(request(b"a{k}", b"o", b"r"), b"lock_request:a{k}:o:r");
+        assert_eq!(*counter(b"k"), *b"redisson_lock_token:{k}");
+        assert_eq!(counter(b"a{k}").as_slice(), b"redisson_lock_token:a{k}");
+        assert_eq!(counter(b"a{").as_slice(), b"redisson_lock_token:a{");
+        assert_eq!(counter(b"\xff\0").as_slice(), b"redisson_lock_token:{\xff\0}");
+        assert_eq!(request(b"k", b"o:1", b"r").as_slice(), b"lock_request:{k}:o:1:r");
+        assert_eq!(request(b"a{k}", b"o", b"r").as_slice(), b"lock_request:a{k}:o:r");
     }
 
     #[test]

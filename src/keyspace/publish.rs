@@ -3,21 +3,20 @@
 use std::collections::HashSet;
 
 use crate::config::{self, Publish};
-use crate::keyspace::names;
-use crate::server::ctx::Flags;
+use crate::keyspace::names::{self, Name};
 use crate::server::stream::Stream;
 use crate::server::{Ctx, Str};
 
 /// What the name of a lock's channel begins with.
-const CHANNEL: &str = "redisson_lock__channel";
+const CHANNEL: &[u8; 24] = b"redisson_lock__channel:{";
 
 /// The message that wakes one waiter of each client.
-const FREE: &[u8] = b"0";
+const FREE: i64 = 0;
 
 /// The lock is free and nobody here takes it. Publishing is no change of the keyspace, and so is allowed
 /// wherever a write is. Returns how many subscribers of this server heard it.
 pub(crate) fn freed(ctx: Ctx, stream: Stream, lock: &Str<'_>) -> usize {
-    let kinds = Kinds::chosen(stream.flags());
+    let kinds = Kinds::chosen(|| stream.is_cluster());
     if !kinds.classic && !kinds.sharded {
         return 0;
     }
@@ -31,10 +30,11 @@ pub(crate) fn freed(ctx: Ctx, stream: Stream, lock: &Str<'_>) -> usize {
 /// those whose lock somebody here waits for too.
 pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
     let stream = Stream::of(ctx);
-    let kinds = Kinds::chosen(stream.flags());
+    let kinds = Kinds::chosen(|| stream.is_cluster());
     let pattern = c"redisson_lock__channel:*";
-    let wanted: HashSet<Vec<u8>> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
-    let heard = |kind| ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel));
+    let wanted: HashSet<Name> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
+    let heard =
+        |kind| ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()));
     if kinds.classic {
         for channel in heard(c"CHANNELS") {
             publish(ctx, stream, &Str::new(&channel));
@@ -48,19 +48,19 @@ pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
 }
 
 fn publish(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
-    let message = &Str::new(FREE);
+    let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
     let heard = ctx.publish(channel, message);
     // In a cluster its bus takes the message to the replicas.
-    if !stream.flags().is_cluster() {
+    if !stream.is_cluster() {
         stream.publish(c"PUBLISH", channel, message);
     }
     heard
 }
 
 fn publish_shard(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
-    let message = &Str::new(FREE);
+    let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
     let heard = ctx.publish_shard(channel, message);
-    if !stream.flags().is_cluster() {
+    if !stream.is_cluster() {
         stream.publish(c"SPUBLISH", channel, message);
     }
     heard
@@ -68,7 +68,7 @@ fn publish_shard(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
 
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
 pub(crate) fn has_listeners(ctx: Ctx, lock: &Str<'_>) -> bool {
-    let kinds = Kinds::chosen(ctx.flags());
+    let kinds = Kinds::chosen(|| ctx.is_cluster());
     let any = |kind| ctx.subscribers(kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
@@ -84,9 +84,9 @@ struct Kinds {
 }
 
 impl Kinds {
-    fn chosen(flags: Flags) -> Kinds {
+    fn chosen(is_cluster: impl FnOnce() -> bool) -> Kinds {
         let chosen = match config::publish() {
-            Publish::Auto if flags.is_cluster() => Publish::Both,
+            Publish::Auto if is_cluster() => Publish::Both,
             Publish::Auto => Publish::Classic,
             chosen => chosen,
         };

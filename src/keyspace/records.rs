@@ -45,20 +45,23 @@ impl<'a> Records<'a> {
     }
 
     /// True if there is anything to write.
-    pub(super) fn have_changed(&self) -> bool {
+    pub(super) fn has_changed(&self) -> bool {
         self.counter.as_ref().is_some_and(|counter| counter.changed)
             || self.requests.iter().any(|record| record.changed)
     }
 
-    /// Writes what has changed.
-    pub(super) fn store(self, stream: Stream) {
+    /// Writes what has changed. Returns whether anything has.
+    pub(super) fn store(&self, stream: Stream) -> bool {
+        if !self.has_changed() {
+            return false;
+        }
         let key = self.lock.as_bytes();
         if let Some(Counter { value: Some(token), permanent, changed: true }) = self.counter {
             let retention = config::fence_retention().filter(|_| !permanent);
             let expires_at = retention.map(|ms| self.ctx.now().wall.saturating_add(ms));
             set(self.ctx, stream, &names::counter(key), token.to_string().as_bytes(), expires_at);
         }
-        for record in self.requests {
+        for record in &self.requests {
             let name = names::request(key, record.id.asked.as_bytes(), &record.id.id);
             match record.end() {
                 Some(end) if record.changed => set(self.ctx, stream, &name, &record.encode(), Some(end)),
@@ -66,6 +69,7 @@ impl<'a> Records<'a> {
                 _ => {}
             }
         }
+        true
     }
 
     fn counter(&mut self) -> Result<&mut Counter, Refusal> {
@@ -275,11 +279,11 @@ fn set(ctx: Ctx, stream: Stream, name: &[u8], value: &[u8], expires_at: Option<i
             key.set_expires_at(at);
             let (option, at) = (Str::new(b"PXAT"), Str::from_number(at));
             stream.send(c"SET", &[&name, &value, &option, &at]);
-            ctx.notify(events::STRING, c"set", &name);
-            ctx.notify(events::GENERIC, c"expire", &name);
+            stream.event(events::STRING, c"set", &name);
+            stream.event(events::GENERIC, c"expire", &name);
         } else {
             stream.send(c"SET", &[&name, &value]);
-            ctx.notify(events::STRING, c"set", &name);
+            stream.event(events::STRING, c"set", &name);
         }
     });
     ctx.signal_modified(&name);
@@ -291,7 +295,7 @@ fn delete(ctx: Ctx, stream: Stream, name: &[u8]) {
     crate::runtime::while_changing(ctx, || {
         Key::open_for_write(ctx, &name).delete();
         stream.send(c"DEL", &[&name]);
-        ctx.notify(events::GENERIC, c"del", &name);
+        stream.event(events::GENERIC, c"del", &name);
     });
     ctx.signal_modified(&name);
 }

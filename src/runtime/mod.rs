@@ -51,6 +51,10 @@ const TIMER_BUDGET_US: MonoUs = 4_000;
 /// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
 const FLUSH_RETRY_MS: u64 = 10;
 
+/// For how long the end of every turn is listened to after the last that mattered, in milliseconds: to begin and to end that
+/// costs more than to go on, where a lock is handed from one to the next.
+const LISTENING_MS: u64 = 100;
+
 /// How late a timer can be in a server that is alive, in microseconds.
 const TIMER_OVERDUE_US: MonoUs = 20_000;
 
@@ -58,6 +62,9 @@ static RUNTIME: ServerCell<RefCell<Option<Runtime>>> = ServerCell::new(RefCell::
 
 /// The event that is being raised is about a change of our own.
 static CHANGING: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// A lock has been used: see [`listen`].
+static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// All state in memory.
 #[derive(Default)]
@@ -86,17 +93,33 @@ pub(crate) struct Runtime {
 
 /// Gives access to the state. Nothing that can make the server call us back may be done inside.
 pub(crate) fn with<T>(ctx: Ctx, body: impl FnOnce(&mut Runtime) -> T) -> T {
-    body(RUNTIME.get(ctx).borrow_mut().get_or_insert_with(Runtime::default))
+    let mut runtime = RUNTIME.get(ctx).borrow_mut();
+    if runtime.is_none() {
+        *runtime = Some(Runtime::default());
+    }
+    match &mut *runtime {
+        Some(runtime) => body(runtime),
+        None => unreachable!("it has just been made"),
+    }
 }
 
-/// Starts to listen to what happens to keys. False if the server refuses.
-pub(crate) fn start(ctx: Ctx) -> bool {
-    events::subscribe::<Touches>(ctx) && events::listen_to_role(ctx, role_changed)
+/// Listens to what happens to keys, from the first lock that is used: whoever uses none shall not pay for it.
+fn listen(ctx: Ctx) {
+    if LISTENS.get(ctx).replace(true) {
+        return;
+    }
+    if !(events::subscribe::<Touches>(ctx) && events::listen_to_role(ctx, role_changed)) {
+        ctx.warn(
+            "redis-lock: the server refuses a subscription; locks that strangers free are handed on late",
+        );
+    }
+    crate::server::start(ctx);
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
 pub(crate) fn stop(ctx: Ctx) {
     RUNTIME.get(ctx).replace(None);
+    LISTENS.get(ctx).set(false);
 }
 
 /// Does something whose events are about a change of our own, or about none of a lock.
@@ -128,7 +151,8 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
 }
 
 /// Writes a lock that a command has opened and the core has changed, and sees to what follows from it.
-pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>) {
+pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>) {
+    listen(ctx);
     let shortened = lock.shortened_to();
     store_lock(ctx, at, lock, false, shortened);
     settle(ctx);
@@ -136,11 +160,15 @@ pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>) {
 
 /// Writes a lock, and sees to it that those who wait elsewhere are told what they have to know: that it is free, also if
 /// it is only now that anybody sees so (`owed`); or when its first lease ends, if that is `shortened`.
-fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: Lock<'_>, owed: bool, shortened: Option<WallMs>) {
+fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shortened: Option<WallMs>) {
     let name = lock.name();
     let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, Stream::of(ctx), name)));
     if let Some(heard) = heard {
-        with(ctx, |runtime| runtime.service.told(at, heard > 0, ctx.now()));
+        with(ctx, |runtime| {
+            if heard > 0 || runtime.service.knows(at) {
+                runtime.service.told(at, heard > 0, ctx.now());
+            }
+        });
     }
     if let Some(end) = shortened.filter(|_| keyspace::publish::has_listeners(ctx, name)) {
         with(ctx, |runtime| runtime.service.lease_shortened(at, end));
@@ -174,6 +202,9 @@ impl Runtime {
     }
 
     fn pass_on_decisions(&mut self) {
+        if !self.service.has_decided() {
+            return;
+        }
         for (id, decision) in self.service.take_decisions() {
             self.metrics.count(&decision);
             self.end(id, Ended::By(decision));
@@ -215,14 +246,23 @@ impl Runtime {
         self.set_timer(ctx, true);
     }
 
+    /// True if there is nothing to do later.
+    fn has_nothing_to_come(&self) -> bool {
+        !self.listening && !self.flushed && self.look_at_all.is_none() && self.service.plans_nothing()
+    }
+
     /// Sets the timer for the next thing to do, moves it if that comes earlier than planned, and stops it if
     /// there is nothing: a module that has a timer cannot be unloaded.
     fn set_timer(&mut self, ctx: Ctx, may_write: bool) {
+        if self.timer.is_none() && self.has_nothing_to_come() {
+            return;
+        }
         let now = ctx.now();
-        let wanted = if (self.listening && self.answered.is_empty()) || (self.flushed && may_write) {
+        let wanted = if self.flushed && may_write {
             Some(0)
         } else {
             let work = self.service.next_wakeup(now, may_write);
+            let work = work.into_iter().chain(self.listening.then_some(LISTENING_MS)).min();
             let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
             let look = self.look_at_all.map(|at| at.saturating_sub(now.mono).div_ceil(1000));
             work.into_iter().chain(look).chain(flushed).min()
@@ -344,7 +384,7 @@ fn look_at(ctx: Ctx, lock: &LockId) {
     let owed = with(ctx, |runtime| runtime.service.take_owed(lock.as_ref()));
     // Of a lease that a stranger has ended it is not known how long it was.
     let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
-    store_lock(ctx, lock.as_ref(), open, owed && found_free && left_free, shortened);
+    store_lock(ctx, lock.as_ref(), &mut open, owed && found_free && left_free, shortened);
 }
 
 /// This server has become the primary, or has ceased to be it.

@@ -34,7 +34,7 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_LOADING)
     }
 
-    /// True if an AOF is written, or will be as soon as its first part is.
+    /// True if an AOF is written, or will be when its first part is.
     pub(super) fn has_aof(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
     }
@@ -144,12 +144,6 @@ impl Ctx {
         !paused && self.flags().is_primary() && !self.flags().is_loading()
     }
 
-    /// A keyspace event, as the command that `store` stands for would raise it.
-    pub(crate) fn notify(self, class: c_int, event: &CStr, key: &Str) {
-        // SAFETY: context, text and key outlive the call.
-        unsafe { call!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.as_ptr())) };
-    }
-
     /// Tells `WATCH` and client-side caches that the key has changed.
     pub(crate) fn signal_modified(self, key: &Str) {
         // SAFETY: context and key outlive the call.
@@ -224,6 +218,23 @@ impl Ctx {
             let kind = call!(RedisModule_CallReplyType(reply));
             call!(RedisModule_FreeCallReply(reply));
             kind == reply_type(raw::REDISMODULE_REPLY_INTEGER)
+        }
+    }
+
+    /// A setting of the server; `None` if it has none of this name, or refuses to say.
+    pub(super) fn setting(self, name: &CStr) -> Option<Vec<u8>> {
+        // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements, which come in pairs
+        // of a name and a value; as an array, as no other kind of reply was asked for.
+        unsafe {
+            let (get, name) = (c"GET".as_ptr(), name.as_ptr());
+            let reply = call!(RedisModule_Call(self.0, c"CONFIG".as_ptr(), c"cc".as_ptr(), get, name));
+            if reply.is_null() {
+                return None;
+            }
+            let found = call!(RedisModule_CallReplyLength(reply)) == 2;
+            let value = found.then(|| text_of(call!(RedisModule_CallReplyArrayElement(reply, 1))));
+            call!(RedisModule_FreeCallReply(reply));
+            value
         }
     }
 

@@ -23,7 +23,25 @@ pub(crate) trait KeyspaceEvents {
     fn database(ctx: Ctx, db: Option<i32>);
 }
 
-/// Subscribes to the events by which a lock can become free. False if the server refuses.
+/// True if the server has the events that [`subscribe`] and [`listen_to_role`] need.
+pub(crate) fn are_supported(ctx: Ctx) -> bool {
+    unsafe extern "C" fn nothing(
+        _ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        _data: *mut c_void,
+    ) {
+    }
+    let needed = [
+        raw::REDISMODULE_EVENT_FLUSHDB,
+        raw::REDISMODULE_EVENT_SWAPDB,
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+    ];
+    needed.into_iter().all(|event| listen(ctx, event, Some(nothing)) && listen(ctx, event, None))
+}
+
+/// Subscribes to the events by which a lock can become free. False if the server refuses. To be done when the first lock is
+/// used: from then on each such event, and each turn of the event loop, costs the server something.
 pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     unsafe extern "C" fn key<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
@@ -94,7 +112,7 @@ pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
         subevent: u64,
         _data: *mut c_void,
     ) {
-        stream::role_changed(Ctx(ctx));
+        stream::look_again(Ctx(ctx));
         tell(&CHANGED, Ctx(ctx), subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
     }
     CHANGED.get(ctx).set(Some(changed));

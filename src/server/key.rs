@@ -41,6 +41,12 @@ impl<'a> Key<'a> {
         Key::open(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
     }
 
+    /// True if there is anything. Takes less than to open it.
+    pub(crate) fn exists(ctx: Ctx, name: &Str<'_>) -> bool {
+        // SAFETY: context and name outlive the call.
+        unsafe { call!(RedisModule_KeyExists(ctx.0, name.as_ptr())) != 0 }
+    }
+
     fn open(ctx: Ctx, name: &'a Str<'a>, mode: u32) -> Key<'a> {
         // SAFETY: context and name outlive the key.
         let raw = unsafe { call!(RedisModule_OpenKey(ctx.0, name.as_ptr(), mode.cast_signed())) };

@@ -25,6 +25,9 @@ impl std::fmt::Display for Version {
     }
 }
 
+/// What rests on how servers work, and not only on what they promise, is not done on this one and later.
+pub(super) const KNOWN_UNTIL: Version = Version::new(9, 0, 0);
+
 /// A command of the module.
 pub(crate) trait Command {
     /// How the server knows it.
@@ -144,9 +147,9 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
         RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
-        RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags
+        RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetNotifyKeyspaceEvents
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet RedisModule_InfoAddFieldCString
-        RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyType RedisModule_LoadConfigs
+        RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyExists RedisModule_KeyType RedisModule_LoadConfigs
         RedisModule_Log RedisModule_Milliseconds RedisModule_MonotonicMicroseconds
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
         RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterEnumConfig

@@ -16,6 +16,7 @@ macro_rules! call {
     };
 }
 
+mod audience;
 pub(crate) mod blocked;
 pub(crate) mod config;
 pub(crate) mod ctx;
@@ -46,6 +47,14 @@ pub(crate) const ERR: c_int = 1;
 
 /// How many callbacks ended in a panic since the module was loaded.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on nothing is said that nobody hears, as far as the server lets us know.
+pub(crate) fn start(ctx: Ctx) {
+    if let Some(server) = load::server_version() {
+        audience::start(ctx, server);
+        stream::start(ctx, server);
+    }
+}
 
 /// Runs the body of a callback; a panic in it becomes `None`, after the panic hook has logged it.
 pub(crate) fn guard<T>(body: impl FnOnce() -> T) -> Option<T> {

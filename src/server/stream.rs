@@ -1,91 +1,83 @@
-//! What leaves the server besides replies: plain commands for the AOF and for replicas.
+//! What leaves the server besides replies: plain commands for the AOF and for replicas, and keyspace events.
 //!
 //! Most of what a lock costs is to put such commands together, and a server that has neither an AOF nor replicas throws
 //! them away. It does so if, and only if, its AOF is off, no replica is connected, and it keeps no backlog for one that was.
-//! Whether the AOF is on, the server says with every call. The others are asked for when they may have changed:
+//! That is asked for when it may have changed:
 //!
-//! * A new replica gets a snapshot, which a child process writes. What was changed before the fork is in it, and the fork
-//!   is told of: so from then on commands are put together again.
+//! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. What was changed before
+//!   the fork is in it, and the fork is told of: so from then on commands are put together again.
 //! * A replica that comes back needs a backlog, and there is one only after a snapshot, after a time as a replica (the
 //!   change of roles is told of), or from a file that was loaded, which is before the first question.
 //! * In a cluster a slot can be streamed to another node, which is no replica: there, nothing is left out.
 
 use std::cell::Cell;
-use std::ffi::{c_void, CStr};
+use std::ffi::{c_int, c_void, CStr};
 
 use redis_module::raw;
 use smallvec::SmallVec;
 
-use crate::server::ctx::Flags;
-use crate::server::load::Version;
-use crate::server::{events, info, Ctx, ServerCell, Str};
+use crate::server::load::{Version, KNOWN_UNTIL};
+use crate::server::{audience, events, info, Ctx, ServerCell, Str};
 
-/// Servers before this one are known to write every snapshot in a child process.
-const UNKNOWN_SINCE: Version = Version::new(9, 0, 0);
+static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
+static TOLD: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-static REPLICAS: ServerCell<Cell<Replicas>> = ServerCell::new(Cell::new(Replicas::Possible));
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Replicas {
-    /// None is connected, and none can come back but for a new snapshot.
-    None,
-    Possible,
-    /// To be asked for.
-    Unknown,
+/// Who may get what is sent.
+#[derive(Clone, Copy)]
+struct Followers {
+    aof: bool,
+    replicas: bool,
+    cluster: bool,
 }
 
 /// The commands that stand for what a callback changes, in the selected database.
 #[derive(Clone, Copy)]
 pub(crate) struct Stream {
     ctx: Ctx,
-    flags: Flags,
-    to_replicas: bool,
+    followers: Followers,
+    has_audience: bool,
 }
 
-/// From now on nothing is sent that nobody gets. Not on a server that is not known to tell of all that matters, or that
-/// refuses to.
-pub(crate) fn start(ctx: Ctx, server: Version) {
-    unsafe extern "C" fn changed(
+/// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
+/// process.
+pub(super) fn start(ctx: Ctx, server: Version) {
+    unsafe extern "C" fn forked(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        // Also if there was one: it may have gone for good.
-        REPLICAS.get(Ctx(ctx)).set(Replicas::Unknown);
+        look_again(Ctx(ctx));
     }
-    let told_of = [raw::REDISMODULE_EVENT_FORK_CHILD, raw::REDISMODULE_EVENT_REPLICA_CHANGE];
-    if server < UNKNOWN_SINCE && told_of.into_iter().all(|event| events::listen(ctx, event, Some(changed))) {
-        REPLICAS.get(ctx).set(Replicas::Unknown);
-    }
+    look_again(ctx);
+    let told = server < KNOWN_UNTIL && events::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
+    TOLD.get(ctx).set(told);
 }
 
-/// This server has become the primary, or has ceased to be it.
-pub(super) fn role_changed(ctx: Ctx) {
-    if REPLICAS.get(ctx).get() == Replicas::None {
-        REPLICAS.get(ctx).set(Replicas::Unknown);
-    }
+/// There may be others who follow now, or fewer.
+pub(super) fn look_again(ctx: Ctx) {
+    FOLLOWERS.get(ctx).set(None);
 }
 
 impl Stream {
     pub(crate) fn of(ctx: Ctx) -> Stream {
-        let flags = ctx.flags();
-        Stream { ctx, flags, to_replicas: flags.is_cluster() || has_replicas(ctx, flags) }
+        let followers = FOLLOWERS.get(ctx).get().unwrap_or_else(|| Followers::ask(ctx));
+        Stream { ctx, followers, has_audience: audience::is_there(ctx) }
     }
 
-    pub(crate) fn flags(self) -> Flags {
-        self.flags
+    pub(crate) fn is_cluster(self) -> bool {
+        self.followers.cluster
     }
 
     /// True if anybody gets what is sent. The arguments of [`Stream::send`] need not be made if nobody does.
     pub(crate) fn is_followed(self) -> bool {
-        self.to_replicas || self.flags.has_aof()
+        self.followers.aof || self.followers.replicas
     }
 
     /// The keyspace has changed as by this command.
     pub(crate) fn send(self, command: &CStr, args: &[&Str<'_>]) {
         if !self.is_followed() {
-            return self.count();
+            return;
         }
         let argv: SmallVec<[*mut raw::RedisModuleString; 8]> = args.iter().map(|arg| arg.as_ptr()).collect();
         // SAFETY: "v" takes a list of strings with its length; all outlive the call.
@@ -97,7 +89,7 @@ impl Stream {
 
     /// A message goes to the subscribers of replicas; `command` is `PUBLISH` or `SPUBLISH`.
     pub(crate) fn publish(self, command: &CStr, channel: &Str, message: &Str) {
-        if !self.to_replicas {
+        if !self.followers.replicas {
             return;
         }
         // SAFETY: "ss" takes two strings of the server, which outlive the call; "A" keeps the command out of the AOF.
@@ -107,19 +99,37 @@ impl Stream {
         };
     }
 
-    /// A change that nobody follows counts for the next snapshot all the same.
+    /// A keyspace event, as the command that was sent would raise it.
+    pub(crate) fn event(self, class: c_int, event: &CStr, key: &Str) {
+        if !self.has_audience {
+            return;
+        }
+        // SAFETY: context, text and key outlive the call.
+        unsafe { call!(RedisModule_NotifyKeyspaceEvent(self.ctx.0, class, event.as_ptr(), key.as_ptr())) };
+    }
+
+    /// Something has changed. What nobody follows counts for the next snapshot all the same.
     pub(crate) fn count(self) {
-        // SAFETY: the context is that of the running callback. As nobody follows, nothing is sent by this.
-        unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.0)) };
+        if !self.is_followed() {
+            // SAFETY: the context is that of the running callback. As nobody follows, nothing is sent by this.
+            unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.0)) };
+        }
     }
 }
 
-fn has_replicas(ctx: Ctx, flags: Flags) -> bool {
-    let replicas = REPLICAS.get(ctx);
-    if replicas.get() == Replicas::Unknown && flags.is_primary() && !flags.is_loading() {
+impl Followers {
+    /// Asks the server, and keeps the answer until it may change.
+    fn ask(ctx: Ctx) -> Followers {
+        let flags = ctx.flags();
+        let cluster = flags.is_cluster();
+        let changes_untold = !TOLD.get(ctx).get() || cluster || !flags.is_primary() || flags.is_loading();
+        if changes_untold {
+            return Followers { aof: true, replicas: true, cluster };
+        }
         let none = |field| info::server_field(c"replication", field).is_some_and(|value| value == b"0");
-        let alone = none(c"connected_slaves") && none(c"repl_backlog_active");
-        replicas.set(if alone { Replicas::None } else { Replicas::Possible });
+        let replicas = !(none(c"connected_slaves") && none(c"repl_backlog_active"));
+        let followers = Followers { aof: flags.has_aof(), replicas, cluster };
+        FOLLOWERS.get(ctx).set(Some(followers));
+        followers
     }
-    replicas.get() != Replicas::None
 }

@@ -1,32 +1,47 @@
 //! Strings of the server.
 
+use std::cell::OnceCell;
 use std::marker::PhantomData;
 use std::ptr;
 
 use redis_module::raw;
 
+use crate::server::{Ctx, ServerCell};
+
 /// A string of the server: an argument that it passed in, or one that was made here and is freed on drop.
 pub(crate) struct Str<'a> {
     raw: *mut raw::RedisModuleString,
+    /// Its content, which the server does not change.
+    start: *const u8,
+    len: usize,
     owned: bool,
     lives: PhantomData<&'a ()>,
 }
+
+/// Strings that are needed again and again.
+static DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> = ServerCell::new([OnceCell::new(), OnceCell::new()]);
 
 impl<'a> Str<'a> {
     /// Makes a string with this content.
     pub(crate) fn new(content: &[u8]) -> Str<'static> {
         // SAFETY: pointer and length are those of a slice; without a context the string is ours to free.
-        let raw = unsafe {
-            call!(RedisModule_CreateString(ptr::null_mut(), content.as_ptr().cast(), content.len()))
-        };
-        Str { raw, owned: true, lives: PhantomData }
+        unsafe {
+            let raw =
+                call!(RedisModule_CreateString(ptr::null_mut(), content.as_ptr().cast(), content.len()));
+            Str::of(raw, true)
+        }
     }
 
     /// Makes a string with the decimal form of a number.
     pub(crate) fn from_number(number: i64) -> Str<'static> {
         // SAFETY: without a context the string is ours to free.
-        let raw = unsafe { call!(RedisModule_CreateStringFromLongLong(ptr::null_mut(), number)) };
-        Str { raw, owned: true, lives: PhantomData }
+        unsafe { Str::of(call!(RedisModule_CreateStringFromLongLong(ptr::null_mut(), number)), true) }
+    }
+
+    /// The decimal form of a number that is often needed, so that it is made but once.
+    pub(crate) fn of_small(ctx: Ctx, number: i64) -> Option<&'static Str<'static>> {
+        let digit = DIGITS.get(ctx).get(usize::try_from(number).ok()?)?;
+        Some(digit.get_or_init(|| Str::from_number(number)))
     }
 
     /// Borrows a string that the server passed in.
@@ -34,12 +49,21 @@ impl<'a> Str<'a> {
     /// # Safety
     /// `raw` is a string of the server that lives as long as `'a`.
     pub(super) unsafe fn borrowed(raw: *mut raw::RedisModuleString) -> Str<'a> {
-        Str { raw, owned: false, lives: PhantomData }
+        // SAFETY: the caller's promise.
+        unsafe { Str::of(raw, false) }
+    }
+
+    /// # Safety
+    /// `raw` is a string of the server that lives as long as the result; `owned` if that is to free it.
+    unsafe fn of(raw: *mut raw::RedisModuleString, owned: bool) -> Str<'a> {
+        // SAFETY: the caller's promise.
+        let content = unsafe { bytes(raw) };
+        Str { raw, start: content.as_ptr(), len: content.len(), owned, lives: PhantomData }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
         // SAFETY: the string is alive, and the server does not change it while a callback runs.
-        unsafe { bytes(self.raw) }
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
     pub(super) fn as_ptr(&self) -> *mut raw::RedisModuleString {

@@ -1,7 +1,7 @@
 //! Loading the module, and its settings.
 
 use crate::support::server::module;
-use crate::support::{until, Flavor, Server};
+use crate::support::{Flavor, Server};
 
 crate::on_every_server!(
     settings_have_bounds,

@@ -15,6 +15,7 @@ mod errors;
 mod examples;
 mod fair_locks;
 mod fencing;
+mod followers;
 mod loading;
 mod pauses;
 mod races;

@@ -90,7 +90,7 @@ pub fn keys(client: &mut Client) -> BTreeMap<(usize, String), String> {
     found
 }
 
-fn assert_same_keys(of: &str, mut primary: Client, mut other: Client) {
+pub fn assert_same_keys(of: &str, mut primary: Client, mut other: Client) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let (ours, theirs) = (keys(&mut primary), keys(&mut other));
