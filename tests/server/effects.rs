@@ -3,12 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use crate::support::server::module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     the_stream_has_plain_commands_with_absolute_times,
     the_stream_of_shared_holds_tokens_and_requests,
     events_are_those_of_plain_commands,
+    events_are_heard_as_soon_as_somebody_listens,
+    other_modules_hear_events,
     a_watched_lock_that_changes_aborts,
     client_side_caches_hear_of_changes,
     a_free_lock_is_published_once,
@@ -238,6 +241,50 @@ fn events_are_those_of_plain_commands(flavor: Flavor) {
         check(&mut a, &["LOCK.RELEASE k a"], &["hset k", "expire k", "del k", "hset k", "expire k"]);
         b.recv();
     });
+}
+
+fn events_are_heard_as_soon_as_somebody_listens(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a");
+    let mut events = subscriber(&server);
+    a.call("LOCK.RELEASE k a");
+    a.call("PUBLISH end now");
+    assert_eq!(events_before_the_end(&mut events), ["del k"]);
+    assert_eq!(a.call_args(&[b"CONFIG", b"SET", b"notify-keyspace-events", b""]), "OK");
+    a.call("LOCK.ACQUIRE k a");
+    a.call("PUBLISH end now");
+    assert_eq!(events_before_the_end(&mut events), [""; 0]);
+}
+
+fn other_modules_hear_events(flavor: Flavor) {
+    let listener = crate::support::programs::built("liblistener.so");
+    let listener = listener.to_str().unwrap();
+    let used = ["LOCK.ACQUIRE k a FENCE", "LOCK.RELEASE k a"];
+    let heard = "[set redisson_lock_token:{k}, expire redisson_lock_token:{k}, hset k, expire k, del k]";
+    let sorted = |list: &str| {
+        let mut words: Vec<_> = list.trim_matches(['[', ']']).split(", ").map(str::to_owned).collect();
+        words.sort();
+        words
+    };
+    let check = |a: &mut Client| {
+        used.iter().for_each(|command| drop(a.call(command)));
+        assert_eq!(sorted(&a.call("LISTENER.HEARD")), sorted(heard));
+    };
+    // Loaded before or after, when no other can come.
+    for modules in [[listener, module().to_str().unwrap()], [module().to_str().unwrap(), listener]] {
+        let server = Server::start(flavor, &["--loadmodule", modules[0], "--loadmodule", modules[1]]);
+        check(&mut server.client());
+    }
+    // Loaded when locks are in use already, and again.
+    let server = Server::with_module(flavor, &["--enable-module-command", "yes"]);
+    let mut a = server.client();
+    for _ in 0..2 {
+        used.iter().for_each(|command| drop(a.call(command)));
+        assert_eq!(a.call(&format!("MODULE LOAD {listener}")), "OK");
+        check(&mut a);
+        assert_eq!(a.call("MODULE UNLOAD listener"), "OK");
+    }
 }
 
 fn a_watched_lock_that_changes_aborts(flavor: Flavor) {

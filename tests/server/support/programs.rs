@@ -57,9 +57,14 @@ impl std::fmt::Display for Printed {
     }
 }
 
-/// An example in Rust. `cargo test` builds them, but `cargo test --test server` does not, so they are built here: into
-/// the folder that this test is in, where that is no work if they are there already.
+/// An example in Rust.
 pub fn rust(example: &str) -> Command {
+    Command::new(built(example))
+}
+
+/// An example's file. `cargo test` builds them, but `cargo test --test server` does not, so they are built here: into
+/// the folder that this test is in, where that is no work if they are there already.
+pub fn built(file: &str) -> PathBuf {
     static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
     let programs = PROGRAMS.get_or_init(|| {
         // target/debug/deps/server-0123456789abcdef
@@ -77,7 +82,7 @@ pub fn rust(example: &str) -> Command {
         assert!(built.is_ok_and(|status| status.success()), "the examples do not build");
         profile_dir.join("examples")
     });
-    Command::new(programs.join(example))
+    programs.join(file)
 }
 
 /// An example in Python; nothing, with a word about it, if there is no Python that has redis-py. With
