@@ -357,6 +357,7 @@ impl Real {
         let end = self.now + ms;
         loop {
             let wakeup = self.service.next_wakeup(self.time(), !self.paused);
+            assert_eq!(wakeup.is_none(), self.service.plans_nothing());
             let at = wakeup.map_or(end, |ms| self.now + i64::try_from(ms).unwrap());
             if at > end || wakeup.is_none() {
                 break;
