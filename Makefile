@@ -11,10 +11,13 @@ PORT := 6379
 # redis.conf and the tests look for the module there, whatever the user's own settings are.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
+# What `make bench` runs, each also alone: cargo bench --bench NAME.
+BENCHES := instructions throughput handover contention latency stalls cost memory
+
 .PHONY: help run setup clients test bench lint clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
 
 run: ## A server with locks on port 6379, or as in `make run PORT=6380`; installs what is missing
 	@$(refuse_used_port)
@@ -52,8 +55,22 @@ test: setup clients ## All tests, on every server and with every client
 	@cargo build --release
 	cargo test --no-fail-fast
 
-bench: setup ## The benchmarks
-	@cargo bench
+bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
+	@$(call install,rust cc libclang redis valgrind)
+	for what in java postgres; do
+		case $$what in
+		java) ($(call install,java)) ;;
+		postgres) ($(call install,postgres)) ;;
+		esac || echo "SKIPPED: $$what cannot be installed" >&2
+	done
+	sh tests/setup-redisson.sh
+	cargo build --release
+	failed=()
+	for bench in $(BENCHES); do
+		cargo bench --bench "$$bench" || failed+=("$$bench")
+	done
+	cargo bench --bench report
+	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
 lint: ## Format, clippy and documentation, with warnings as errors
 	@$(call install,rust cc libclang)
@@ -107,6 +124,12 @@ for need in $(1); do
         { python3 -c "import redis" || /usr/bin/python3 -c "import redis"; } &>/dev/null ||
             missing+=(python3 python3-redis)
         ;;
+    valgrind)
+        command -v valgrind >/dev/null || missing+=(valgrind)
+        ;;
+    postgres)
+        compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || missing+=(postgresql)
+        ;;
     java)
         { command -v java && command -v javac; } >/dev/null || missing+=(default-jdk-headless)
         command -v mvn >/dev/null || missing+=(maven)
@@ -138,14 +161,15 @@ fi
 endef
 
 # Debian starts a server on port 6379 when it installs redis-server, and at each boot. Nobody asked for that
-# here, and it would be in the way: neither the package nor the boot gets permission to start it.
+# here, and it would be in the way: neither the package nor the boot gets permission to start it. The same goes for
+# postgresql, of which only the programs are wanted.
 define apt_install
 export DEBIAN_FRONTEND=noninteractive
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $$policy ]; then
     trap "rm -f $$policy" EXIT
     trap "exit 1" HUP INT TERM
-    printf "%s\n" "#!/bin/sh" "case \"\$$*\" in *redis-server*) exit 101 ;; esac" >$$policy
+    printf "%s\n" "#!/bin/sh" "case \"\$$*\" in *redis-server* | *postgresql*) exit 101 ;; esac" >$$policy
     chmod 755 $$policy
 fi
 apt-get update || echo "apt-get update failed; trying with what apt knows already" >&2
@@ -154,5 +178,9 @@ case " $$* " in *" redis-server "*)
     update-rc.d redis-server disable
     # A policy that was there before may have let it start.
     service redis-server stop || true
+esac
+case " $$* " in *" postgresql "*)
+    update-rc.d postgresql disable
+    service postgresql stop || true
 esac
 endef

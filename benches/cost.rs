@@ -12,38 +12,36 @@ use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::{load, machine, packed, raise_open_files, thousands, Outcome, Server};
+use support::machine::{load, raise_open_files};
+use support::results::{Results, Target, Unit};
+use support::server::{Server, CLIENTS};
+use support::{asked, packed, thousands, unless_quick, Outcome, OWNER};
 
-/// Pairs of calls in one turn, and turns.
+/// Pairs of calls in one turn.
 const PAIRS: usize = 4_000;
-const TURNS: usize = 10;
+fn turns() -> usize {
+    unless_quick(10, 2)
+}
 /// How many are sent before the replies are read.
 const BATCH: usize = 50;
 
-const OWNER: &str = "8743c9c0-0719-4bdd-8b5d-6b1a1e5b1d3a:1";
-
 fn main() -> Outcome<()> {
-    // `cargo test --all-targets` runs this too, without the word.
-    if !std::env::args().any(|arg| arg == "--bench") {
-        println!("run it with `cargo bench --bench cost`");
+    if !asked("cost") {
         return Ok(());
     }
-    let load_before = load();
-    raise_open_files(support::CLIENTS);
+    println!("client and server on the same machine, whose load was {}\n", load());
+    raise_open_files(CLIENTS);
     let mut server = Server::start()?;
-    println!("redis-lock {} on {}; {}", env!("CARGO_PKG_VERSION"), server.version()?, machine());
-    println!("client and server on the same machine, whose load was {load_before}\n");
-    pairs(&mut server)?;
-    println!();
-    readers(&mut server)?;
-    println!();
-    watchdogs(&mut server)?;
-    println!();
-    searches(&mut server)
+    let mut results = Results::of("cost");
+    pairs(&mut server, &mut results)?;
+    readers(&mut server, &mut results)?;
+    watchdogs(&mut server, &mut results)?;
+    searches(&mut server, &mut results)?;
+    results.finish(&mut server)
 }
 
 /// Taking and giving back a free lock.
-fn pairs(server: &mut Server) -> Outcome<()> {
+fn pairs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     let base = [format!("SET k {OWNER} NX PX 30000"), "DEL k".to_owned()];
     let (acquire, release) = (format!("LOCK.ACQUIRE k {OWNER} PX 30000"), format!("LOCK.RELEASE k {OWNER}"));
     let lines = [
@@ -55,28 +53,25 @@ fn pairs(server: &mut Server) -> Outcome<()> {
         (" EPHEMERAL", ""),
         (" SHARED FENCE WATCHDOG EPHEMERAL ID #", " ID #"),
     ];
-    println!("{:82} {:>8} {:>6}", "server's time for a pair of calls", "each", "ratio");
     let mut peer = server.connect()?;
     let mut plain = 0.0;
     let mut sums = [0.0; 7];
-    for _ in 0..TURNS {
+    for _ in 0..turns() {
         plain += time_of(server, &mut peer, &base)?;
         for (sum, (a, r)) in sums.iter_mut().zip(lines) {
             *sum += time_of(server, &mut peer, &[format!("{acquire}{a}"), format!("{release}{r}")])?;
         }
     }
-    let each = |sum: f64| sum / (PAIRS * TURNS) as f64;
-    println!("{:82} {:5.1} µs {:>6}", "SET k owner NX PX ms + DEL k, for comparison", each(plain), "1");
+    let each = |sum: f64| sum / (PAIRS * turns()) as f64;
     for (sum, (a, r)) in sums.iter().zip(lines) {
-        let name = format!("LOCK.ACQUIRE k owner PX ms{a} + LOCK.RELEASE{r}").replace('#', "id");
-        println!("{name:82} {:5.1} µs {:6.1}", each(*sum), sum / plain);
+        let name = format!("cost: ACQUIRE{a} + RELEASE{r}, pipelined").replace('#', "id");
+        results.ratio(&name, Unit::Micros, each(*sum), ("SET NX PX + DEL", each(plain)), Target::None);
     }
     Ok(())
 }
 
 /// One more reader beside many.
-fn readers(server: &mut Server) -> Outcome<()> {
-    println!("{:82} {:>8}", "server's time for one more reader that comes and goes", "each");
+fn readers(server: &mut Server, results: &mut Results) -> Outcome<()> {
     for readers in [0, 10, 100, 1000] {
         let mut peer = server.connect()?;
         for reader in 0..readers {
@@ -84,7 +79,8 @@ fn readers(server: &mut Server) -> Outcome<()> {
         }
         let pair = [format!("LOCK.ACQUIRE k {OWNER} SHARED"), format!("LOCK.RELEASE k {OWNER}")];
         let spent = time_of(server, &mut peer, &pair)?;
-        println!("{:82} {:5.1} µs", format!("beside {}", thousands(readers)), spent / PAIRS as f64);
+        let name = format!("cost: one more reader comes and goes, beside {}", thousands(readers));
+        results.value(&name, Unit::Micros, spent / PAIRS as f64);
         drop(peer);
         server.clear()?;
     }
@@ -92,10 +88,10 @@ fn readers(server: &mut Server) -> Outcome<()> {
 }
 
 /// Ten thousand leases that are renewed.
-fn watchdogs(server: &mut Server) -> Outcome<()> {
+fn watchdogs(server: &mut Server, results: &mut Results) -> Outcome<()> {
     const LOCKS: usize = 10_000;
     const LEASE_MS: usize = 30_000;
-    const WATCH: Duration = Duration::from_secs(20);
+    let watch = unless_quick(20, 5) * Duration::from_secs(1);
     let mut peer = server.connect()?;
     // One after the other over a third of the lease, so that the renewals are spread as in life.
     for lock in 0..LOCKS {
@@ -107,35 +103,27 @@ fn watchdogs(server: &mut Server) -> Outcome<()> {
     let idle = {
         let mut idle = Server::start()?;
         let before = cpu(&mut idle)?;
-        sleep(WATCH);
+        sleep(watch);
         cpu(&mut idle)? - before
     };
     let (before, since) = (cpu(server)?, Instant::now());
-    sleep(WATCH);
+    sleep(watch);
     let spent = cpu(server)? - before - idle;
-    println!(
-        "{} watchdogs of {} s leases take {:.1} % of a core",
-        thousands(LOCKS),
-        LEASE_MS / 1000,
-        spent / since.elapsed().as_micros() as f64 * 100.0
-    );
+    let name = format!("cost: {} watchdogs of {} s leases, of a core", thousands(LOCKS), LEASE_MS / 1000);
+    results.value(&name, Unit::Percent, spent / since.elapsed().as_micros() as f64 * 100.0);
     drop(peer);
     server.clear()
 }
 
 /// What deadlock detection adds to a call that has to wait, at the end of a queue and of a chain.
-fn searches(server: &mut Server) -> Outcome<()> {
-    println!(
-        "{:82} {:>8} {:>8}",
-        "server's time for a call that waits and times out, detection", "yes", "no"
-    );
+fn searches(server: &mut Server, results: &mut Results) -> Outcome<()> {
     for queue in [1, 1_000] {
         let mut waiters = Vec::new();
         call(&mut server.connect()?, "LOCK.ACQUIRE k holder PX 600000")?;
         for waiter in 0..queue {
             waiters.push(wait(server, &format!("LOCK.ACQUIRE k w{waiter} BLOCK 0"))?);
         }
-        print_search(server, &format!("behind {} in one queue", thousands(queue)), "k")?;
+        search(server, results, &format!("behind {} in one queue", thousands(queue)), "k")?;
         drop(waiters);
         server.clear()?;
     }
@@ -146,15 +134,15 @@ fn searches(server: &mut Server) -> Outcome<()> {
             chain.push(wait(server, &format!("LOCK.ACQUIRE k{} o{owner} BLOCK 0", owner - 1))?);
         }
     }
-    print_search(server, "at the end of a chain of 100 owners that wait for each other", "k99")?;
+    search(server, results, "at the end of a chain of 100 owners that wait for each other", "k99")?;
     drop(chain);
     server.clear()
 }
 
-fn print_search(server: &mut Server, name: &str, key: &str) -> Outcome<()> {
+fn search(server: &mut Server, results: &mut Results, name: &str, key: &str) -> Outcome<()> {
     let mut spent = [0.0; 2];
     let mut peer = server.connect()?;
-    for _ in 0..TURNS {
+    for _ in 0..turns() {
         for (spent, detection) in spent.iter_mut().zip(["yes", "no"]) {
             call(&mut peer, &format!("CONFIG SET lock.deadlock-detection {detection}"))?;
             let before = cpu(server)?;
@@ -164,8 +152,9 @@ fn print_search(server: &mut Server, name: &str, key: &str) -> Outcome<()> {
             *spent += cpu(server)? - before;
         }
     }
-    let each = |spent: f64| spent / (TURNS * 100) as f64;
-    println!("{name:82} {:5.1} µs {:5.1} µs", each(spent[0]), each(spent[1]));
+    let each = |spent: f64| spent / (turns() * 100) as f64;
+    let name = format!("cost: a call that waits and times out, {name}");
+    results.ratio(&name, Unit::Micros, each(spent[0]), ("without detection", each(spent[1])), Target::None);
     Ok(())
 }
 

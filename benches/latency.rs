@@ -18,7 +18,12 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use support::{cores, load, machine, packed, raise_open_files, thousands, Outcome, Server};
+use support::machine::{cores, load, raise_open_files};
+use support::picture::{self, Axis, Line};
+use support::results::{Results, Target, Unit};
+use support::samples::{time, Samples};
+use support::server::Server;
+use support::{asked, packed, thousands, unless_quick, Outcome};
 
 /// As many as are wanted in the long queue.
 const WAITERS: usize = 10_000;
@@ -26,9 +31,14 @@ const OTHER_KEYS: usize = 20_000;
 /// Samples of what takes microseconds, in each round. Such times depend on the cores that the server and we
 /// happen to run on: so what is to be compared is measured in turns.
 const MANY: usize = 500;
-const ROUNDS: usize = 10;
+/// Rounds of that.
+fn rounds() -> usize {
+    unless_quick(10, 2)
+}
 /// Samples of what takes tens of milliseconds.
-const SOME: usize = 400;
+fn some() -> usize {
+    unless_quick(400, 60)
+}
 /// What the contract promises for waits and leases on an idle server.
 const PROMISE: Duration = Duration::from_millis(5);
 
@@ -41,9 +51,7 @@ const GRANTED: &str = ":1\r\n";
 const RELEASED: &str = ":0\r\n";
 
 fn main() -> Outcome<()> {
-    // `cargo test --all-targets` runs this too, without the word.
-    if !std::env::args().any(|arg| arg == "--bench") {
-        println!("run it with `cargo bench --bench latency`");
+    if !asked("latency") {
         return Ok(());
     }
     let load_before = load();
@@ -51,20 +59,19 @@ fn main() -> Outcome<()> {
     let mut server = Server::start()?;
 
     let [mut pings, mut alone, mut queued, mut deleted] = <[Samples; 4]>::default();
-    for round in 0..ROUNDS {
-        eprintln!("wake-ups, round {} of {ROUNDS}", round + 1);
+    for round in 0..rounds() {
+        eprintln!("wake-ups, round {} of {}", round + 1, rounds());
         pings.0.extend(measure(&mut server, ping)?.0);
         alone.0.extend(measure(&mut server, |server| release(server, 1))?.0);
         queued.0.extend(measure(&mut server, |server| release(server, waiters))?.0);
         deleted.0.extend(measure(&mut server, delete)?.0);
     }
-    eprintln!("waits and leases, about {} s", 4 * SOME * 27 / 1000);
+    eprintln!("waits and leases, about {} s", 4 * some() * 27 / 1000);
     let sleeps = sleep_in_this_process()?;
     let waits = measure(&mut server, wait_deadline)?;
     let leases = measure(&mut server, lease_end)?;
     let (crowded, expired) = measure(&mut server, lease_end_among_others)?;
 
-    println!("redis-lock {} on {}; {}", env!("CARGO_PKG_VERSION"), server.version()?, machine());
     println!("client and server on the same machine, whose load was {load_before}, in the end {}\n", load());
     let queued_name = format!("RELEASE -> the next of {} waiters has its reply", thousands(waiters));
     let crowded_name = format!("  while {} other keys expire", thousands(expired));
@@ -82,9 +89,34 @@ fn main() -> Outcome<()> {
     if waiters < WAITERS {
         println!("{} waiters are not possible here: raise `ulimit -n`", thousands(WAITERS));
     }
-    println!("a wait ends within {PROMISE:?} on an idle server, and never early: {}", waits.verdict());
-    println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", leases.verdict());
-    Ok(())
+    println!("a wait ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&waits));
+    println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&leases));
+
+    let line = |name: &str, samples: &Samples| Line { name: name.to_owned(), points: samples.distribution() };
+    picture::draw(
+        "latency",
+        "From a release to the next waiter's reply, and a PING",
+        &Axis { label: "microseconds", is_logarithmic: true },
+        &Axis { label: "share of the samples", is_logarithmic: false },
+        &[
+            line("PING", &pings),
+            line("release, the only waiter", &alone),
+            line(&format!("release, {} waiters", thousands(waiters)), &queued),
+        ],
+    )?;
+    let mut results = Results::of("latency");
+    let ping = ("PING", pings.median());
+    let [alone_name, queued_name] =
+        [1, waiters].map(|n| format!("latency: release to reply, {} waiting", thousands(n)));
+    results.ratio(&format!("{alone_name}, p50"), Unit::Micros, alone.median(), ping, Target::AtMost(1.2));
+    results.ratio(&format!("{queued_name}, p50"), Unit::Micros, queued.median(), ping, Target::AtMost(1.2));
+    let ping = ("PING", pings.p99());
+    results.ratio(&format!("{alone_name}, p99"), Unit::Micros, alone.p99(), ping, Target::None);
+    results.ratio(&format!("{queued_name}, p99"), Unit::Micros, queued.p99(), ping, Target::None);
+    let promise = Target::AtMost(PROMISE.as_secs_f64() * 1e6);
+    results.limit("latency: a wait ends late by at most", Unit::Micros, waits.max(), None, promise);
+    results.limit("latency: a lease ends late by at most", Unit::Micros, leases.max(), None, promise);
+    results.finish(&mut server)
 }
 
 /// Measures something, and leaves the server as it was.
@@ -97,7 +129,7 @@ fn measure<T>(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<T>)
 fn ping(server: &mut Server) -> Outcome<Samples> {
     let mut peer = server.peer("a")?;
     let ping = packed("PING");
-    Samples::take(MANY, |_| {
+    take(MANY, |_| {
         let sent = peer.send(&ping)?;
         let read = peer.reply("+PONG\r\n")?;
         Ok(since(sent, read))
@@ -120,7 +152,7 @@ fn release(server: &mut Server, waiters: usize) -> Outcome<Samples> {
         }
     }
     server.until_waiting(waiters)?;
-    Samples::take(MANY, |_| {
+    take(MANY, |_| {
         let next = queue.front_mut().ok_or("nobody waits")?;
         let sent = holder.release()?;
         let read = next.reply(GRANTED)?;
@@ -139,7 +171,7 @@ fn delete(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.peer("a")?, server.peer("b")?);
     let delete = packed(&format!("DEL {KEY}"));
     holder.take_lock(LONG_MS)?;
-    Samples::take(MANY, |_| {
+    take(MANY, |_| {
         waiter.queue_up(LONG_MS)?;
         server.until_waiting(1)?;
         let sent = stranger.send(&delete)?;
@@ -152,7 +184,7 @@ fn delete(server: &mut Server) -> Outcome<Samples> {
 
 /// How much later than it asked for a thread of this process goes on: so busy is the machine.
 fn sleep_in_this_process() -> Outcome<Samples> {
-    Samples::take(SOME, |number| {
+    take(some(), |number| {
         let due = Instant::now() + Duration::from_millis(varied_ms(number));
         sleep(Duration::from_millis(varied_ms(number)));
         Ok(since(due, Instant::now()))
@@ -163,7 +195,7 @@ fn sleep_in_this_process() -> Outcome<Samples> {
 fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.sleeping_peer("a")?, server.sleeping_peer("b")?);
     holder.take_lock(LONG_MS)?;
-    Samples::take(SOME, |number| {
+    take(some(), |number| {
         pause(number);
         let ms = varied_ms(number);
         let acquire = packed(&format!("LOCK.ACQUIRE {KEY} b BLOCK {ms}"));
@@ -176,7 +208,7 @@ fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
 /// How much later than the end of the holder's lease, as the server tells it, the waiter gets its reply.
 fn lease_end(server: &mut Server) -> Outcome<Samples> {
     let (mut holder, mut waiter) = (server.sleeping_peer("a")?, server.sleeping_peer("b")?);
-    Samples::take(SOME, |number| {
+    take(some(), |number| {
         pause(number);
         holder.take_lock(varied_ms(number))?;
         waiter.queue_up(LONG_MS)?;
@@ -192,7 +224,7 @@ fn lease_end(server: &mut Server) -> Outcome<Samples> {
 /// The same while the server has other keys to expire all the time; and how many those were.
 fn lease_end_among_others(server: &mut Server) -> Outcome<(Samples, usize)> {
     // About as long as the measurement takes.
-    let total_ms = SOME * 27;
+    let total_ms = some() * 27;
     let mut pipeline = redis::pipe();
     for number in 0..OTHER_KEYS {
         let ms = 100 + number * total_ms / OTHER_KEYS;
@@ -220,46 +252,35 @@ fn since(due: Instant, read: Instant) -> f64 {
     (late - early) * 1e6
 }
 
-/// What was measured, in microseconds.
-#[derive(Default)]
-struct Samples(Vec<f64>);
-
-impl Samples {
-    fn take(count: usize, mut sample: impl FnMut(usize) -> Outcome<f64>) -> Outcome<Samples> {
-        // The first ones find cold caches.
-        for number in 0..count / 50 {
-            sample(number)?;
-        }
-        Ok(Samples((0..count).map(sample).collect::<Outcome<_>>()?))
+/// Measures something so many times.
+fn take(count: usize, mut sample: impl FnMut(usize) -> Outcome<f64>) -> Outcome<Samples> {
+    // The first ones find cold caches.
+    for number in 0..count / 50 {
+        sample(number)?;
     }
+    Ok(Samples((0..count).map(sample).collect::<Outcome<_>>()?))
+}
 
-    fn verdict(&self) -> String {
-        let promise = 0.0..=PROMISE.as_secs_f64() * 1e6;
-        let broken = self.0.iter().filter(|late| !promise.contains(late)).count();
-        match broken {
-            0 => format!("kept in all {} samples", self.0.len()),
-            _ => format!("NOT KEPT in {broken} of {} samples", self.0.len()),
-        }
+fn verdict(samples: &Samples) -> String {
+    match broken(samples) {
+        0 => format!("kept in all {} samples", samples.0.len()),
+        broken => format!("NOT KEPT in {broken} of {} samples", samples.0.len()),
     }
+}
+
+/// How often the promise was not kept.
+fn broken(samples: &Samples) -> usize {
+    let promise = 0.0..=PROMISE.as_secs_f64() * 1e6;
+    samples.0.iter().filter(|late| !promise.contains(late)).count()
 }
 
 fn print_table(rows: &[(&str, &Samples)]) {
     let widest = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     println!("{:widest$} {:>8} {:>9} {:>9} {:>9}", "", "samples", "p50", "p99", "max");
     for (name, samples) in rows {
-        let mut sorted = samples.0.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let at = |per_mille: usize| time(sorted[(sorted.len() * per_mille / 1000).min(sorted.len() - 1)]);
-        let count = thousands(sorted.len());
-        println!("{name:widest$} {count:>8} {:>9} {:>9} {:>9}", at(500), at(990), at(1000));
-    }
-}
-
-fn time(micros: f64) -> String {
-    if micros.abs() < 1000.0 {
-        format!("{micros:.0} µs")
-    } else {
-        format!("{:.2} ms", micros / 1000.0)
+        let count = thousands(samples.0.len());
+        let [p50, p99, max] = [samples.median(), samples.p99(), samples.max()].map(time);
+        println!("{name:widest$} {count:>8} {p50:>9} {p99:>9} {max:>9}");
     }
 }
 

@@ -1,0 +1,67 @@
+//! Instructions that the server executes for a lock, counted by callgrind, next to those for what people lock with
+//! otherwise; and what the module adds to commands that use no lock.
+//!
+//! One client makes one call after the other. With the AOF and a replica, only the primary is counted.
+
+mod support;
+
+use support::paths::{self, Path};
+use support::results::{Results, Target, Unit};
+use support::server::Setup;
+use support::{asked, callgrind, Outcome};
+
+fn main() -> Outcome<()> {
+    if !asked("instructions") {
+        return Ok(());
+    }
+    let pairs = [
+        &paths::SET_DEL,
+        &paths::PING,
+        &paths::SET_COMPARE,
+        &paths::PAIR,
+        &paths::PAIR_FENCE,
+        &paths::PAIR_ID,
+        &paths::PAIR_WATCHDOG,
+        &paths::PAIR_SHARED,
+        &paths::HAND_OVER,
+        &paths::REDISSON_3_27,
+        &paths::REDISSON_3_27_AS_SENT,
+        &paths::REDISSON_3_17,
+        &paths::SET_DEL_LOGGED,
+        &paths::PAIR_LOGGED,
+    ];
+    let all: Vec<&Path> = pairs.into_iter().chain(paths::PLAIN.iter().flatten()).collect();
+    let counts = callgrind::measure(&all)?;
+    let count = |path: &Path| {
+        let at = all.iter().position(|other| other.name == path.name);
+        at.map_or(f64::NAN, |at| counts[at])
+    };
+
+    let mut results = Results::of("instructions");
+    let mut compare = |path: &Path, base: &Path, target| {
+        let named = (base.name, count(base));
+        results.ratio(
+            &format!("instructions: {}", path.name),
+            Unit::Instructions,
+            count(path),
+            named,
+            target,
+        );
+    };
+    compare(&paths::PAIR, &paths::SET_DEL, Target::AtMost(1.6));
+    compare(&paths::REDISSON_3_27, &paths::PAIR, Target::AtLeast(4.0));
+    compare(&paths::REDISSON_3_27_AS_SENT, &paths::PAIR, Target::None);
+    compare(&paths::REDISSON_3_17, &paths::PAIR, Target::None);
+    compare(&paths::PAIR_LOGGED, &paths::SET_DEL_LOGGED, Target::AtMost(1.8));
+    for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::PAIR_WATCHDOG] {
+        compare(path, &paths::SET_DEL, Target::None);
+    }
+    for path in [&paths::PAIR_FENCE, &paths::PAIR_ID, &paths::HAND_OVER] {
+        compare(path, &paths::SET_DEL, Target::None);
+    }
+    for [bare, module, waiter] in &paths::PLAIN {
+        compare(module, bare, Target::AtMost(1.02));
+        compare(waiter, bare, Target::AtMost(1.02));
+    }
+    results.finish(&mut Setup::new().without_module().start()?)
+}

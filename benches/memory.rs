@@ -1,0 +1,121 @@
+//! What the server's memory grows by: for a lock, for a client that waits for one, for a watchdog.
+//!
+//! It is the growth of `used_memory`, by how many there are. A client that waits is compared with one that is only
+//! connected, and with one that waits in `BLPOP`.
+
+mod support;
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::thread::sleep;
+use std::time::Duration;
+
+use support::caller::Caller;
+use support::machine::raise_open_files;
+use support::results::{Results, Target, Unit};
+use support::server::{Server, Setup, CLIENTS};
+use support::{asked, packed, unless_quick, Outcome, OWNER};
+
+fn main() -> Outcome<()> {
+    if !asked("memory") {
+        return Ok(());
+    }
+    raise_open_files(CLIENTS);
+    let mut results = Results::of("memory");
+    locks(&mut results)?;
+    waiters(&mut results)?;
+    results.finish(&mut Server::start()?)
+}
+
+fn locks(results: &mut Results) -> Outcome<()> {
+    let count = unless_quick(100_000, 10_000);
+    let (mut bare, mut server) = (Setup::new().without_module().start()?, Server::start()?);
+    let grown =
+        |server: &mut Server, command: &str| -> Outcome<f64> {
+            let mut caller = Caller::connect(server)?;
+            caller.call("FLUSHALL")?;
+            let before = settled(server)?;
+            caller.pipeline(command.split(';').flat_map(|command| {
+                (0..count).map(move |lock| command.replace('#', &format!("{lock:06}")))
+            }))?;
+            let grown = settled(server)? - before;
+            drop(caller);
+            server.clear()?;
+            Ok(grown / count as f64)
+        };
+    let hash = grown(&mut bare, &format!("HSET lock:# {OWNER} 1;PEXPIRE lock:# 600000"))?;
+    let lock = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000"))?;
+    let watched = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 WATCHDOG"))?;
+    let fenced = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 FENCE"))?;
+    let shared = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 SHARED"))?;
+    let name = "HSET + PEXPIRE";
+    // Of 100,000 measured bytes one or two are the server's own.
+    results.ratio("memory: a lock", Unit::Bytes, lock, (name, hash), Target::AtMost(1.01));
+    results.ratio("memory: a shared lock", Unit::Bytes, shared, (name, hash), Target::None);
+    results.ratio("memory: a fenced lock, with its counter", Unit::Bytes, fenced, (name, hash), Target::None);
+    results.value("memory: a watchdog, beside its lock", Unit::Bytes, watched - lock);
+
+    let usage = |server: &mut Server| -> Outcome<f64> {
+        let key = "lock:000000";
+        let usage: f64 = redis::cmd("MEMORY").arg("USAGE").arg(key).query(&mut server.control)?;
+        server.clear()?;
+        Ok(usage)
+    };
+    Caller::connect(&bare)?.pipeline(
+        [format!("HSET lock:000000 {OWNER} 1"), "PEXPIRE lock:000000 600000".to_owned()].into_iter(),
+    )?;
+    let hash = usage(&mut bare)?;
+    Caller::connect(&server)?.call(&format!("LOCK.ACQUIRE lock:000000 {OWNER} PX 600000"))?;
+    let lock = usage(&mut server)?;
+    results.ratio("memory: MEMORY USAGE of a lock", Unit::Bytes, lock, (name, hash), Target::AtMost(1.0));
+    Ok(())
+}
+
+fn waiters(results: &mut Results) -> Outcome<()> {
+    let count = unless_quick(2_000, 500);
+    let grown = |command: &str, wait: bool| -> Outcome<f64> {
+        let mut server = Server::start()?;
+        let mut caller = Caller::connect(&server)?;
+        caller.call(&format!("LOCK.ACQUIRE lock {OWNER} PX 600000"))?;
+        let before = settled(&mut server)?;
+        let mut clients: Vec<TcpStream> = Vec::new();
+        for client in 0..count {
+            let mut stream = server.connect()?;
+            stream.write_all(&packed(&command.replace('#', &client.to_string())))?;
+            clients.push(stream);
+            // Lets the server accept what has been connected, before its backlog is full.
+            if client % 100 == 99 {
+                caller.call("PING")?;
+            }
+        }
+        let blocked = if wait { count } else { 0 }.to_string();
+        server.until("all are there", |server| {
+            let connected = server.info("connected_clients")? == (count + 2).to_string();
+            Ok(connected && server.info("blocked_clients")? == blocked)
+        })?;
+        Ok((settled(&mut server)? - before) / count as f64)
+    };
+    let idle = grown("PING", false)?;
+    let list = grown("BLPOP list 0", true)?;
+    let waiter = grown("LOCK.ACQUIRE lock waiter:# BLOCK 0", true)?;
+    results.ratio("memory: a waiter and its connection", Unit::Bytes, waiter, ("BLPOP", list), Target::None);
+    results.ratio("memory: a waiter alone", Unit::Bytes, waiter - idle, ("BLPOP", list - idle), Target::None);
+    results.value("memory: a connection alone", Unit::Bytes, idle);
+    Ok(())
+}
+
+/// The server's memory, when it does not change any more: it gives back what a new connection's buffers have too much
+/// only after a while.
+fn settled(server: &mut Server) -> Outcome<f64> {
+    let mut last = f64::NAN;
+    for _ in 0..60 {
+        let now: f64 = server.info("used_memory")?.parse()?;
+        // Some KB come and go with our own questions.
+        if (now - last).abs() <= 4096.0 {
+            return Ok(now);
+        }
+        last = now;
+        sleep(Duration::from_millis(2500));
+    }
+    Err("the server's memory goes on changing".into())
+}

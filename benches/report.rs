@@ -1,0 +1,40 @@
+//! The end of `make bench`: one table of what the other benchmarks have left in `target/bench`, and the machine.
+
+mod support;
+
+use support::machine::machine;
+use support::results::{self, print_table, Results};
+use support::{asked, Outcome};
+
+const BENCHES: [&str; 8] =
+    ["instructions", "throughput", "handover", "contention", "latency", "stalls", "cost", "memory"];
+
+fn main() -> Outcome<()> {
+    if !asked("report") {
+        return Ok(());
+    }
+    let mut rows = Vec::new();
+    let mut servers: Vec<String> = Vec::new();
+    for bench in BENCHES {
+        match Results::read(bench) {
+            Ok((server, results)) => {
+                rows.extend(results);
+                if !servers.contains(&server) {
+                    servers.push(server);
+                }
+            }
+            Err(error) => println!("no results of {bench}: {error}"),
+        }
+    }
+    println!();
+    print_table(&rows);
+    println!("\nredis-lock {} on {}; {}", env!("CARGO_PKG_VERSION"), servers.join("; "), machine());
+    let with = |verdict: &str| rows.iter().filter(|row| row[5] == verdict).count();
+    println!(
+        "{} targets are met, {} are not; pictures are in {}",
+        with("yes"),
+        with("NO"),
+        results::dir()?.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! How long the server keeps others waiting while it does much at once: 100,000 locks are held, and somebody waits for
+//! 10,000 of them; then they are looked at, released, and expire all in the same millisecond.
+//!
+//! A stall is the longest time that a client waited for the reply to a `PING`, which it sends without pause meanwhile,
+//! in the worst of all rounds. The same is measured on a server without the module, with 100,000 hashes that are
+//! deleted or expire; and while nothing happens, which says how often the machine itself keeps somebody waiting.
+
+mod support;
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use support::caller::Caller;
+use support::machine::raise_open_files;
+use support::results::{Results, Target, Unit};
+use support::samples::{time, Samples};
+use support::server::{Server, Setup, CLIENTS};
+use support::{asked, packed, thousands, unless_quick, Outcome};
+
+/// In which everything is to be ready before the locks expire.
+const SOON: Duration = Duration::from_secs(3);
+const LIMIT: Target = Target::AtMost(10_000.0);
+
+fn main() -> Outcome<()> {
+    if !asked("stalls") {
+        return Ok(());
+    }
+    let limit = raise_open_files(CLIENTS + 100);
+    let locks = unless_quick(100_000, 10_000);
+    let waiters = (locks / 10).min(limit.saturating_sub(200));
+    let mut native = Stalls::default();
+    let mut bare = Stalls::default();
+    for round in 0..unless_quick(3, 1) {
+        eprintln!("round {}", round + 1);
+        measure_bare(&mut bare, locks)?;
+        measure_native(&mut native, locks, waiters)?;
+    }
+    let mut results = Results::of("stalls");
+    println!("{} locks, {} waiters", thousands(locks), thousands(waiters));
+    for (what, name, ours, theirs) in [
+        ("nothing happens", "without module", &native.idle, &bare.idle),
+        ("LOCK.INFO of all that somebody waits for", "nothing happens", &native.info, &native.idle),
+        ("LOCK.LIST COUNT 10000, again and again", "nothing happens", &native.list, &native.idle),
+        ("release of all", "DEL of hashes", &native.release, &bare.release),
+        ("expiry of all at once", "hashes", &native.expiry, &bare.expiry),
+    ] {
+        println!("{what}: each round {}; {name}: {}", show(ours), show(theirs));
+        let target = if what.starts_with("nothing") { Target::None } else { LIMIT };
+        results.limit(
+            &format!("stall: {what}"),
+            Unit::Micros,
+            ours.max(),
+            Some((name, theirs.max())),
+            target,
+        );
+    }
+    results.finish(&mut Server::start()?)
+}
+
+fn show(samples: &Samples) -> String {
+    samples.0.iter().map(|stall| time(*stall)).collect::<Vec<_>>().join(", ")
+}
+
+/// The longest of each round, in microseconds.
+#[derive(Default)]
+struct Stalls {
+    idle: Samples,
+    info: Samples,
+    list: Samples,
+    release: Samples,
+    expiry: Samples,
+}
+
+fn measure_bare(stalls: &mut Stalls, locks: usize) -> Outcome<()> {
+    let mut server = Setup::new().without_module().start()?;
+    let mut caller = Caller::connect(&server)?;
+    stalls.idle.0.push(stall(&mut server, idle)?);
+    let hashes = || (0..locks).map(|lock| format!("HSET lock:{lock} owner 1"));
+    caller.pipeline(hashes())?;
+    stalls
+        .release
+        .0
+        .push(stall(&mut server, |_| caller.pipeline((0..locks).map(|lock| format!("DEL lock:{lock}"))))?);
+    caller.pipeline(hashes())?;
+    let end = expire_all(&mut caller, locks)?;
+    stalls.expiry.0.push(stall(&mut server, |server| {
+        sleep_until(end)?;
+        until_empty(server)
+    })?);
+    Ok(())
+}
+
+fn measure_native(stalls: &mut Stalls, locks: usize, waiters: usize) -> Outcome<()> {
+    let mut server = Server::start()?;
+    let mut caller = Caller::connect(&server)?;
+    stalls.idle.0.push(stall(&mut server, idle)?);
+    let queue = hold_all(&mut server, &mut caller, locks, waiters)?;
+    stalls.info.0.push(stall(&mut server, |_| {
+        caller.pipeline((0..waiters).map(|lock| format!("LOCK.INFO lock:{lock}")))
+    })?);
+    stalls.list.0.push(stall(&mut server, |_| {
+        for _ in 0..20 {
+            caller.call("LOCK.LIST COUNT 10000")?;
+        }
+        Ok(())
+    })?);
+    let release = (0..locks).map(|lock| format!("LOCK.RELEASE lock:{lock} holder"));
+    stalls.release.0.push(stall(&mut server, |_| {
+        caller.pipeline(release)?;
+        until_granted(&queue)
+    })?);
+    drop(queue);
+    server.until("the waiters have gone", |server| Ok(server.info("connected_clients")? == "2"))?;
+    redis::cmd("FLUSHALL").query::<()>(&mut server.control)?;
+
+    let queue = hold_all(&mut server, &mut caller, locks, waiters)?;
+    let end = expire_all(&mut caller, locks)?;
+    stalls.expiry.0.push(stall(&mut server, |server| {
+        sleep_until(end)?;
+        until_granted(&queue)?;
+        // What is left are the waiters' holds.
+        server.until("the others are gone", |server| Ok(server.keys()? <= waiters))
+    })?);
+    Ok(())
+}
+
+/// Takes all locks, and has somebody wait for the first ones.
+fn hold_all(
+    server: &mut Server,
+    caller: &mut Caller,
+    locks: usize,
+    waiters: usize,
+) -> Outcome<Vec<TcpStream>> {
+    caller.pipeline((0..locks).map(|lock| format!("LOCK.ACQUIRE lock:{lock} holder PX 600000")))?;
+    let mut queue = Vec::new();
+    for waiter in 0..waiters {
+        let mut stream = server.connect()?;
+        let acquire = packed(&format!("LOCK.ACQUIRE lock:{waiter} waiter:{waiter} PX 600000 BLOCK 0"));
+        std::io::Write::write_all(&mut stream, &acquire)?;
+        queue.push(stream);
+        // Lets the server accept what has been connected, before its backlog is full.
+        if waiter % 100 == 99 {
+            caller.call("PING")?;
+        }
+    }
+    let blocked = waiters.to_string();
+    server.until("all wait", |server| Ok(server.info("blocked_clients")? == blocked))?;
+    Ok(queue)
+}
+
+/// Lets all keys expire at one time, which is returned.
+fn expire_all(caller: &mut Caller, locks: usize) -> Outcome<SystemTime> {
+    let end = SystemTime::now() + SOON;
+    let unix_ms = end.duration_since(UNIX_EPOCH)?.as_millis();
+    caller.pipeline((0..locks).map(|lock| format!("PEXPIREAT lock:{lock} {unix_ms}")))?;
+    if SystemTime::now() > end {
+        return Err("the machine is too slow for this".into());
+    }
+    Ok(end)
+}
+
+fn idle(_: &mut Server) -> Outcome<()> {
+    std::thread::sleep(Duration::from_secs(1));
+    Ok(())
+}
+
+fn sleep_until(end: SystemTime) -> Outcome<()> {
+    std::thread::sleep(end.duration_since(SystemTime::now()).unwrap_or_default());
+    Ok(())
+}
+
+fn until_empty(server: &mut Server) -> Outcome<()> {
+    server.until("all has expired", |server| Ok(server.keys()? == 0))
+}
+
+fn until_granted(queue: &[TcpStream]) -> Outcome<()> {
+    let mut reply = [0; 4];
+    for mut waiter in queue {
+        std::io::Read::read_exact(&mut waiter, &mut reply)?;
+        if &reply != b":1\r\n" {
+            return Err(format!("a waiter got {}", reply.escape_ascii()).into());
+        }
+    }
+    Ok(())
+}
+
+/// The longest time that a `PING` took while this was done.
+fn stall(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<()>) -> Outcome<f64> {
+    let mut pinger = Caller::connect(server)?;
+    let ping = packed("PING");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let longest = scope.spawn(|| -> Outcome<Duration> {
+            let mut longest = Duration::ZERO;
+            while !done.load(Ordering::Relaxed) {
+                let sent = Instant::now();
+                pinger.send(&ping)?;
+                pinger.reply()?;
+                longest = longest.max(sent.elapsed());
+            }
+            Ok(longest)
+        });
+        let outcome = what(server);
+        done.store(true, Ordering::Relaxed);
+        let longest = longest.join().map_err(|_| "a thread has panicked")??;
+        outcome?;
+        Ok(longest.as_secs_f64() * 1e6)
+    })
+}

@@ -1,0 +1,248 @@
+//! What the clients of a [`swarm`](super::swarm) do, without work between: acquire, release, acquire…
+
+use std::time::Duration;
+
+use super::redisson::Scripts;
+use super::swarm::{Client, Io};
+use super::{packed, Outcome};
+
+/// How long the polling client sleeps before it asks again.
+pub const POLL_EVERY: Duration = Duration::from_millis(10);
+const LEASE_MS: usize = 30_000;
+
+/// Takes a lock with one call, which the server answers when the client has it, and gives it back with another one.
+pub struct Queued {
+    acquire: Vec<u8>,
+    release: Vec<u8>,
+    holds: bool,
+}
+
+impl Queued {
+    pub fn new(acquire: Vec<u8>, release: Vec<u8>) -> Queued {
+        Queued { acquire, release, holds: false }
+    }
+
+    /// With the module's commands.
+    pub fn native(key: &str, number: usize) -> Queued {
+        let acquire = packed(&format!("LOCK.ACQUIRE {key} {} PX {LEASE_MS} BLOCK 0", owner(number)));
+        Queued::new(acquire, packed(&format!("LOCK.RELEASE {key} {}", owner(number))))
+    }
+}
+
+impl Client for Queued {
+    fn begin(&mut self, io: &mut Io<'_>) {
+        io.send(0, &self.acquire);
+    }
+
+    fn on_reply(&mut self, _: usize, _: &[u8], io: &mut Io<'_>) -> Outcome<()> {
+        self.holds = !self.holds;
+        if self.holds {
+            io.acquired();
+            io.releasing();
+            io.send(0, &self.release);
+        } else {
+            io.send(0, &self.acquire);
+        }
+        Ok(())
+    }
+}
+
+/// Tries `SET NX PX` until it succeeds, and compares and deletes.
+pub struct Polling {
+    set: Vec<u8>,
+    delete: Vec<u8>,
+    holds: bool,
+}
+
+impl Polling {
+    pub fn new(key: &str, number: usize, scripts: &Scripts) -> Polling {
+        let (owner, sha) = (owner(number), scripts.sha("compare_and_delete"));
+        Polling {
+            set: packed(&format!("SET {key} {owner} NX PX {LEASE_MS}")),
+            delete: packed(&format!("EVALSHA {sha} 1 {key} {owner}")),
+            holds: false,
+        }
+    }
+}
+
+impl Client for Polling {
+    fn begin(&mut self, io: &mut Io<'_>) {
+        io.send(0, &self.set);
+    }
+
+    fn on_reply(&mut self, _: usize, reply: &[u8], io: &mut Io<'_>) -> Outcome<()> {
+        if self.holds {
+            self.holds = false;
+            io.send(0, &self.set);
+        } else if reply.starts_with(b"+") {
+            self.holds = true;
+            io.acquired();
+            io.releasing();
+            io.send(0, &self.delete);
+        } else {
+            io.wake_after(POLL_EVERY);
+        }
+        Ok(())
+    }
+
+    fn on_time(&mut self, io: &mut Io<'_>) {
+        io.send(0, &self.set);
+    }
+}
+
+/// Redisson's protocol: the client tries; if it is refused it subscribes and tries again; then each message that the
+/// lock is free makes it try. When it has the lock it unsubscribes. As in a process of its own, it has a connection
+/// for calls, number 0, and one for messages.
+pub struct Subscriber {
+    acquire: Vec<u8>,
+    release: String,
+    latch: String,
+    channel: String,
+    state: State,
+    /// A message has come that it has not tried after yet.
+    message: bool,
+    releases: usize,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Trying {
+        subscribed: bool,
+    },
+    Subscribing,
+    Waiting,
+    Releasing,
+    /// The latch of the release that is over is gone with the next reply, which nobody waits for.
+    Trailing,
+}
+
+impl Subscriber {
+    pub fn new(key: &str, number: usize, scripts: &Scripts) -> Subscriber {
+        let (owner, channel) = (owner(number), format!("redisson_lock__channel:{{{key}}}"));
+        let latch = latch(key, number);
+        let (acquire, release) = (scripts.sha("acquire"), scripts.sha("release_latched"));
+        Subscriber {
+            acquire: packed(&format!("EVALSHA {acquire} 1 {key} {LEASE_MS} {owner}")),
+            release: format!("EVALSHA {release} 3 {key} {channel} {latch} {LEASE_MS} {owner} 13500"),
+            latch,
+            channel,
+            state: State::Trying { subscribed: false },
+            message: false,
+            releases: 0,
+        }
+    }
+
+    fn try_now(&mut self, subscribed: bool, io: &mut Io<'_>) {
+        self.message = false;
+        self.state = State::Trying { subscribed };
+        io.send(0, &self.acquire);
+    }
+
+    /// It was refused.
+    fn wait(&mut self, subscribed: bool, io: &mut Io<'_>) {
+        if !subscribed {
+            self.state = State::Subscribing;
+            io.send(1, &packed(&format!("SUBSCRIBE {}", self.channel)));
+        } else if self.message {
+            self.try_now(true, io);
+        } else {
+            self.state = State::Waiting;
+        }
+    }
+
+    fn hold(&mut self, subscribed: bool, io: &mut Io<'_>) {
+        io.acquired();
+        if subscribed {
+            io.send(1, &packed(&format!("UNSUBSCRIBE {}", self.channel)));
+        }
+        io.releasing();
+        self.state = State::Releasing;
+        self.releases += 1;
+        io.send(0, &packed(&self.release.replace('#', &self.releases.to_string())));
+    }
+
+    fn on_message(&mut self, message: &[u8], io: &mut Io<'_>) {
+        let is = |kind: &[u8]| message.windows(kind.len()).any(|part| part == kind);
+        if is(b"\r\nmessage\r\n") {
+            self.message = true;
+            if self.state == State::Waiting {
+                self.try_now(true, io);
+            }
+        } else if is(b"\r\nsubscribe\r\n") && self.state == State::Subscribing {
+            self.try_now(true, io);
+        }
+    }
+}
+
+impl Client for Subscriber {
+    fn begin(&mut self, io: &mut Io<'_>) {
+        self.try_now(false, io);
+    }
+
+    fn on_reply(&mut self, connection: usize, reply: &[u8], io: &mut Io<'_>) -> Outcome<()> {
+        if connection == 1 {
+            self.on_message(reply, io);
+            return Ok(());
+        }
+        match self.state {
+            State::Trying { subscribed } if reply.starts_with(b"$-1") => self.hold(subscribed, io),
+            State::Trying { subscribed } => self.wait(subscribed, io),
+            State::Releasing => {
+                // `unlock` returns before the latch is deleted.
+                let latch = self.latch.replace('#', &self.releases.to_string());
+                io.send(0, &packed(&format!("DEL {latch}")));
+                self.state = State::Trailing;
+                io.send(0, &self.acquire);
+            }
+            State::Trailing => self.state = State::Trying { subscribed: false },
+            State::Subscribing | State::Waiting => return Err("a reply that nobody waits for".into()),
+        }
+        Ok(())
+    }
+}
+
+/// Takes and gives back a lock of its own, so many calls at a time.
+pub struct Pairs {
+    batches: Vec<Vec<u8>>,
+    calls_in_batch: usize,
+    replies: usize,
+}
+
+impl Pairs {
+    pub fn new(acquire: &str, release: &str, pipeline: usize) -> Pairs {
+        let pair = [packed(acquire), packed(release)];
+        let batches = match pipeline {
+            1 => pair.to_vec(),
+            _ => vec![pair.concat().repeat(pipeline / 2)],
+        };
+        Pairs { batches, calls_in_batch: pipeline, replies: 0 }
+    }
+}
+
+impl Client for Pairs {
+    fn begin(&mut self, io: &mut Io<'_>) {
+        io.send(0, &self.batches[0]);
+    }
+
+    fn on_reply(&mut self, _: usize, _: &[u8], io: &mut Io<'_>) -> Outcome<()> {
+        self.replies += 1;
+        if self.replies.is_multiple_of(2) {
+            io.acquired();
+        }
+        if self.replies.is_multiple_of(self.calls_in_batch) {
+            let batch = self.replies / self.calls_in_batch % self.batches.len();
+            io.send(0, &self.batches[batch]);
+        }
+        Ok(())
+    }
+}
+
+/// 38 bytes, as the owners that Redisson makes.
+pub fn owner(number: usize) -> String {
+    format!("8743c9c0-0719-4bdd-8b5d-6b1a1e5b1d3a:{number}")
+}
+
+/// `#` stands for the number of the release.
+fn latch(key: &str, number: usize) -> String {
+    format!("redisson_unlock_latch:{{{key}}}:{number:016x}-#")
+}

@@ -1,0 +1,202 @@
+//! The calls whose instructions are counted.
+
+use super::caller::Caller;
+use super::server::{Server, Setup};
+use super::{redisson, Outcome, OWNER};
+
+/// Something that clients do over and over.
+pub struct Path {
+    pub name: &'static str,
+    pub stage: Stage,
+    pub calls: Calls,
+}
+
+/// On what server.
+#[derive(Clone, Copy)]
+pub enum Stage {
+    /// Without the module.
+    Bare,
+    WithModule,
+    /// With the module, and with a client that waits for another lock.
+    WithWaiter,
+    /// With the AOF on, synced every second, and a replica; without the module.
+    BareLogged,
+    Logged,
+}
+
+#[derive(Clone, Copy)]
+pub enum Calls {
+    /// One client makes these calls, one after the other. In them, `$owner` stands for an owner's name, `#` for the
+    /// number of the round, and the name of a script after `sha:` or `text:` for its hash or itself.
+    Alone(&'static [&'static str]),
+    /// Two clients hand a lock to each other: who gets it gives it back and queues up in one write.
+    TurnAbout,
+}
+
+use Calls::Alone;
+use Stage::{Bare, BareLogged, Logged, WithModule, WithWaiter};
+
+const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
+const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
+
+pub const PING: Path = Path { name: "PING twice", stage: Bare, calls: Alone(&["PING", "PING"]) };
+pub const SET_DEL: Path = Path { name: "SET NX PX + DEL", stage: Bare, calls: SET_AND_DEL };
+pub const SET_COMPARE: Path = Path {
+    name: "SET NX PX + compare-and-delete",
+    stage: Bare,
+    calls: Alone(&["SET k $owner NX PX 30000", "EVALSHA sha:compare_and_delete 1 k $owner"]),
+};
+pub const PAIR: Path = Path { name: "ACQUIRE + RELEASE", stage: WithModule, calls: LOCK };
+pub const PAIR_FENCE: Path = Path {
+    name: "ACQUIRE FENCE + RELEASE",
+    stage: WithModule,
+    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 FENCE", "LOCK.RELEASE k $owner"]),
+};
+pub const PAIR_ID: Path = Path {
+    name: "ACQUIRE ID + RELEASE ID",
+    stage: WithModule,
+    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 ID a#", "LOCK.RELEASE k $owner ID r#"]),
+};
+pub const PAIR_WATCHDOG: Path = Path {
+    name: "ACQUIRE WATCHDOG + RELEASE",
+    stage: WithModule,
+    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 WATCHDOG", "LOCK.RELEASE k $owner"]),
+};
+pub const PAIR_SHARED: Path = Path {
+    name: "ACQUIRE SHARED + RELEASE",
+    stage: WithModule,
+    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]),
+};
+pub const HAND_OVER: Path =
+    Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
+pub const REDISSON_3_27: Path = Path {
+    name: "Redisson 3.27's scripts with latch",
+    stage: Bare,
+    calls: Alone(&[
+        "EVALSHA sha:acquire 1 k 30000 $owner",
+        "EVALSHA sha:release_latched 3 k redisson_lock__channel:{k} redisson_unlock_latch:{k}:# 30000 $owner 13500",
+    ]),
+};
+/// By default the client sends the scripts' text each time, and it deletes the latch.
+pub const REDISSON_3_27_AS_SENT: Path = Path {
+    name: "what Redisson 3.27 sends",
+    stage: Bare,
+    calls: Alone(&[
+        "EVAL text:acquire 1 k 30000 $owner",
+        "EVAL text:release_latched 3 k redisson_lock__channel:{k} redisson_unlock_latch:{k}:# 30000 $owner 13500",
+        "DEL redisson_unlock_latch:{k}:#",
+    ]),
+};
+pub const REDISSON_3_17: Path = Path {
+    name: "Redisson 3.17's scripts",
+    stage: Bare,
+    calls: Alone(&[
+        "EVALSHA sha:acquire 1 k 30000 $owner",
+        "EVALSHA sha:release 2 k redisson_lock__channel:{k} 30000 $owner",
+    ]),
+};
+pub const SET_DEL_LOGGED: Path =
+    Path { name: "SET NX PX + DEL, AOF and replica", stage: BareLogged, calls: SET_AND_DEL };
+pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica", stage: Logged, calls: LOCK };
+
+/// Without the module, with it, and while somebody waits for a lock.
+pub const PLAIN: [[Path; 3]; 5] = [
+    plain(["PING", "PING, module", "PING, module, waiter"], Alone(&["PING"])),
+    plain(["GET", "GET, module", "GET, module, waiter"], Alone(&["GET k"])),
+    plain(["SET", "SET, module", "SET, module, waiter"], Alone(&["SET k v"])),
+    plain(["INCR", "INCR, module", "INCR, module, waiter"], Alone(&["INCR k"])),
+    plain(
+        ["LPUSH + LPOP", "LPUSH + LPOP, module", "LPUSH + LPOP, module, waiter"],
+        Alone(&["LPUSH k v", "LPOP k"]),
+    ),
+];
+
+const fn plain([bare, module, waiter]: [&'static str; 3], calls: Calls) -> [Path; 3] {
+    [
+        Path { name: bare, stage: Bare, calls },
+        Path { name: module, stage: WithModule, calls },
+        Path { name: waiter, stage: WithWaiter, calls },
+    ]
+}
+
+/// A server that is ready.
+pub struct Set {
+    pub server: Server,
+    _replica: Option<Server>,
+    _waiter: Option<Caller>,
+}
+
+impl Stage {
+    pub fn set(self) -> Outcome<Set> {
+        let mut setup = Setup::new().under_callgrind();
+        if matches!(self, Bare | BareLogged) {
+            setup = setup.without_module();
+        }
+        if matches!(self, BareLogged | Logged) {
+            setup = setup.option("appendonly", "yes").option("appendfsync", "everysec");
+        }
+        let mut server = setup.start()?;
+        let replica = match self {
+            BareLogged | Logged => Some(server.start_replica()?),
+            _ => None,
+        };
+        let waiter = match self {
+            WithWaiter => Some(waiter(&mut server)?),
+            _ => None,
+        };
+        Ok(Set { server, _replica: replica, _waiter: waiter })
+    }
+}
+
+fn waiter(server: &mut Server) -> Outcome<Caller> {
+    Caller::connect(server)?.call("LOCK.ACQUIRE busy holder PX 600000")?;
+    let mut waiter = Caller::connect(server)?;
+    waiter.send(&super::packed("LOCK.ACQUIRE busy waiter BLOCK 0"))?;
+    server.until("somebody waits", |server| Ok(server.info("blocked_clients")? == "1"))?;
+    Ok(waiter)
+}
+
+impl Set {
+    /// So many rounds of the calls.
+    pub fn play(&self, calls: Calls, rounds: u32) -> Outcome<()> {
+        match calls {
+            Alone(calls) => self.alone(calls, rounds),
+            Calls::TurnAbout => self.turn_about(rounds),
+        }
+    }
+
+    fn alone(&self, calls: &[&str], rounds: u32) -> Outcome<()> {
+        let mut caller = Caller::connect(&self.server)?;
+        let scripts = redisson::Scripts::load(&mut caller)?;
+        for round in 0..rounds {
+            for call in calls {
+                let mut command = redis::Cmd::new();
+                for word in call.split(' ') {
+                    command.arg(scripts.meant_by(word, round));
+                }
+                caller.send(&command.get_packed_command())?;
+                caller.reply()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn turn_about(&self, rounds: u32) -> Outcome<()> {
+        let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
+        let owners = [OWNER, &OWNER.replace('d', "e")];
+        let acquire = owners.map(|owner| super::packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 BLOCK 0")));
+        let release = owners.map(|owner| super::packed(&format!("LOCK.RELEASE k {owner}")));
+        clients[0].send(&acquire[0])?;
+        clients[0].reply()?;
+        clients[1].send(&acquire[1])?;
+        // Its reply comes when the other's call has been read.
+        clients[0].call("PING")?;
+        for round in 0..rounds as usize {
+            let (from, to) = (round % 2, (round + 1) % 2);
+            clients[from].send(&[release[from].clone(), acquire[from].clone()].concat())?;
+            clients[from].reply()?;
+            clients[to].reply()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Lines in a diagram, as SVG.
+
+use std::fmt::Write;
+use std::fs;
+
+use super::{results, Outcome};
+
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 400.0;
+/// Around the diagram: left, right, above, below.
+const MARGINS: [f64; 4] = [70.0, 20.0, 45.0, 55.0];
+/// Told apart also by those who do not see all colours.
+const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+
+/// An axis: its label, and whether a tenfold value is the same step everywhere.
+pub struct Axis {
+    pub label: &'static str,
+    pub is_logarithmic: bool,
+}
+
+pub struct Line {
+    pub name: String,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Writes `target/bench/<name>.svg`.
+pub fn draw(name: &str, title: &str, x: &Axis, y: &Axis, lines: &[Line]) -> Outcome<()> {
+    let path = results::dir()?.join(format!("{name}.svg"));
+    fs::write(&path, svg(title, x, y, lines)?)?;
+    println!("picture: {}", path.display());
+    Ok(())
+}
+
+/// Maps values of one axis to places.
+struct Scale {
+    is_logarithmic: bool,
+    from: f64,
+    to: f64,
+    begin: f64,
+    end: f64,
+}
+
+impl Scale {
+    fn of(axis: &Axis, values: impl Iterator<Item = f64> + Clone, begin: f64, end: f64) -> Scale {
+        let usable = values.filter(|value| value.is_finite() && (!axis.is_logarithmic || *value > 0.0));
+        let (low, high) = (usable.clone().fold(f64::MAX, f64::min), usable.fold(f64::MIN, f64::max));
+        let (from, to) = if axis.is_logarithmic {
+            (low.log10().floor(), high.log10().ceil().max(low.log10().floor() + 1.0))
+        } else {
+            (0.0, high)
+        };
+        Scale { is_logarithmic: axis.is_logarithmic, from, to, begin, end }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        let value = if self.is_logarithmic { value.log10() } else { value };
+        self.begin + (value - self.from) / (self.to - self.from) * (self.end - self.begin)
+    }
+
+    fn ticks(&self) -> Vec<f64> {
+        // At most some ten.
+        #[allow(clippy::cast_possible_truncation)]
+        let decades = || self.from as i32..=self.to as i32;
+        if self.is_logarithmic {
+            decades().map(|power| 10f64.powi(power)).collect()
+        } else {
+            (0..=4).map(|part| self.to * f64::from(part) / 4.0).collect()
+        }
+    }
+}
+
+fn svg(title: &str, x: &Axis, y: &Axis, lines: &[Line]) -> Outcome<String> {
+    let [left, right, above, below] = MARGINS;
+    let (bottom, far) = (HEIGHT - below, WIDTH - right);
+    let points = || lines.iter().flat_map(|line| line.points.iter());
+    let across = Scale::of(x, points().map(|point| point.0), left, far);
+    let up = Scale::of(y, points().map(|point| point.1), bottom, above);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
+         font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{left}\" y=\"24\" font-size=\"15\">{title}</text>\n"
+    );
+    for tick in across.ticks() {
+        let at = across.place(tick);
+        writeln!(svg, "<path d=\"M{at:.1} {above}V{bottom}\" stroke=\"#ddd\"/>")?;
+        writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{tick}</text>", bottom + 18.0)?;
+    }
+    for tick in up.ticks() {
+        let at = up.place(tick);
+        writeln!(svg, "<path d=\"M{left} {at:.1}H{far}\" stroke=\"#ddd\"/>")?;
+        writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{tick}</text>", left - 6.0, at + 4.0)?;
+    }
+    let (middle, foot) = (f64::midpoint(left, far), HEIGHT - 14.0);
+    writeln!(svg, "<text x=\"{middle}\" y=\"{foot}\" text-anchor=\"middle\">{}</text>", x.label)?;
+    writeln!(
+        svg,
+        "<text transform=\"translate(16 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
+        f64::midpoint(above, bottom),
+        y.label
+    )?;
+    for (number, (line, colour)) in lines.iter().zip(COLOURS).enumerate() {
+        let mut path = String::new();
+        for (at, (x, y)) in line.points.iter().enumerate() {
+            let letter = if at == 0 { 'M' } else { 'L' };
+            write!(path, "{letter}{:.1} {:.1}", across.place(*x), up.place(*y))?;
+        }
+        writeln!(svg, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>")?;
+        if line.points.len() < 20 {
+            for (x, y) in &line.points {
+                let (x, y) = (across.place(*x), up.place(*y));
+                writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>")?;
+            }
+        }
+        let y = above + 20.0 + 18.0 * number as f64;
+        writeln!(
+            svg,
+            "<path d=\"M{} {}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>",
+            left + 12.0,
+            y - 4.0
+        )?;
+        writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", left + 42.0, line.name)?;
+    }
+    svg += "</svg>\n";
+    Ok(svg)
+}

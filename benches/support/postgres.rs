@@ -1,0 +1,158 @@
+//! A PostgreSQL of a benchmark's own, and its advisory locks as clients of a [`swarm`](super::swarm) use them: as
+//! prepared statements over TCP, as any other client here.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::clients::Queued;
+use super::swarm::Door;
+use super::wire::Wire;
+use super::{machine, Outcome};
+
+/// A cluster in a folder of its own; gone with this value, and with this process even if that is killed.
+pub struct Postgres {
+    child: Child,
+    port: u16,
+    greetings: [Vec<u8>; 2],
+    _dir: TempDir,
+}
+
+impl Postgres {
+    /// `None`, with a word about it, if there is no PostgreSQL.
+    pub fn start() -> Outcome<Option<Postgres>> {
+        let Some(programs) = programs() else {
+            eprintln!("SKIPPED: PostgreSQL is not installed");
+            return Ok(None);
+        };
+        let dir = tempfile::tempdir()?;
+        let data = dir.path().join("data");
+        // It refuses to run as root.
+        let user = user()?;
+        if let Some((user, group)) = user {
+            chown(dir.path(), Some(user), Some(group))?;
+        }
+        let run = |program: &str| -> Outcome<Command> {
+            let mut command = Command::new(programs.join(program));
+            if let Some((user, group)) = user {
+                command.uid(user).gid(group);
+            }
+            command.arg("-D").arg(&data).current_dir(dir.path()).stdin(Stdio::null());
+            let log = File::options().create(true).append(true).open(dir.path().join("log"))?;
+            command.stdout(log.try_clone()?).stderr(log);
+            // SAFETY: between fork and exec only a system call is made; after the change of the user, which would undo it.
+            unsafe {
+                command.pre_exec(|| {
+                    machine::die_with_parent();
+                    Ok(())
+                });
+            }
+            Ok(command)
+        };
+        let log = || fs::read_to_string(dir.path().join("log")).unwrap_or_default();
+        if !run("initdb")?.args(["-U", "bench", "-A", "trust", "--no-sync", "--locale=C"]).status()?.success()
+        {
+            return Err(format!("initdb fails:\n{}", log()).into());
+        }
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let mut server = run("postgres")?;
+        server.args([
+            "-p",
+            &port.to_string(),
+            "-k",
+            "",
+            "-c",
+            "listen_addresses=127.0.0.1",
+            "-c",
+            "fsync=off",
+        ]);
+        let mut child = server.args(["-c", "max_connections=250", "-c", "autovacuum=off"]).spawn()?;
+        let patience = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() || !log().contains("ready to accept") {
+            if child.try_wait()?.is_some() || Instant::now() > patience {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("PostgreSQL does not start:\n{}", log()).into());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(Some(Postgres { child, port, greetings: [hello(), prepare()], _dir: dir }))
+    }
+
+    pub fn door(&self) -> Door<'_> {
+        let address: SocketAddr = ([127, 0, 0, 1], self.port).into();
+        Door { address, wire: Wire::Postgres, greetings: &self.greetings, connections: 1 }
+    }
+
+    /// Processor time of all its processes.
+    pub fn cpu(&self) -> Outcome<Duration> {
+        machine::cpu_of_family(self.child.id())
+    }
+}
+
+/// A client that waits for the lock in the server.
+pub fn client() -> Queued {
+    Queued::new(execute("acquire"), execute("release"))
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        let Ok(process) = libc::pid_t::try_from(self.child.id()) else { return };
+        // SAFETY: a signal to our own child, which has not been waited for. It ends its sessions at once.
+        unsafe { libc::kill(process, libc::SIGQUIT) };
+        let _ = self.child.wait();
+    }
+}
+
+/// Debian's folder of the newest one.
+fn programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
+    programs.filter(|programs| programs.join("initdb").exists()).max()
+}
+
+/// Whom it runs as: if we are root, the user of Debian's package.
+fn user() -> Outcome<Option<(u32, u32)>> {
+    // SAFETY: a system call that cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Ok(None);
+    }
+    let users = fs::read_to_string("/etc/passwd")?;
+    let user = users.lines().find(|user| user.starts_with("postgres:")).ok_or("no user postgres")?;
+    let mut fields = user.split(':').skip(2);
+    let mut next = || fields.next().and_then(|id| id.parse().ok()).ok_or("a strange /etc/passwd");
+    Ok(Some((next()?, next()?)))
+}
+
+fn hello() -> Vec<u8> {
+    message(None, b"\0\x03\0\0user\0bench\0database\0postgres\0\0")
+}
+
+fn prepare() -> Vec<u8> {
+    let parse = |name: &str, function: &str| {
+        message(Some(b'P'), format!("{name}\0select {function}(1)\0\0\0").as_bytes())
+    };
+    let sync = message(Some(b'S'), b"");
+    [parse("acquire", "pg_advisory_lock"), parse("release", "pg_advisory_unlock"), sync].concat()
+}
+
+fn execute(statement: &str) -> Vec<u8> {
+    let bind = message(Some(b'B'), format!("\0{statement}\0\0\0\0\0\0\0").as_bytes());
+    [bind, message(Some(b'E'), b"\0\0\0\0\0"), message(Some(b'S'), b"")].concat()
+}
+
+/// Its kind, its length with these four bytes, its body.
+fn message(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len() + 4).unwrap_or(u32::MAX);
+    let mut message: Vec<u8> = kind.into_iter().collect();
+    message.extend(length.to_be_bytes());
+    message.extend(body);
+    message
+}

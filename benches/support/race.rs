@@ -1,0 +1,91 @@
+//! A race for one lock: clients in a closed loop, who acquire it, release it, and do nothing between.
+
+use std::time::{Duration, Instant};
+
+use super::caller::Caller;
+use super::clients::{Polling, Queued, Subscriber};
+use super::postgres::{self, Postgres};
+use super::redisson::{Jvm, Scripts};
+use super::samples::Samples;
+use super::server::Server;
+use super::swarm::{Client, Door, Swarm};
+use super::wire::Wire;
+use super::{packed, unless_quick, Outcome};
+
+/// How a race went.
+#[derive(Clone, Default)]
+pub struct Race {
+    pub grants_per_second: f64,
+    /// The server's processor time for a grant, in microseconds; of all its threads or processes.
+    pub cpu_per_grant: f64,
+    /// From one client's release to the grant of another one.
+    pub hand_overs: Samples,
+}
+
+/// Who races.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Native,
+    Polling,
+    /// Redisson's protocol, spoken by clients of ours.
+    Protocol,
+}
+
+/// Races that many clients on a Redis.
+pub fn on_redis(server: &mut Server, kind: Kind, clients: usize, time: Duration) -> Outcome<Race> {
+    let scripts = Scripts::load(&mut Caller::connect(server)?)?;
+    // Its answer says that the server has accepted the connection.
+    let greetings = [packed("PING")];
+    let connections = if kind == Kind::Protocol { 2 } else { 1 };
+    let door = Door { address: server.address(), wire: Wire::Redis, greetings: &greetings, connections };
+    let cpu = || server.cpu();
+    let numbers = 0..clients;
+    let race = match kind {
+        Kind::Native => run(&door, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time),
+        Kind::Polling => {
+            run(&door, numbers.map(|number| Polling::new("race", number, &scripts)).collect(), cpu, time)
+        }
+        Kind::Protocol => {
+            run(&door, numbers.map(|number| Subscriber::new("race", number, &scripts)).collect(), cpu, time)
+        }
+    }?;
+    server.clear()?;
+    Ok(race)
+}
+
+pub fn on_postgres(postgres: &Postgres, clients: usize, time: Duration) -> Outcome<Race> {
+    let swarm = (0..clients).map(|_| postgres::client()).collect();
+    run(&postgres.door(), swarm, || postgres.cpu(), time)
+}
+
+/// Races threads of one JVM.
+pub fn with_redisson(server: &Server, jvm: &mut Jvm, threads: usize, time: Duration) -> Outcome<Race> {
+    let before = server.cpu()?;
+    let finish = jvm.race(threads, unless_quick(2, 1) * Duration::from_secs(1), time)?;
+    let spent = server.cpu()? - before;
+    Ok(Race {
+        grants_per_second: finish.grants / time.as_secs_f64(),
+        cpu_per_grant: spent.as_secs_f64() * 1e6 / finish.all_grants,
+        hand_overs: Samples(finish.hand_overs),
+    })
+}
+
+fn run<C: Client>(
+    door: &Door<'_>,
+    clients: Vec<C>,
+    cpu: impl Fn() -> Outcome<Duration>,
+    time: Duration,
+) -> Outcome<Race> {
+    // Until all of them have queued up.
+    let warm_up = Duration::from_millis(300) + Duration::from_micros(100) * u32::try_from(clients.len())?;
+    let mut swarm = Swarm::start(door, clients)?;
+    swarm.run(warm_up)?;
+    let (before, since) = (cpu()?, Instant::now());
+    let log = swarm.run(time)?;
+    let (spent, time) = (cpu()? - before, since.elapsed());
+    Ok(Race {
+        grants_per_second: log.grants as f64 / time.as_secs_f64(),
+        cpu_per_grant: spent.as_secs_f64() * 1e6 / log.grants as f64,
+        hand_overs: log.hand_overs,
+    })
+}

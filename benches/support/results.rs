@@ -1,0 +1,170 @@
+//! The rows of the table that `make bench` ends with. Each benchmark writes its own to `target/bench/<name>.tsv`; the
+//! benchmark `report` reads them all.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::samples::time;
+use super::server::Server;
+use super::{is_quick, machine, thousands, Outcome};
+
+/// What a number counts, and so how it is written.
+#[derive(Clone, Copy)]
+pub enum Unit {
+    Instructions,
+    Micros,
+    PerSecond,
+    Bytes,
+    Percent,
+}
+
+impl Unit {
+    pub fn show(self, value: f64) -> String {
+        // Counts far below 2^53.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let whole = || thousands(value.round().max(0.0) as usize);
+        match self {
+            Unit::Instructions => whole(),
+            Unit::Micros => time(value),
+            Unit::PerSecond => format!("{}/s", whole()),
+            Unit::Bytes => format!("{} B", whole()),
+            Unit::Percent => format!("{value:.2} %"),
+        }
+    }
+}
+
+/// What a ratio has to be, or with [`Results::limit`] a value.
+#[derive(Clone, Copy)]
+pub enum Target {
+    AtMost(f64),
+    AtLeast(f64),
+    /// Only reported.
+    None,
+}
+
+impl Target {
+    fn is_met(self, number: f64) -> &'static str {
+        let met = match self {
+            Target::AtMost(most) => number <= most,
+            Target::AtLeast(least) => number >= least,
+            Target::None => return "",
+        };
+        // What could not be measured is not met.
+        if met {
+            "yes"
+        } else {
+            "NO"
+        }
+    }
+
+    fn show(self, show: impl Fn(f64) -> String) -> String {
+        match self {
+            Target::AtMost(most) => format!("≤ {}", show(most)),
+            Target::AtLeast(least) => format!("≥ {}", show(least)),
+            Target::None => String::new(),
+        }
+    }
+}
+
+/// One measurement: what, value, baseline, ratio, target, met.
+pub type Row = [String; 6];
+
+/// The results of one benchmark.
+pub struct Results {
+    name: &'static str,
+    rows: Vec<Row>,
+}
+
+impl Results {
+    pub fn of(name: &'static str) -> Results {
+        Results { name, rows: Vec::new() }
+    }
+
+    /// A value, its ratio to another one, and what the ratio has to be.
+    pub fn ratio(&mut self, what: &str, unit: Unit, value: f64, (name, base): (&str, f64), target: Target) {
+        let ratio = value / base;
+        self.rows.push([
+            what.to_owned(),
+            unit.show(value),
+            format!("{} {name}", unit.show(base)),
+            format!("{ratio:.2}"),
+            target.show(|number| number.to_string()),
+            target.is_met(ratio).to_owned(),
+        ]);
+    }
+
+    /// A value that has to be within a limit, whatever the baseline is, which is for information.
+    pub fn limit(&mut self, what: &str, unit: Unit, value: f64, base: Option<(&str, f64)>, limit: Target) {
+        self.rows.push([
+            what.to_owned(),
+            unit.show(value),
+            base.map(|(name, base)| format!("{} {name}", unit.show(base))).unwrap_or_default(),
+            base.map(|(_, base)| format!("{:.2}", value / base)).unwrap_or_default(),
+            limit.show(|number| unit.show(number)),
+            limit.is_met(value).to_owned(),
+        ]);
+    }
+
+    /// A value that is only reported.
+    pub fn value(&mut self, what: &str, unit: Unit, value: f64) {
+        self.limit(what, unit, value, None, Target::None);
+    }
+
+    /// Writes the rows for the report, and prints them.
+    pub fn finish(self, server: &mut Server) -> Outcome<()> {
+        let mut text = format!("{}{}\n", server.version()?, if is_quick() { ", QUICK" } else { "" });
+        for row in &self.rows {
+            text += &row.join("\t");
+            text += "\n";
+        }
+        fs::write(dir()?.join(format!("{}.tsv", self.name)), text)?;
+        println!(
+            "\nredis-lock {} on {}; {}",
+            env!("CARGO_PKG_VERSION"),
+            server.version()?,
+            machine::machine()
+        );
+        println!("load of the last minute {}\n", machine::load());
+        print_table(&self.rows);
+        Ok(())
+    }
+
+    /// What a benchmark has left: the server it ran on, and the rows.
+    pub fn read(name: &str) -> Outcome<(String, Vec<Row>)> {
+        let text = fs::read_to_string(dir()?.join(format!("{name}.tsv")))?;
+        let mut lines = text.lines();
+        let server = lines.next().unwrap_or_default().to_owned();
+        let row = |line: &str| -> Outcome<Row> {
+            let cells: Vec<String> = line.split('\t').map(str::to_owned).collect();
+            cells.try_into().map_err(|cells| format!("{name}.tsv: {cells:?}").into())
+        };
+        Ok((server, lines.map(row).collect::<Outcome<_>>()?))
+    }
+}
+
+/// Where results and pictures go: `target/bench`.
+pub fn dir() -> Outcome<PathBuf> {
+    // target/release/deps/latency-0123456789abcdef
+    let program = std::env::current_exe()?;
+    let dir = program.ancestors().nth(3).ok_or("no target folder")?.join("bench");
+    fs::create_dir_all(&dir)?;
+    Ok(dir)
+}
+
+/// With columns as wide as they have to be. The first and the last ones are words, the others numbers.
+pub fn print_table(rows: &[Row]) {
+    let head = ["", "measured", "baseline", "ratio", "target", "met"].map(str::to_owned);
+    let rows: Vec<&Row> = std::iter::once(&head).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            line += &match column {
+                1 | 3 => format!("{cell:>width$}  "),
+                _ => format!("{cell:width$}  "),
+            };
+        }
+        println!("{}", line.trim_end());
+    }
+}

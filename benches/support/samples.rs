@@ -1,0 +1,47 @@
+//! What was measured many times.
+
+/// Measured values, in microseconds.
+#[derive(Clone, Default)]
+pub struct Samples(pub Vec<f64>);
+
+impl Samples {
+    /// The value that so many of a thousand are not above.
+    pub fn per_mille(&self, per_mille: usize) -> f64 {
+        let mut values = self.0.clone();
+        if values.is_empty() {
+            return f64::NAN;
+        }
+        let at = (values.len() * per_mille / 1000).min(values.len() - 1);
+        *values.select_nth_unstable_by(at, f64::total_cmp).1
+    }
+
+    pub fn median(&self) -> f64 {
+        self.per_mille(500)
+    }
+
+    pub fn p99(&self) -> f64 {
+        self.per_mille(990)
+    }
+
+    pub fn max(&self) -> f64 {
+        self.per_mille(1000)
+    }
+
+    /// Points of the distribution for a picture: value, and the share of the samples that are not above it.
+    pub fn distribution(&self) -> Vec<(f64, f64)> {
+        let mut values = self.0.clone();
+        values.sort_unstable_by(f64::total_cmp);
+        let share = |at: usize| (at + 1) as f64 / values.len() as f64;
+        let step = (values.len() / 400).max(1);
+        values.iter().enumerate().step_by(step).map(|(at, value)| (*value, share(at))).collect()
+    }
+}
+
+/// `850 µs`, `1.25 ms`.
+pub fn time(micros: f64) -> String {
+    match micros.abs() {
+        under if under < 10.0 => format!("{micros:.1} µs"),
+        under if under < 1000.0 => format!("{micros:.0} µs"),
+        _ => format!("{:.2} ms", micros / 1000.0),
+    }
+}

@@ -1,0 +1,232 @@
+//! A server of a benchmark's own.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use redis::Connection;
+use tempfile::TempDir;
+
+use super::{machine, Outcome};
+
+/// How many clients may be connected.
+pub const CLIENTS: usize = 10_100;
+
+/// How a server is to be started.
+#[derive(Clone, Default)]
+pub struct Setup {
+    args: Vec<String>,
+    without_module: bool,
+    under_callgrind: bool,
+    cores: Vec<usize>,
+}
+
+impl Setup {
+    pub fn new() -> Setup {
+        Setup::default()
+    }
+
+    pub fn without_module(mut self) -> Setup {
+        self.without_module = true;
+        self
+    }
+
+    pub fn option(mut self, name: &str, value: &str) -> Setup {
+        self.args.extend([format!("--{name}"), value.to_owned()]);
+        self
+    }
+
+    /// Counts instructions; the server is some fifty times slower. It does next to nothing by itself then.
+    pub fn under_callgrind(mut self) -> Setup {
+        self.under_callgrind = true;
+        self.option("hz", "1").option("dynamic-hz", "no").option("shutdown-timeout", "0")
+    }
+
+    /// Keeps the server on these cores; on all, if these are none.
+    pub fn on_cores(mut self, cores: &[usize]) -> Setup {
+        self.cores = cores.to_vec();
+        self
+    }
+
+    pub fn start(self) -> Outcome<Server> {
+        let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let dir = tempfile::tempdir()?;
+        let (log, errors) = (dir.path().join("log"), dir.path().join("errors"));
+        let mut command = if self.under_callgrind {
+            let mut command = Command::new("valgrind");
+            command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", &program]);
+            command
+        } else {
+            Command::new(&program)
+        };
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
+        command.args(["--maxclients", &CLIENTS.to_string(), "--repl-diskless-sync-delay", "0"]);
+        command.args(&self.args);
+        if !self.without_module {
+            command.arg("--loadmodule").arg(module()?);
+        }
+        command.current_dir(dir.path()).stdin(Stdio::null());
+        command.stderr(File::create(&errors)?).stdout(File::create(&log)?);
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe {
+            command.pre_exec(move || {
+                machine::die_with_parent();
+                if !self.cores.is_empty() {
+                    machine::pin(&self.cores);
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
+        let patience = Instant::now() + Duration::from_secs(60);
+        loop {
+            let ended = child.try_wait()?.is_some();
+            match client.get_connection() {
+                Ok(control) if !ended => return Ok(Server { child, port, control, dir }),
+                _ if ended || Instant::now() > patience => break,
+                _ => sleep(Duration::from_millis(10)),
+            }
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        let said = format!("{}{}", fs::read_to_string(errors)?, fs::read_to_string(log)?);
+        Err(format!("{program} does not start:\n{said}").into())
+    }
+}
+
+/// The server; gone with this value, and with this process even if that is killed.
+pub struct Server {
+    child: Child,
+    port: u16,
+    pub control: Connection,
+    dir: TempDir,
+}
+
+impl Server {
+    pub fn start() -> Outcome<Server> {
+        Setup::new().start()
+    }
+
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
+    }
+
+    /// A connection.
+    pub fn connect(&self) -> Outcome<TcpStream> {
+        let stream = TcpStream::connect(self.address())?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        Ok(stream)
+    }
+
+    /// Another server that is this one's replica, once it is one.
+    pub fn start_replica(&mut self) -> Outcome<Server> {
+        let primary = format!("127.0.0.1 {}", self.port);
+        let replica = Setup::new().option("replicaof", &primary).start()?;
+        self.until("a replica is online", |server| {
+            Ok(server.info("slave0").is_ok_and(|replica| replica.contains("state=online")))
+        })?;
+        Ok(replica)
+    }
+
+    /// Waits until the clients of a measurement have gone, and drops what they have left.
+    pub fn clear(&mut self) -> Outcome<()> {
+        self.until("the connections close", |server| Ok(server.info("connected_clients")? == "1"))?;
+        redis::cmd("FLUSHALL").query::<()>(&mut self.control)?;
+        Ok(())
+    }
+
+    pub fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Server) -> Outcome<bool>) -> Outcome<()> {
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !holds(self)? {
+            if Instant::now() > patience {
+                return Err(format!("waited in vain until {what}").into());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// When a key's time is over. The server's clock is ours, as it runs on the same machine.
+    pub fn expires_at(&mut self, key: &str) -> Outcome<Instant> {
+        let unix_ms: u64 = redis::cmd("PEXPIRETIME").arg(key).query(&mut self.control)?;
+        let (now, wall) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        Ok(now + Duration::from_millis(unix_ms).checked_sub(wall).ok_or("the lease is over already")?)
+    }
+
+    pub fn info(&mut self, field: &str) -> Outcome<String> {
+        let info: redis::InfoDict = redis::cmd("INFO").query(&mut self.control)?;
+        Ok(info.get(field).ok_or_else(|| format!("no {field} in INFO"))?)
+    }
+
+    pub fn keys(&mut self) -> Outcome<usize> {
+        Ok(redis::cmd("DBSIZE").query(&mut self.control)?)
+    }
+
+    pub fn version(&mut self) -> Outcome<String> {
+        match self.info("valkey_version") {
+            Ok(version) => Ok(format!("Valkey {version}")),
+            Err(_) => Ok(format!("Redis {}", self.info("redis_version")?)),
+        }
+    }
+
+    /// Processor time of all threads.
+    pub fn cpu(&self) -> Outcome<Duration> {
+        machine::cpu_of(self.process())
+    }
+
+    /// Ends a server under callgrind; returns how many instructions it has executed since its start.
+    pub fn instructions(mut self) -> Outcome<u64> {
+        let process = libc::pid_t::try_from(self.process())?;
+        // SAFETY: a signal to our own child, which has not been waited for.
+        unsafe { libc::kill(process, libc::SIGTERM) };
+        self.child.wait()?;
+        let said = fs::read_to_string(self.dir.path().join("errors"))?;
+        // A child that saved the data for a replica counts its own.
+        let line = format!("=={process}== Collected : ");
+        let count = said.lines().find_map(|said| said.strip_prefix(&line));
+        Ok(count.ok_or_else(|| format!("callgrind has counted nothing:\n{said}"))?.trim().parse()?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The module in the folder that this program was built into; cargo does not build it for a bench.
+fn module() -> Outcome<PathBuf> {
+    static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    Ok(MODULE.get_or_init(|| build_module().map_err(|error| error.to_string())).clone()?)
+}
+
+fn build_module() -> Outcome<PathBuf> {
+    if let Some(path) = std::env::var_os("REDIS_LOCK_MODULE") {
+        return Ok(fs::canonicalize(path)?);
+    }
+    // target/release/deps/latency-0123456789abcdef
+    let program = std::env::current_exe()?;
+    let release = program.ancestors().nth(2).ok_or("no folder release")?;
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--quiet", "--target-dir"])
+        .arg(release.join(".."))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()?;
+    if !built.success() {
+        return Err("the module does not build".into());
+    }
+    Ok(release.join("libredis_lock.so"))
+}

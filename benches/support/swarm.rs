@@ -1,0 +1,231 @@
+//! Many clients in one thread: a loop over readiness, as the server itself has one, so that the clients cost little
+//! next to it. A [`Client`] is told of each reply and says what it sends next.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+
+use super::samples::Samples;
+use super::wire::Wire;
+use super::Outcome;
+
+/// What one client does. It has one connection or more, which it knows by their numbers.
+pub trait Client {
+    /// Everybody is connected.
+    fn begin(&mut self, io: &mut Io<'_>);
+    fn on_reply(&mut self, connection: usize, reply: &[u8], io: &mut Io<'_>) -> Outcome<()>;
+    /// The time is over that it gave to [`Io::wake_after`].
+    fn on_time(&mut self, _io: &mut Io<'_>) {}
+}
+
+/// What has happened since the log was taken last.
+#[derive(Default)]
+pub struct Log {
+    /// How often somebody got the lock.
+    pub grants: usize,
+    /// From just before a client wrote its release until another one had read its grant.
+    pub hand_overs: Samples,
+    released: Option<(usize, Instant)>,
+}
+
+/// What a client can do.
+pub struct Io<'a> {
+    client: usize,
+    links: &'a mut [Link],
+    timers: &'a mut BinaryHeap<Reverse<(Instant, usize)>>,
+    log: &'a mut Log,
+}
+
+impl Io<'_> {
+    /// Is written when the client has done all that it does now.
+    pub fn send(&mut self, connection: usize, bytes: &[u8]) {
+        self.links[connection].output.extend_from_slice(bytes);
+    }
+
+    pub fn wake_after(&mut self, time: Duration) {
+        self.timers.push(Reverse((Instant::now() + time, self.client)));
+    }
+
+    /// It has the lock.
+    pub fn acquired(&mut self) {
+        self.log.grants += 1;
+        if let Some((client, at)) = self.log.released.take() {
+            if client != self.client {
+                self.log.hand_overs.0.push(at.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+    }
+
+    /// It sends its release now.
+    pub fn releasing(&mut self) {
+        self.log.released = Some((self.client, Instant::now()));
+    }
+}
+
+struct Link {
+    stream: TcpStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Link {
+    /// Blocks until the server has answered all that it is greeted with: it has accepted the connection then.
+    fn open(address: SocketAddr, wire: Wire, greetings: &[Vec<u8>]) -> Outcome<Link> {
+        let mut stream = std::net::TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let mut part = [0; 4096];
+        for greeting in greetings {
+            stream.write_all(greeting)?;
+            let mut input = Vec::new();
+            while wire.first_reply(&input)?.is_none() {
+                match stream.read(&mut part)? {
+                    0 => return Err("the server closes a new connection".into()),
+                    read => input.extend_from_slice(&part[..read]),
+                }
+            }
+        }
+        stream.set_nonblocking(true)?;
+        Ok(Link { stream: TcpStream::from_std(stream), input: Vec::new(), output: Vec::new() })
+    }
+
+    fn write(&mut self) -> Outcome<()> {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(written) => drop(self.output.drain(..written)),
+                // There will be an event when it goes on.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all that is there: only then there are events for what comes later.
+    fn read(&mut self, part: &mut [u8]) -> Outcome<()> {
+        loop {
+            match self.stream.read(part) {
+                Ok(0) => return Err("the server has closed a connection".into()),
+                Ok(read) => {
+                    self.input.extend_from_slice(&part[..read]);
+                    if read < part.len() {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// How a swarm's clients connect.
+pub struct Door<'a> {
+    pub address: SocketAddr,
+    pub wire: Wire,
+    pub greetings: &'a [Vec<u8>],
+    /// Connections of each client.
+    pub connections: usize,
+}
+
+pub struct Swarm<C> {
+    poll: Poll,
+    wire: Wire,
+    /// Those of the first client, those of the second one…
+    links: Vec<Link>,
+    connections: usize,
+    clients: Vec<C>,
+    timers: BinaryHeap<Reverse<(Instant, usize)>>,
+    log: Log,
+}
+
+impl<C: Client> Swarm<C> {
+    /// Connects all, and lets them begin.
+    pub fn start(door: &Door<'_>, clients: Vec<C>) -> Outcome<Swarm<C>> {
+        let poll = Poll::new()?;
+        let mut links = Vec::new();
+        for number in 0..clients.len() * door.connections {
+            let mut link = Link::open(door.address, door.wire, door.greetings)?;
+            let interest = Interest::READABLE | Interest::WRITABLE;
+            poll.registry().register(&mut link.stream, Token(number), interest)?;
+            links.push(link);
+        }
+        let (wire, connections) = (door.wire, door.connections);
+        let (timers, log) = (BinaryHeap::new(), Log::default());
+        let mut swarm = Swarm { poll, wire, links, connections, clients, timers, log };
+        for client in 0..swarm.clients.len() {
+            swarm.tell(client, |client, io| {
+                client.begin(io);
+                Ok(())
+            })?;
+        }
+        Ok(swarm)
+    }
+
+    /// Lets them go on for a while; returns what has happened in it.
+    pub fn run(&mut self, time: Duration) -> Outcome<Log> {
+        self.log = Log::default();
+        let end = Instant::now() + time;
+        let mut events = Events::with_capacity(1024);
+        let mut part = vec![0; 64 * 1024];
+        loop {
+            let now = Instant::now();
+            if now >= end {
+                return Ok(std::mem::take(&mut self.log));
+            }
+            while let Some(&Reverse((due, client))) = self.timers.peek().filter(|timer| timer.0 .0 <= now) {
+                debug_assert!(due <= now);
+                self.timers.pop();
+                self.tell(client, |client, io| {
+                    client.on_time(io);
+                    Ok(())
+                })?;
+            }
+            let next = self.timers.peek().map_or(end, |timer| timer.0 .0.min(end));
+            match self.poll.poll(&mut events, Some(next.saturating_duration_since(Instant::now()))) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in &events {
+                let number = event.token().0;
+                if event.is_writable() {
+                    self.links[number].write()?;
+                }
+                if event.is_readable() {
+                    self.links[number].read(&mut part)?;
+                    self.replies(number)?;
+                }
+            }
+        }
+    }
+
+    /// Tells a client of all replies that have come on its connection.
+    fn replies(&mut self, number: usize) -> Outcome<()> {
+        let input = std::mem::take(&mut self.links[number].input);
+        let (wire, connection) = (self.wire, number % self.connections);
+        let mut read = 0;
+        self.tell(number / self.connections, |client, io| {
+            while let Some(length) = wire.first_reply(&input[read..])? {
+                client.on_reply(connection, &input[read..read + length], io)?;
+                read += length;
+            }
+            Ok(())
+        })?;
+        let mut input = input;
+        input.drain(..read);
+        self.links[number].input = input;
+        Ok(())
+    }
+
+    fn tell(&mut self, client: usize, what: impl FnOnce(&mut C, &mut Io<'_>) -> Outcome<()>) -> Outcome<()> {
+        let links = &mut self.links[client * self.connections..(client + 1) * self.connections];
+        let mut io = Io { client, links, timers: &mut self.timers, log: &mut self.log };
+        what(&mut self.clients[client], &mut io)?;
+        links.iter_mut().try_for_each(Link::write)
+    }
+}
