@@ -14,10 +14,10 @@ export CARGO_TARGET_DIR := $(CURDIR)/target
 # What `make bench` runs, each also alone: cargo bench --bench NAME.
 BENCHES := instructions throughput handover contention latency stalls cost memory
 
-.PHONY: help run setup clients test bench lint clean
+.PHONY: help run setup clients test bench guard guard-record lint clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
 
 run: ## A server with locks on port 6379, or as in `make run PORT=6380`; installs what is missing
 	@$(refuse_used_port)
@@ -71,6 +71,14 @@ bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try the
 	done
 	cargo bench --bench report
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
+
+guard: ## Has a path become dearer? Counts instructions, and compares them with benches/instructions.txt
+	@$(call install,rust cc libclang redis valgrind)
+	cargo bench --bench guard
+
+guard-record: ## Takes what is counted now for what `make guard` compares with
+	@$(call install,rust cc libclang redis valgrind)
+	cargo bench --bench guard -- --record
 
 lint: ## Format, clippy and documentation, with warnings as errors
 	@$(call install,rust cc libclang)
