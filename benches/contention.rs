@@ -1,9 +1,11 @@
 //! One lock that 2 to 200 clients want all the time: acquire, release, no work between. How often it is granted, what
 //! a grant costs the server, and how long a hand-over takes from one client's release to the next one's grant.
 //!
-//! Next to the module: a client that polls, Redisson's protocol spoken by clients of ours, PostgreSQL's advisory
-//! locks, and the real Redisson, as threads of one JVM. All but the last are connections of one event loop here, over
-//! TCP, and sleep until there is a reply. The rounds alternate.
+//! Next to the module: a client that polls, Redisson's protocol spoken by clients of ours, and PostgreSQL's advisory
+//! locks. All of them are connections of one event loop here, over TCP, which sleeps until there is a reply. And the
+//! real Redisson, as threads of one JVM: each with a client of its own, as if it were a process, which is what the
+//! others are compared with; and with one client for all, who then share its subscription, so that a release wakes
+//! only one of them. The rounds alternate.
 //!
 //! A client that polls, or Redisson, may get the lock again at once after it has released it, while others wait: then
 //! the grants are many and the others starve. Such a grant is no hand-over.
@@ -12,6 +14,7 @@ mod support;
 
 use std::time::Duration;
 
+use support::machine::Cores;
 use support::picture::{self, Axis, Line};
 use support::postgres::Postgres;
 use support::race::{self, Kind, Race};
@@ -32,25 +35,29 @@ enum Contender {
     Polling,
     Protocol,
     Postgres,
-    Redisson,
+    /// One client in a process, for all threads.
+    RedissonThreads,
+    /// As many clients, each as in a process of its own.
+    RedissonClients,
 }
 
-use Contender::{Native, Polling, Postgres as Advisory, Protocol, Redisson};
+use Contender::{Native, Polling, Postgres as Advisory, Protocol, RedissonClients, RedissonThreads};
 
-const CONTENDERS: [(Contender, &str); 7] = [
+const CONTENDERS: [(Contender, &str); 8] = [
     (Native(1), "native"),
     (Native(2), "native, io-threads 2"),
     (Native(4), "native, io-threads 4"),
     (Polling, "polling"),
     (Protocol, "publish/subscribe"),
     (Advisory, "PostgreSQL"),
-    (Redisson, "Redisson 4.7"),
+    (RedissonClients, "Redisson 4.7"),
+    (RedissonThreads, "Redisson 4.7, one process"),
 ];
 
 /// Whom they race on.
 struct Grounds {
     /// With 1, 2 and 4 I/O threads.
-    servers: [(usize, Server); 3],
+    servers: [(usize, Server, Cores); 3],
     postgres: Option<Postgres>,
     /// With a server of its own, as its client stays connected.
     jvm: Option<(Jvm, Server)>,
@@ -61,13 +68,15 @@ fn main() -> Outcome<()> {
         return Ok(());
     }
     let start = |io_threads: usize| -> Outcome<_> {
-        Ok((io_threads, Setup::new().option("io-threads", &io_threads.to_string()).start()?))
+        let cores = Cores::share(io_threads);
+        let setup = Setup::new().option("io-threads", &io_threads.to_string()).on_cores(&cores.server);
+        Ok((io_threads, setup.start()?, cores))
     };
     let servers = [start(1)?, start(2)?, start(4)?];
     let jvm = match Jvm::is_installed() {
         true => {
-            let server = Server::start()?;
-            Some((Jvm::connect(&server)?, server))
+            let (_, server, cores) = start(1)?;
+            Some((Jvm::connect(&server, &cores)?, server))
         }
         false => None,
     };
@@ -95,7 +104,7 @@ impl Grounds {
         let time = Duration::from_millis(unless_quick(2000, 500));
         let mut on_redis = |io_threads: usize, kind| -> Outcome<Option<Race>> {
             match self.servers.iter_mut().find(|server| server.0 == io_threads) {
-                Some((_, server)) => Ok(Some(race::on_redis(server, kind, clients, time)?)),
+                Some((_, server, cores)) => Ok(Some(race::on_redis(server, cores, kind, clients, time)?)),
                 None => Ok(None),
             }
         };
@@ -104,11 +113,11 @@ impl Grounds {
             Polling => on_redis(1, Kind::Polling),
             Protocol => on_redis(1, Kind::Protocol),
             Advisory => self.postgres.as_ref().map(|it| race::on_postgres(it, clients, time)).transpose(),
-            Redisson => self
-                .jvm
-                .as_mut()
-                .map(|(jvm, server)| race::with_redisson(server, jvm, clients, time))
-                .transpose(),
+            RedissonThreads | RedissonClients => {
+                let Some((jvm, server)) = &mut self.jvm else { return Ok(None) };
+                let apart = contender == RedissonClients;
+                Ok(Some(race::with_redisson(server, jvm, apart, clients, time)?))
+            }
         }
     }
 }
@@ -152,14 +161,14 @@ impl Table {
 
     fn print(&self) {
         println!(
-            "{:22} {:>7} {:>10} {:>12} {:>10} {:>10}",
+            "{:26} {:>7} {:>10} {:>12} {:>10} {:>10}",
             "", "clients", "grants/s", "server", "p50", "p99"
         );
         for (_, name) in CONTENDERS {
             for cell in self.0.iter().filter(|cell| cell.name == name) {
                 let (grants, cpu) = (cell.grants.median(), time(cell.cpu.median()));
                 let (p50, p99) = (time(cell.hand_overs.median()), time(cell.hand_overs.p99()));
-                println!("{name:22} {:>7} {grants:>10.0} {cpu:>12} {p50:>10} {p99:>10}", cell.clients);
+                println!("{name:26} {:>7} {grants:>10.0} {cpu:>12} {p50:>10} {p99:>10}", cell.clients);
             }
         }
         println!("server: its processor time for a grant; p50, p99: of a hand-over, as the clients see it");
@@ -189,7 +198,7 @@ fn draw(table: &Table) -> Outcome<()> {
     picture::draw("contention-cpu", "What a grant costs the server", &clients, &axis(label), &cpu)?;
     let lines: Vec<Line> = CONTENDERS
         .into_iter()
-        .filter(|(contender, _)| matches!(contender, Native(1) | Advisory | Redisson))
+        .filter(|(contender, _)| matches!(contender, Native(1) | Advisory | RedissonClients))
         .filter_map(|(_, name)| {
             let points = table.get(name, 50, |cell| cell.hand_overs.distribution())?;
             Some(Line { name: name.to_owned(), points })
@@ -224,13 +233,13 @@ fn report(results: &mut Results, table: &Table) {
         results.ratio(&what, Unit::PerSecond, native(clients), ("Redisson 4.7", redisson), target);
     }
     for clients in REPORTED {
-        for name in ["PostgreSQL", "polling", "publish/subscribe"] {
+        for name in ["PostgreSQL", "polling", "publish/subscribe", "Redisson 4.7, one process"] {
             let Some(theirs) = table.grants(name, clients) else { continue };
             let what = format!("contention: native, {clients} clients");
             results.ratio(&what, Unit::PerSecond, native(clients), (name, theirs), Target::None);
         }
     }
-    for name in ["PostgreSQL", "polling", "publish/subscribe", "Redisson 4.7"] {
+    for name in ["PostgreSQL", "polling", "publish/subscribe", "Redisson 4.7", "Redisson 4.7, one process"] {
         let target = if name == "PostgreSQL" { Target::AtMost(0.6) } else { Target::None };
         let ours = table.cpu("native", 200).unwrap_or(f64::NAN);
         let theirs = table.cpu(name, 200).unwrap_or(f64::NAN);

@@ -6,12 +6,12 @@ mod support;
 
 use std::time::Duration;
 
-use support::machine::raise_open_files;
+use support::machine::{raise_open_files, Cores};
 use support::picture::{self, Axis, Line};
 use support::race::{self, Kind, Race};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
-use support::server::{Server, CLIENTS};
+use support::server::{Server, Setup, CLIENTS};
 use support::{asked, thousands, unless_quick, Outcome};
 
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
@@ -24,16 +24,17 @@ fn main() -> Outcome<()> {
     // Some are for ourselves.
     let limit = raise_open_files(CLIENTS + 100);
     let waiters: Vec<usize> = WAITERS.into_iter().filter(|waiters| waiters + 100 < limit).collect();
-    let mut server = Server::start()?;
+    let cores = Cores::share(1);
+    let mut server = Setup::new().on_cores(&cores.server).start()?;
     let mut native = vec![Samples::default(); waiters.len()];
     let mut protocol = vec![Samples::default(); SUBSCRIBERS.len()];
     for round in 0..unless_quick(5, 1) {
         eprintln!("round {}", round + 1);
         for (waiters, samples) in waiters.iter().zip(&mut native) {
-            samples.0.push(cost(&mut server, Kind::Native, *waiters)?);
+            samples.0.push(cost(&mut server, &cores, Kind::Native, *waiters)?);
         }
         for (waiters, samples) in SUBSCRIBERS.iter().zip(&mut protocol) {
-            samples.0.push(cost(&mut server, Kind::Protocol, *waiters)?);
+            samples.0.push(cost(&mut server, &cores, Kind::Protocol, *waiters)?);
         }
     }
     let curve = |counts: &[usize], samples: &[Samples]| -> Vec<(f64, f64)> {
@@ -69,8 +70,8 @@ fn main() -> Outcome<()> {
 }
 
 /// Microseconds of the server's time for a hand-over while so many wait.
-fn cost(server: &mut Server, kind: Kind, waiters: usize) -> Outcome<f64> {
+fn cost(server: &mut Server, cores: &Cores, kind: Kind, waiters: usize) -> Outcome<f64> {
     let time = Duration::from_millis(unless_quick(1500, 500));
-    let Race { cpu_per_grant, .. } = race::on_redis(server, kind, waiters + 1, time)?;
+    let Race { cpu_per_grant, .. } = race::on_redis(server, cores, kind, waiters + 1, time)?;
     Ok(cpu_per_grant)
 }

@@ -12,7 +12,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use support::clients::{owner, Pairs};
-use support::machine::{cpu_of, main_thread_cpu_of, own_thread_cpu, pin, usable_cores};
+use support::machine::{cpu_of, main_thread_cpu_of, own_thread_cpu, pin, Cores};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
@@ -57,24 +57,6 @@ fn main() -> Outcome<()> {
         }
     }
     Ok(())
-}
-
-/// Who runs where; on all cores if a list is empty.
-struct Cores {
-    server: Vec<usize>,
-    loaders: Vec<usize>,
-}
-
-impl Cores {
-    fn share(io_threads: usize) -> Cores {
-        let cores = usable_cores();
-        match cores.split_at_checked(io_threads) {
-            Some((server, loaders)) if !loaders.is_empty() => {
-                Cores { server: server.to_vec(), loaders: loaders.to_vec() }
-            }
-            _ => Cores { server: Vec::new(), loaders: cores },
-        }
-    }
 }
 
 /// Of each round.

@@ -5,8 +5,32 @@ use std::time::Duration;
 
 use super::Outcome;
 
-/// The cores that this process may use.
-pub fn usable_cores() -> Vec<usize> {
+/// Who runs where. On cores of their own, a measurement does not depend on where the kernel happens to put them.
+pub struct Cores {
+    pub server: Vec<usize>,
+    pub loaders: Vec<usize>,
+}
+
+impl Cores {
+    /// So many for the server, and the others for who makes the load. If none are left, all run anywhere.
+    pub fn share(for_server: usize) -> Cores {
+        let cores = usable_cores();
+        match cores.split_at_checked(for_server) {
+            Some((server, loaders)) if !loaders.is_empty() => {
+                Cores { server: server.to_vec(), loaders: loaders.to_vec() }
+            }
+            _ => Cores { server: cores.clone(), loaders: cores },
+        }
+    }
+
+    /// One for who makes the load.
+    pub fn all_but_one() -> Cores {
+        Cores::share(usable_cores().len() - 1)
+    }
+}
+
+/// The cores that the calling thread may use.
+fn usable_cores() -> Vec<usize> {
     // SAFETY: the set is plain data, which the call fills.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

@@ -13,15 +13,18 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::clients::Queued;
+use super::machine::{self, Cores};
 use super::swarm::Door;
 use super::wire::Wire;
-use super::{machine, Outcome};
+use super::Outcome;
 
 /// A cluster in a folder of its own; gone with this value, and with this process even if that is killed.
 pub struct Postgres {
     child: Child,
     port: u16,
     greetings: [Vec<u8>; 2],
+    /// As it has many processes, it gets all but one for its clients.
+    pub cores: Cores,
     _dir: TempDir,
 }
 
@@ -63,6 +66,15 @@ impl Postgres {
         }
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut server = run("postgres")?;
+        let cores = Cores::all_but_one();
+        let places = cores.server.clone();
+        // SAFETY: between fork and exec only a system call is made.
+        unsafe {
+            server.pre_exec(move || {
+                machine::pin(&places);
+                Ok(())
+            });
+        }
         server.args([
             "-p",
             &port.to_string(),
@@ -83,7 +95,7 @@ impl Postgres {
             }
             sleep(Duration::from_millis(10));
         }
-        Ok(Some(Postgres { child, port, greetings: [hello(), prepare()], _dir: dir }))
+        Ok(Some(Postgres { child, port, greetings: [hello(), prepare()], cores, _dir: dir }))
     }
 
     pub fn door(&self) -> Door<'_> {

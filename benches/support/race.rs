@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::caller::Caller;
 use super::clients::{Polling, Queued, Subscriber};
+use super::machine::{pin, Cores};
 use super::postgres::{self, Postgres};
 use super::redisson::{Jvm, Scripts};
 use super::samples::Samples;
@@ -32,7 +33,13 @@ pub enum Kind {
 }
 
 /// Races that many clients on a Redis.
-pub fn on_redis(server: &mut Server, kind: Kind, clients: usize, time: Duration) -> Outcome<Race> {
+pub fn on_redis(
+    server: &mut Server,
+    cores: &Cores,
+    kind: Kind,
+    clients: usize,
+    time: Duration,
+) -> Outcome<Race> {
     let scripts = Scripts::load(&mut Caller::connect(server)?)?;
     // Its answer says that the server has accepted the connection.
     let greetings = [packed("PING")];
@@ -41,13 +48,23 @@ pub fn on_redis(server: &mut Server, kind: Kind, clients: usize, time: Duration)
     let cpu = || server.cpu();
     let numbers = 0..clients;
     let race = match kind {
-        Kind::Native => run(&door, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time),
-        Kind::Polling => {
-            run(&door, numbers.map(|number| Polling::new("race", number, &scripts)).collect(), cpu, time)
+        Kind::Native => {
+            run(cores, &door, numbers.map(|number| Queued::native("race", number)).collect(), cpu, time)
         }
-        Kind::Protocol => {
-            run(&door, numbers.map(|number| Subscriber::new("race", number, &scripts)).collect(), cpu, time)
-        }
+        Kind::Polling => run(
+            cores,
+            &door,
+            numbers.map(|number| Polling::new("race", number, &scripts)).collect(),
+            cpu,
+            time,
+        ),
+        Kind::Protocol => run(
+            cores,
+            &door,
+            numbers.map(|number| Subscriber::new("race", number, &scripts)).collect(),
+            cpu,
+            time,
+        ),
     }?;
     server.clear()?;
     Ok(race)
@@ -55,13 +72,19 @@ pub fn on_redis(server: &mut Server, kind: Kind, clients: usize, time: Duration)
 
 pub fn on_postgres(postgres: &Postgres, clients: usize, time: Duration) -> Outcome<Race> {
     let swarm = (0..clients).map(|_| postgres::client()).collect();
-    run(&postgres.door(), swarm, || postgres.cpu(), time)
+    run(&postgres.cores, &postgres.door(), swarm, || postgres.cpu(), time)
 }
 
-/// Races threads of one JVM.
-pub fn with_redisson(server: &Server, jvm: &mut Jvm, threads: usize, time: Duration) -> Outcome<Race> {
+/// Races threads of one JVM, with one client, or with one for each.
+pub fn with_redisson(
+    server: &Server,
+    jvm: &mut Jvm,
+    apart: bool,
+    threads: usize,
+    time: Duration,
+) -> Outcome<Race> {
     let before = server.cpu()?;
-    let finish = jvm.race(threads, unless_quick(2, 1) * Duration::from_secs(1), time)?;
+    let finish = jvm.race(apart, threads, unless_quick(2, 1) * Duration::from_secs(1), time)?;
     let spent = server.cpu()? - before;
     Ok(Race {
         grants_per_second: finish.grants / time.as_secs_f64(),
@@ -70,22 +93,29 @@ pub fn with_redisson(server: &Server, jvm: &mut Jvm, threads: usize, time: Durat
     })
 }
 
-fn run<C: Client>(
+/// The clients are on these cores.
+fn run<C: Client + Send>(
+    cores: &Cores,
     door: &Door<'_>,
     clients: Vec<C>,
-    cpu: impl Fn() -> Outcome<Duration>,
+    cpu: impl Fn() -> Outcome<Duration> + Send,
     time: Duration,
 ) -> Outcome<Race> {
     // Until all of them have queued up.
     let warm_up = Duration::from_millis(300) + Duration::from_micros(100) * u32::try_from(clients.len())?;
-    let mut swarm = Swarm::start(door, clients)?;
-    swarm.run(warm_up)?;
-    let (before, since) = (cpu()?, Instant::now());
-    let log = swarm.run(time)?;
-    let (spent, time) = (cpu()? - before, since.elapsed());
-    Ok(Race {
-        grants_per_second: log.grants as f64 / time.as_secs_f64(),
-        cpu_per_grant: spent.as_secs_f64() * 1e6 / log.grants as f64,
-        hand_overs: log.hand_overs,
-    })
+    let race = move || -> Outcome<Race> {
+        pin(&cores.loaders);
+        let mut swarm = Swarm::start(door, clients)?;
+        swarm.run(warm_up)?;
+        let (before, since) = (cpu()?, Instant::now());
+        let log = swarm.run(time)?;
+        let (spent, time) = (cpu()? - before, since.elapsed());
+        Ok(Race {
+            grants_per_second: log.grants as f64 / time.as_secs_f64(),
+            cpu_per_grant: spent.as_secs_f64() * 1e6 / log.grants as f64,
+            hand_overs: log.hand_overs,
+        })
+    };
+    // In a thread of its own, because it is to stay where it is put.
+    std::thread::scope(|scope| scope.spawn(race).join().map_err(|_| "a thread has panicked")?)
 }

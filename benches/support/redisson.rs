@@ -8,8 +8,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use super::caller::Caller;
+use super::machine::{self, Cores};
 use super::server::Server;
-use super::{machine, Outcome, OWNER};
+use super::{Outcome, OWNER};
 
 const SCRIPTS: [(&str, &str); 4] = [
     ("acquire", include_str!("scripts/acquire.lua")),
@@ -59,7 +60,7 @@ fn without_comments(script: &str) -> &str {
     script.find("\nlocal").map_or(script, |begin| &script[begin + 1..])
 }
 
-/// The JVM with one client; gone with this value.
+/// The JVM; gone with this value.
 pub struct Jvm {
     child: Child,
     input: ChildStdin,
@@ -75,6 +76,9 @@ pub struct Finish {
     pub hand_overs: Vec<f64>,
 }
 
+/// Clients that share nothing, as in so many processes.
+const PROCESSES: usize = 200;
+
 impl Jvm {
     /// False, with a word about it, if Redisson is not installed.
     pub fn is_installed() -> bool {
@@ -85,7 +89,9 @@ impl Jvm {
         installed
     }
 
-    pub fn connect(server: &Server) -> Outcome<Jvm> {
+    /// With one client as it is by default, for many threads; and with many clients, for one thread each, that share
+    /// nothing but the JVM.
+    pub fn connect(server: &Server, cores: &Cores) -> Outcome<Jvm> {
         let mut command = Command::new("java");
         command.args([
             "-Xmx512m",
@@ -95,10 +101,12 @@ impl Jvm {
         ]);
         command.args([&format!("{0}/classes:{0}/lib/*", dir()), "Agent"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // SAFETY: between fork and exec only a system call is made.
+        let places = cores.loaders.clone();
+        // SAFETY: between fork and exec only system calls are made.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
                 machine::die_with_parent();
+                machine::pin(&places);
                 Ok(())
             });
         }
@@ -106,14 +114,31 @@ impl Jvm {
         let input = child.stdin.take().ok_or("no input")?;
         let output = BufReader::new(child.stdout.take().ok_or("no output")?);
         let mut jvm = Jvm { child, input, output };
-        jvm.call(&format!("connect single redis://{}", server.address()))?;
+        jvm.call("shared", &format!("connect single redis://{}", server.address()))?;
+        for number in 0..PROCESSES {
+            let settings = "threads=2 nettyThreads=1 connectionMinimumIdleSize=1 connectionPoolSize=2 \
+                subscriptionConnectionMinimumIdleSize=1 subscriptionConnectionPoolSize=1";
+            let connect = format!("connect single redis://{} {settings}", server.address());
+            jvm.call(&format!("client-{number}"), &connect)?;
+        }
         Ok(jvm)
     }
 
     /// Lets threads race for a lock, each of them in a closed loop.
-    pub fn race(&mut self, threads: usize, warm_up: Duration, time: Duration) -> Outcome<Finish> {
+    pub fn race(
+        &mut self,
+        apart: bool,
+        threads: usize,
+        warm_up: Duration,
+        time: Duration,
+    ) -> Outcome<Finish> {
         let (warm_up, time) = (warm_up.as_millis(), time.as_millis());
-        let answer = self.call(&format!("race plain race:{threads} {threads} {warm_up} {time}"))?;
+        let clients = match apart {
+            true => (0..threads).map(|number| format!("client-{number}")).collect::<Vec<_>>().join(","),
+            false => "shared".to_owned(),
+        };
+        let answer =
+            self.call("shared", &format!("race race:{threads} {clients} {threads} {warm_up} {time}"))?;
         let numbers: Vec<f64> = answer.split(' ').map(str::parse).collect::<Result<_, _>>()?;
         match numbers.as_slice() {
             [all_grants, grants, nanos @ ..] => Ok(Finish {
@@ -125,8 +150,8 @@ impl Jvm {
         }
     }
 
-    fn call(&mut self, operation: &str) -> Outcome<String> {
-        writeln!(self.input, "1 main main {operation}")?;
+    fn call(&mut self, client: &str, operation: &str) -> Outcome<String> {
+        writeln!(self.input, "1 main {client} {operation}")?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         let value = line.trim_end().strip_prefix("1 ok ");

@@ -47,7 +47,7 @@ impl Setup {
         self.option("hz", "1").option("dynamic-hz", "no").option("shutdown-timeout", "0")
     }
 
-    /// Keeps the server on these cores; on all, if these are none.
+    /// Keeps the server on these cores.
     pub fn on_cores(mut self, cores: &[usize]) -> Setup {
         self.cores = cores.to_vec();
         self

@@ -2,11 +2,13 @@ import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.LinkedBlockingQueue;
+import org.redisson.api.RLock;
 
 /**
  * Does with Redisson what a test says. Each line of standard input is a request, and gets one line of standard
@@ -25,6 +27,9 @@ import java.util.concurrent.LinkedBlockingQueue;
  *   <li>{@code asleep}: does the thread wait for a message that its lock is free?
  *   <li>{@code stop}: ends the thread's {@code contend} after the round that it is in.
  * </ul>
+ *
+ * <p>{@code race <name> <clients> <threads> <milliseconds> <milliseconds>} is a {@link Race} for the lock of that name.
+ * Its threads use clients that are connected already, in turn: the words are their names, separated by commas.
  *
  * <p>The end of the input ends the program, at once.
  */
@@ -62,6 +67,8 @@ public final class Agent {
                 return clients.connect(client, arguments);
             case "close":
                 return clients.close(client);
+            case "race":
+                return race(arguments);
             default:
                 String kind = arguments.isEmpty() ? "" : arguments.get(0);
                 String name = arguments.size() < 2 ? "" : arguments.get(1);
@@ -73,6 +80,15 @@ public final class Agent {
                     worker.stop = false;
                 }
         }
+    }
+
+    private String race(List<String> arguments) throws InterruptedException {
+        List<RLock> locks = new ArrayList<>();
+        for (String client : arguments.get(1).split(",")) {
+            locks.add(clients.get(client).getLock(arguments.get(0)));
+        }
+        return new Race(locks).run(Integer.parseInt(arguments.get(2)), Long.parseLong(arguments.get(3)),
+                Long.parseLong(arguments.get(4)));
     }
 
     private interface Action {

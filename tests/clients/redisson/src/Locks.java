@@ -65,8 +65,6 @@ final class Locks {
                 return count(arguments.get(0), number(arguments, 1));
             case "contend":
                 return contend();
-            case "race":
-                return new Race(lock()).run((int) number(arguments, 0), number(arguments, 1), number(arguments, 2));
             default:
                 throw new IllegalArgumentException("no operation " + operation);
         }

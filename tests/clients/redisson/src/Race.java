@@ -8,7 +8,7 @@ import org.redisson.api.RLock;
 
 /** Threads that race for one lock: each of them locks and unlocks, and does nothing between. */
 final class Race {
-    private final RLock lock;
+    private final List<RLock> locks;
     private volatile boolean measuring;
     private volatile boolean over;
 
@@ -16,8 +16,9 @@ final class Race {
     private volatile long unlocked;
     private volatile Thread unlocker;
 
-    Race(RLock lock) {
-        this.lock = lock;
+    /** The lock, of each of the clients that the threads use in turn. */
+    Race(List<RLock> locks) {
+        this.locks = locks;
     }
 
     /**
@@ -29,7 +30,7 @@ final class Race {
         List<Racer> racers = new ArrayList<>();
         CountDownLatch start = new CountDownLatch(1);
         for (int i = 0; i < threads; i++) {
-            Racer racer = new Racer(start);
+            Racer racer = new Racer(locks.get(i % locks.size()), start);
             racer.setDaemon(true);
             racer.start();
             racers.add(racer);
@@ -59,6 +60,7 @@ final class Race {
     }
 
     private final class Racer extends Thread {
+        private final RLock lock;
         private final CountDownLatch start;
         private long all;
         private long counted;
@@ -66,7 +68,8 @@ final class Race {
         private int used;
         private RuntimeException failure;
 
-        Racer(CountDownLatch start) {
+        Racer(RLock lock, CountDownLatch start) {
+            this.lock = lock;
             this.start = start;
         }
 
