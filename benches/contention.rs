@@ -82,7 +82,7 @@ fn main() -> Outcome<()> {
     };
     let mut grounds = Grounds { servers, postgres: Postgres::start()?, jvm };
     let mut table = Table::default();
-    for round in 0..unless_quick(3, 1) {
+    for round in 0..unless_quick(7, 1) {
         for clients in CLIENTS {
             eprintln!("round {}, {clients} clients", round + 1);
             for (contender, name) in CONTENDERS {
@@ -101,7 +101,7 @@ fn main() -> Outcome<()> {
 
 impl Grounds {
     fn race(&mut self, contender: Contender, clients: usize) -> Outcome<Option<Race>> {
-        let time = Duration::from_millis(unless_quick(2000, 500));
+        let time = Duration::from_millis(unless_quick(700, 400));
         let mut on_redis = |io_threads: usize, kind| -> Outcome<Option<Race>> {
             match self.servers.iter_mut().find(|server| server.0 == io_threads) {
                 Some((_, server, cores)) => Ok(Some(race::on_redis(server, cores, kind, clients, time)?)),

@@ -11,7 +11,7 @@ use super::samples::Samples;
 use super::server::Server;
 use super::swarm::{Client, Door, Swarm};
 use super::wire::Wire;
-use super::{packed, unless_quick, Outcome};
+use super::{packed, Outcome};
 
 /// How a race went.
 #[derive(Clone, Default)]
@@ -84,7 +84,7 @@ pub fn with_redisson(
     time: Duration,
 ) -> Outcome<Race> {
     let before = server.cpu()?;
-    let finish = jvm.race(apart, threads, unless_quick(2, 1) * Duration::from_secs(1), time)?;
+    let finish = jvm.race(apart, threads, Duration::from_secs(1), time)?;
     let spent = server.cpu()? - before;
     Ok(Race {
         grants_per_second: finish.grants / time.as_secs_f64(),

@@ -40,6 +40,8 @@ impl Samples {
 /// `850 µs`, `1.25 ms`.
 pub fn time(micros: f64) -> String {
     match micros.abs() {
+        // There was none.
+        nothing if nothing.is_nan() => "-".to_owned(),
         under if under < 10.0 => format!("{micros:.1} µs"),
         under if under < 1000.0 => format!("{micros:.0} µs"),
         _ => format!("{:.2} ms", micros / 1000.0),
