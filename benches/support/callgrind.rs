@@ -47,6 +47,7 @@ fn total(path: &Path, rounds: u32) -> Outcome<u64> {
     stage.server.instructions()
 }
 
-fn slope((few, low): (u32, u64), (many, high): (u32, u64)) -> f64 {
+/// What each more costs.
+pub fn slope((few, low): (u32, u64), (many, high): (u32, u64)) -> f64 {
     (high as f64 - low as f64) / f64::from(many - few)
 }
