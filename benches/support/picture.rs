@@ -5,10 +5,10 @@ use std::fs;
 
 use super::{results, Outcome};
 
-const WIDTH: f64 = 720.0;
+const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 400.0;
-/// Around the diagram: left, right, above, below.
-const MARGINS: [f64; 4] = [70.0, 20.0, 45.0, 55.0];
+/// Around the diagram: left, right (where the names of the lines are), above, below.
+const MARGINS: [f64; 4] = [75.0, 260.0, 45.0, 55.0];
 /// Told apart also by those who do not see all colours.
 const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
@@ -118,7 +118,7 @@ fn svg(title: &str, x: &Axis, y: &Axis, lines: &[Line]) -> Outcome<String> {
             left + 12.0,
             y - 4.0
         )?;
-        writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", left + 42.0, line.name)?;
+        writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", far + 45.0, line.name)?;
     }
     svg += "</svg>\n";
     Ok(svg)

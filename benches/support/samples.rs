@@ -33,7 +33,12 @@ impl Samples {
         values.sort_unstable_by(f64::total_cmp);
         let share = |at: usize| (at + 1) as f64 / values.len() as f64;
         let step = (values.len() / 400).max(1);
-        values.iter().enumerate().step_by(step).map(|(at, value)| (*value, share(at))).collect()
+        let mut points: Vec<_> =
+            values.iter().enumerate().step_by(step).map(|(at, value)| (*value, share(at))).collect();
+        points.extend(
+            values.last().filter(|_| points.last().is_some_and(|last| last.1 < 1.0)).map(|max| (*max, 1.0)),
+        );
+        points
     }
 }
 
