@@ -35,14 +35,16 @@ fn main() -> Outcome<()> {
         let mut server = setup.start()?;
         for (pipeline, least) in [(1, 0.9), (16, 0.6)] {
             let [plain, native] = alternate(&server, &cores, pipeline)?;
-            let what = format!("io-threads {io_threads}, pipeline {pipeline}");
+            let what = format!("io-threads {io_threads}, pipeline {pipeline}{}", cores.remark());
+            // I/O threads spin: without a core for each, both are as slow as the machine lets them be.
+            let target = if cores.server.len() < io_threads { Target::None } else { Target::AtLeast(least) };
             println!("{what}\n  SET NX PX + DEL    {}\n  ACQUIRE + RELEASE  {}", plain.show(), native.show());
             results.ratio(
                 &format!("throughput: ACQUIRE + RELEASE, {what}"),
                 Unit::PerSecond,
                 native.rate.median(),
                 ("SET NX PX + DEL", plain.rate.median()),
-                Target::AtLeast(least),
+                target,
             );
             results.ratio(
                 &format!("  server's time for a pair, {what}"),

@@ -23,6 +23,15 @@ impl Cores {
         }
     }
 
+    /// What is to be said of a result if the load had no core of its own.
+    pub fn remark(&self) -> &'static str {
+        if self.server == self.loaders {
+            ", on the same cores as the load"
+        } else {
+            ""
+        }
+    }
+
     /// One for who makes the load.
     pub fn all_but_one() -> Cores {
         Cores::share(usable_cores().len() - 1)

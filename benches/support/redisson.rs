@@ -93,12 +93,7 @@ impl Jvm {
     /// nothing but the JVM.
     pub fn connect(server: &Server, cores: &Cores) -> Outcome<Jvm> {
         let mut command = Command::new("java");
-        command.args([
-            "-Xmx512m",
-            "-XX:-UsePerfData",
-            "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-            "-cp",
-        ]);
+        command.args(["-Xmx512m", "-XX:-UsePerfData", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off", "-cp"]);
         command.args([&format!("{0}/classes:{0}/lib/*", dir()), "Agent"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let places = cores.loaders.clone();
