@@ -44,8 +44,13 @@ fn locks(results: &mut Results) -> Outcome<()> {
             drop(caller);
             Ok(grown / count as f64)
         };
-    let hash = grown(&mut bare, &format!("HSET lock:# {OWNER} 1;PEXPIRE lock:# 600000"))?;
-    let lock = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000"))?;
+    let set = format!("HSET lock:# {OWNER} 1;PEXPIRE lock:# 600000");
+    let acquire = format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000");
+    // What is allocated once is in none of them.
+    grown(&mut bare, &set)?;
+    grown(&mut server, &acquire)?;
+    let hash = grown(&mut bare, &set)?;
+    let lock = grown(&mut server, &acquire)?;
     let watched = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 WATCHDOG"))?;
     let fenced = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 FENCE"))?;
     let shared = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 SHARED"))?;
