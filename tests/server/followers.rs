@@ -15,6 +15,7 @@ crate::on_every_server!(
     an_aof_that_has_to_wait_for_a_snapshot_has_all,
     a_replica_of_a_server_that_was_restarted_has_all,
     a_new_primary_feeds_the_old_one,
+    a_new_primary_feeds_an_old_one_without_the_module,
     a_module_that_is_loaded_late_feeds_the_replicas,
     changes_that_nobody_follows_count_for_the_next_snapshot,
 );
@@ -138,8 +139,6 @@ fn a_new_primary_feeds_the_old_one(flavor: Flavor) {
     let (old, new) = (Server::with_module(flavor, &[]), Server::with_module(flavor, &[]));
     let (mut o, mut n) = (old.client(), new.client());
     assert_eq!(o.call("LOCK.ACQUIRE before a PX 600000"), "1");
-    // When nobody followed it.
-    assert_eq!(n.call("LOCK.ACQUIRE own a PX 600000"), "1");
     follow(&new, &old);
     assert_eq!(n.call("REPLICAOF NO ONE"), "OK");
     assert_eq!(n.call("LOCK.RELEASE before a"), "0");
@@ -153,6 +152,19 @@ fn a_new_primary_feeds_the_old_one(flavor: Flavor) {
     follow(&new, &old);
     assert_eq!(o.call("LOCK.RELEASE after a"), "0");
     assert_same_keys("the new primary", old.client(), new.client());
+}
+
+fn a_new_primary_feeds_an_old_one_without_the_module(flavor: Flavor) {
+    let (old, new) = (Server::start(flavor, &[]), Server::with_module(flavor, &[]));
+    let mut n = new.client();
+    // When nobody followed it.
+    assert_eq!(n.call("LOCK.ACQUIRE own a PX 600000"), "1");
+    follow(&new, &old);
+    assert_eq!(n.call("REPLICAOF NO ONE"), "OK");
+    assert_eq!(n.call("LOCK.ACQUIRE after a PX 600000"), "1");
+    follow(&old, &new);
+    assert_eq!(n.info("stats", "sync_partial_ok"), "1", "it was given a snapshot, in which all is");
+    assert_same_keys("the old primary", new.client(), old.client());
 }
 
 fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
