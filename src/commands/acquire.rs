@@ -132,7 +132,7 @@ fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {
         lease_ms: lease.unwrap_or_else(config::default_lease),
         fence: fence.is_some(),
         names_owner: made || fence.is_some(),
-        id: args.request(ctx, &key, asked.as_bytes(), id)?,
+        id: id.map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
         bind: args.bind(ctx, by_connection)?,
     };
     if request.fence {

@@ -13,6 +13,9 @@ const MAX_OWNER: usize = 1024;
 /// The longest request id, in bytes.
 const MAX_REQUEST: usize = 128;
 
+/// No number that is accepted anywhere has more digits, and every one that has no more fits.
+const LONGEST_NUMBER: usize = 18;
+
 /// Which options of those that depend on the connection were given.
 #[derive(Default)]
 pub(super) struct ByConnection {
@@ -70,18 +73,15 @@ impl<'a> Cursor<'a> {
             [b'-', digits @ ..] => (true, digits),
             digits => (false, digits),
         };
-        // Saturates: what is that large is out of range anyway.
-        let mut number: i64 = 0;
-        let mut canonical = !digits.is_empty() && (digits[0] != b'0' || text.len() == 1);
-        for digit in digits {
-            canonical &= digit.is_ascii_digit();
-            number = number.saturating_mul(10).saturating_add(i64::from(digit.wrapping_sub(b'0')));
-        }
-        if !canonical {
+        let starts_well = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
+        if !starts_well || !digits.iter().all(u8::is_ascii_digit) {
             return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
         }
-        let number = if negative { -number } else { number };
-        if !(min..=max).contains(&number) {
+        // One that is too long for this wraps, and is out of range anyway.
+        let add = |number: i64, digit: &u8| number.wrapping_mul(10).wrapping_add(i64::from(digit - b'0'));
+        let number = digits.iter().fold(0, add);
+        let number = if negative { number.wrapping_neg() } else { number };
+        if digits.len() > LONGEST_NUMBER || !(min..=max).contains(&number) {
             return Err(self.problem(format!("{name} is out of range, must be {min} to {max},")));
         }
         Ok(number)
@@ -126,17 +126,16 @@ impl<'a> Cursor<'a> {
         Ok(id)
     }
 
-    /// What names a request with this id, if there is one.
+    /// What names a request with this id.
     pub(super) fn request(
         &self,
         ctx: Ctx,
         key: &Str<'_>,
         asked: &[u8],
-        id: Option<&[u8]>,
-    ) -> Result<Option<RequestId>, Error> {
-        let Some(id) = id else { return Ok(None) };
+        id: &[u8],
+    ) -> Result<RequestId, Error> {
         self.is_here(ctx, "ID", key, &names::request(key.as_bytes(), asked, id))?;
-        Ok(Some(RequestId { asked: Owner::new(asked), id: id.into(), ttl_ms: config::request_ttl() }))
+        Ok(RequestId { asked: Owner::new(asked), id: id.into(), ttl_ms: config::request_ttl() })
     }
 
     /// Fails in a cluster if the fencing counter is not where its lock is.

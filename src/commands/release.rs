@@ -44,7 +44,7 @@ impl Command for Release {
             (None, Some(())) => Part::All,
             (Some(()), Some(())) => return Err(args.excluded("SHARED", "ALL")),
         };
-        let id = args.request(ctx, &key, owner.as_bytes(), id)?;
+        let id = id.map(|id| args.request(ctx, &key, owner.as_bytes(), id)).transpose()?;
         let call = Call { owner: Owner::new(owner.as_bytes()), part, lease_ms, id };
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&owner), now)?;

@@ -112,8 +112,10 @@ impl Service {
         ready_until: MonoUs,
         now: Now,
     ) -> Outcome {
-        // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
-        self.serve(lock, holders, records, now);
+        if !self.is_quiet(lock) {
+            // Between a stranger's DEL and our look at it other commands run: whoever waits comes first.
+            self.serve(lock, holders, records, now);
+        }
         if let Some(id) = &request.id {
             match records.granted(id) {
                 Ok(None) => {}
@@ -134,8 +136,10 @@ impl Service {
             let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
             self.bind(lock, &request.owner, (bind, Takes::Part), request.id.as_ref(), lease, now);
         }
-        self.settle_turn(lock, holders, now);
-        self.watch_lease(lock, holders);
+        if self.knows(lock) {
+            self.settle_turn(lock, holders, now);
+            self.watch_lease(lock, holders);
+        }
         outcome
     }
 
@@ -216,9 +220,14 @@ impl Service {
         release: &Release,
         now: Now,
     ) -> Result<i64, NotReleased> {
-        self.begin(lock, holders, records, now);
+        let quiet = self.is_quiet(lock);
+        if !quiet {
+            self.begin(lock, holders, records, now);
+        }
         let result = self.give_back(lock, holders, records, release, now);
-        self.finish(lock, holders, records, now);
+        if !quiet {
+            self.finish(lock, holders, records, now);
+        }
         self.forget_if_free(lock, holders);
         result
     }
@@ -343,13 +352,15 @@ impl Service {
             // If nobody here will take it, somebody elsewhere may wait to hear that it is free.
             self.owed.insert(lock.to_id());
         }
-        if gone {
+        let known = self.knows(lock);
+        // Nearly every key is none of ours.
+        if known && gone {
             self.void_where(lock, |_| true);
             self.entries.drop_if_idle(lock);
-        } else if !self.held.contains(lock) {
+        } else if known && !self.held.contains(lock) {
             self.stranger_took(lock, now);
         }
-        let cares = was_held || self.entries.get(lock).is_some();
+        let cares = was_held || self.knows(lock);
         if cares {
             self.mark_dirty(lock);
         }
@@ -460,6 +471,11 @@ impl Service {
     /// True if [`take_decisions`](Service::take_decisions) has any.
     pub(crate) fn has_decided(&self) -> bool {
         !self.decisions.is_empty()
+    }
+
+    /// True if nothing is to be done about this lock but what a call asks for. So it is with nearly every one.
+    fn is_quiet(&self, lock: LockRef<'_>) -> bool {
+        self.dirty.is_empty() && !self.knows(lock)
     }
 
     /// True if anything is remembered about this lock.

@@ -27,10 +27,8 @@ pub(crate) struct Lock<'a> {
     key: Key<'a>,
     /// The owner that calls, if one does.
     caller: Option<&'a Str<'a>>,
-    stored: Stored,
+    stored: Stored<'a>,
     stored_end: Option<i64>,
-    /// Who holds it by what is stored.
-    before: Holders,
     /// Who shall hold it.
     pub(crate) holders: Holders,
     /// What is stored beside it.
@@ -38,12 +36,12 @@ pub(crate) struct Lock<'a> {
 }
 
 /// The hash of a lock as it was found.
-enum Stored {
+enum Stored<'a> {
     Nothing,
-    /// As [`Holders::plain`] says.
-    Plain,
-    /// All fields, with what leases that are over have left behind.
-    Fields(Vec<Field>),
+    /// The exclusive holds of this owner, and nothing else.
+    Plain(&'a Str<'a>, i64),
+    /// All fields, with what leases that are over have left behind, and who holds the lock by them.
+    Fields(Vec<Field>, Holders),
 }
 
 impl<'a> Lock<'a> {
@@ -57,9 +55,8 @@ impl<'a> Lock<'a> {
         now: Now,
     ) -> Result<Lock<'a>, Error> {
         let key = Key::open_for_write(ctx, name);
-        let (stored, stored_end, before) = read(&key, caller, now)?;
-        let records = Records::of(ctx, name);
-        Ok(Lock { ctx, key, caller, stored, stored_end, holders: before.clone(), before, records })
+        let (stored, stored_end, holders) = read(&key, caller, now)?;
+        Ok(Lock { ctx, key, caller, stored, stored_end, holders, records: Records::of(ctx, name) })
     }
 
     /// True if somebody waits for it as for a fair lock of Redisson.
@@ -73,8 +70,9 @@ impl<'a> Lock<'a> {
 
     /// When the first lease ends, if the lock will be free earlier than whoever has read it knows.
     pub(crate) fn shortened_to(&self) -> Option<i64> {
-        let shortened = self.stored_end > self.holders.expires_at();
-        self.holders.first_end().filter(|_| shortened)
+        let stored_end = self.stored_end?;
+        let first_end = self.holders.first_end()?;
+        (Some(stored_end) > self.holders.expires_at()).then_some(first_end)
     }
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
@@ -107,11 +105,15 @@ impl<'a> Lock<'a> {
     fn store_holders(&mut self, stream: Stream) -> bool {
         let name = self.key.name();
         let mut changed = false;
-        let stays = self.before.iter().any(|hold| self.holders.of(hold.owner.as_bytes()).is_some());
-        if !stays && !matches!(self.stored, Stored::Nothing) {
+        let stays = |owner: &[u8]| self.holders.of(owner).is_some();
+        let somebody_stays = match &self.stored {
+            Stored::Nothing => true,
+            Stored::Plain(owner, _) => stays(owner.as_bytes()),
+            Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
+        };
+        if !somebody_stays {
             self.key.delete();
             self.stored = Stored::Nothing;
-            self.before = Holders::Free;
             self.stored_end = None;
             stream.send(c"DEL", &[name]);
             self.raise(stream, events::GENERIC, c"del");
@@ -133,11 +135,11 @@ impl<'a> Lock<'a> {
     }
 
     fn store_fields(&mut self, stream: Stream) -> bool {
-        match (&self.stored, self.before.plain(), self.holders.plain()) {
-            (Stored::Nothing, ..) if self.holders.is_free() => false,
+        match (&self.stored, self.holders.plain()) {
+            (Stored::Nothing, _) if self.holders.is_free() => false,
             // Who holds it stays the same, or it was deleted.
-            (Stored::Plain, Some(before), Some(hold)) if before.exclusive == hold.exclusive => false,
-            (Stored::Nothing | Stored::Plain, _, Some(hold)) => {
+            (Stored::Plain(_, before), Some(hold)) if *before == hold.exclusive => false,
+            (Stored::Nothing | Stored::Plain(..), Some(hold)) => {
                 let (own, number);
                 let field = match self.caller {
                     Some(caller) if caller.as_bytes() == hold.owner.as_bytes() => caller,
@@ -159,16 +161,18 @@ impl<'a> Lock<'a> {
                 true
             }
             _ => {
-                let mut stored = match std::mem::replace(&mut self.stored, Stored::Nothing) {
-                    Stored::Nothing => Vec::new(),
-                    Stored::Plain => {
-                        let before: Vec<_> = self.before.iter().collect();
-                        layout::fields(&before).into_iter().map(|wanted| wanted.field).collect()
+                let (mut stored, before) = match std::mem::replace(&mut self.stored, Stored::Nothing) {
+                    Stored::Nothing => (Vec::new(), Holders::Free),
+                    Stored::Plain(owner, holds) => {
+                        let before =
+                            layout::plain(owner.as_bytes(), holds, self.stored_end.unwrap_or_default());
+                        let field = (owner.as_bytes().to_vec(), holds.to_string().into_bytes());
+                        (vec![field], before.unwrap_or(Holders::Free))
                     }
-                    Stored::Fields(fields) => fields,
+                    Stored::Fields(fields, before) => (fields, before),
                 };
                 let deleted = self.delete_others(&stored, stream);
-                self.set_fields(&mut stored, stream) || deleted
+                self.set_fields(&mut stored, &before, stream) || deleted
             }
         }
     }
@@ -190,8 +194,8 @@ impl<'a> Lock<'a> {
     }
 
     /// `HSET` for the fields that are not as they shall be.
-    fn set_fields(&mut self, stored: &mut [Field], stream: Stream) -> bool {
-        let wanted = layout::fields(&self.holders.changed_since(&self.before));
+    fn set_fields(&mut self, stored: &mut [Field], before: &Holders, stream: Stream) -> bool {
+        let wanted = layout::fields(&self.holders.changed_since(before));
         // Mostly one is looked for; for many, order pays.
         let many = wanted.len() > 8;
         if many {
@@ -235,7 +239,11 @@ pub(crate) fn look(ctx: Ctx, name: &Str<'_>, now: Now) -> Result<Holders, Error>
 
 /// What is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
 /// ours to touch, even where it looks alike.
-fn read(key: &Key<'_>, caller: Option<&Str<'_>>, now: Now) -> Result<(Stored, Option<i64>, Holders), Error> {
+fn read<'a>(
+    key: &Key<'_>,
+    caller: Option<&'a Str<'a>>,
+    now: Now,
+) -> Result<(Stored<'a>, Option<i64>, Holders), Error> {
     match key.kind() {
         Kind::Empty => return Ok((Stored::Nothing, None, Holders::Free)),
         Kind::Hash => {}
@@ -244,11 +252,11 @@ fn read(key: &Key<'_>, caller: Option<&Str<'_>>, now: Now) -> Result<(Stored, Op
     let expires_at = key.expires_at().ok_or(Error::WrongType)?;
     if let Some((caller, holds)) = caller.and_then(|caller| Some((caller, key.only_number(caller)?))) {
         if let Some(holders) = layout::plain(caller.as_bytes(), holds, expires_at) {
-            return Ok((Stored::Plain, Some(expires_at), holders));
+            return Ok((Stored::Plain(caller, holds), Some(expires_at), holders));
         }
     }
     let (stored, holders) = read_fields(key, expires_at, now)?;
-    Ok((Stored::Fields(stored), Some(expires_at), holders))
+    Ok((Stored::Fields(stored, holders.clone()), Some(expires_at), holders))
 }
 
 /// The same for any hash, field by field.

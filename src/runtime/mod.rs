@@ -179,10 +179,13 @@ fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shorte
 /// core, when the lock is stored.
 pub(crate) fn settle(ctx: Ctx) {
     with(ctx, |runtime| {
-        runtime.take_office(ctx);
-        runtime.pass_on_decisions();
-        runtime.listen_to_clients(ctx);
-        runtime.set_timer(ctx, true);
+        // Mostly nobody waits, and nothing is planned.
+        if runtime.service.has_decided() || runtime.timer.is_some() || !runtime.is_idle() {
+            runtime.take_office(ctx);
+            runtime.pass_on_decisions();
+            runtime.listen_to_clients(ctx);
+            runtime.set_timer(ctx, true);
+        }
     });
 }
 
@@ -202,9 +205,6 @@ impl Runtime {
     }
 
     fn pass_on_decisions(&mut self) {
-        if !self.service.has_decided() {
-            return;
-        }
         for (id, decision) in self.service.take_decisions() {
             self.metrics.count(&decision);
             self.end(id, Ended::By(decision));
@@ -246,17 +246,19 @@ impl Runtime {
         self.set_timer(ctx, true);
     }
 
-    /// True if there is nothing to do later.
-    fn has_nothing_to_come(&self) -> bool {
-        !self.listening && !self.flushed && self.look_at_all.is_none() && self.service.plans_nothing()
+    /// True if nothing is to be done, now or later, and nothing is remembered that a change of roles matters to.
+    fn is_idle(&self) -> bool {
+        !self.listening
+            && !self.flushed
+            && self.look_at_all.is_none()
+            && self.service.plans_nothing()
+            && !self.service.has_bindings()
+            && !self.service.is_suspended()
     }
 
     /// Sets the timer for the next thing to do, moves it if that comes earlier than planned, and stops it if
     /// there is nothing: a module that has a timer cannot be unloaded.
     fn set_timer(&mut self, ctx: Ctx, may_write: bool) {
-        if self.timer.is_none() && self.has_nothing_to_come() {
-            return;
-        }
         let now = ctx.now();
         let wanted = if self.flushed && may_write {
             Some(0)
