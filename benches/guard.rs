@@ -28,8 +28,8 @@ const GUARDED: [&Path; 8] = [
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,
     &paths::HAND_OVER,
-    &paths::PLAIN[1][1],
     &paths::PLAIN[1][2],
+    &paths::PLAIN[1][3],
 ];
 
 fn main() -> Outcome<ExitCode> {

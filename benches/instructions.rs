@@ -59,8 +59,10 @@ fn main() -> Outcome<()> {
     for path in [&paths::PAIR_FENCE, &paths::PAIR_ID, &paths::HAND_OVER] {
         compare(path, &paths::SET_DEL, Target::None);
     }
-    for [bare, module, waiter] in &paths::PLAIN {
-        compare(module, bare, Target::AtMost(1.02));
+    for [bare, empty, module, waiter] in &paths::PLAIN {
+        compare(empty, bare, Target::None);
+        compare(module, empty, Target::AtMost(1.02));
+        compare(waiter, empty, Target::None);
         compare(waiter, bare, Target::AtMost(1.02));
     }
     results.finish(&mut Setup::new().without_module().start()?)

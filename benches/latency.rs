@@ -4,9 +4,10 @@
 //! names, with the module that is built from these sources, or the one in the variable `REDIS_LOCK_MODULE`.
 //!
 //! Everything is measured in one thread with one clock, from just before a command is written until the reply
-//! that it leads to has been read. For what takes microseconds that thread asks its socket without pause whether
-//! the reply is there, so that no time is lost to waking it up; for what takes milliseconds it sleeps, so that
-//! it takes no core from the server.
+//! that it leads to has been read. What takes microseconds is measured in two ways: by a client that asks its socket
+//! without pause whether the reply is there, so that no time is lost to waking it up; and by one that sleeps until then,
+//! after a moment in which the server has gone to sleep too, as is usual. For what takes milliseconds the client sleeps, so
+//! that it takes no core from the server.
 
 mod support;
 
@@ -59,12 +60,16 @@ fn main() -> Outcome<()> {
     let mut server = Server::start()?;
 
     let [mut pings, mut alone, mut queued, mut deleted] = <[Samples; 4]>::default();
+    let [mut slept_pings, mut slept_alone, mut slept_queued] = <[Samples; 3]>::default();
     for round in 0..rounds() {
         eprintln!("wake-ups, round {} of {}", round + 1, rounds());
-        pings.0.extend(measure(&mut server, ping)?.0);
-        alone.0.extend(measure(&mut server, |server| release(server, 1))?.0);
-        queued.0.extend(measure(&mut server, |server| release(server, waiters))?.0);
+        pings.0.extend(measure(&mut server, |server| ping(server, Asking))?.0);
+        alone.0.extend(measure(&mut server, |server| release(server, 1, Asking))?.0);
+        queued.0.extend(measure(&mut server, |server| release(server, waiters, Asking))?.0);
         deleted.0.extend(measure(&mut server, delete)?.0);
+        slept_pings.0.extend(measure(&mut server, |server| ping(server, Sleeping))?.0);
+        slept_alone.0.extend(measure(&mut server, |server| release(server, 1, Sleeping))?.0);
+        slept_queued.0.extend(measure(&mut server, |server| release(server, waiters, Sleeping))?.0);
     }
     eprintln!("waits and leases, about {} s", 4 * some() * 27 / 1000);
     let sleeps = sleep_in_this_process()?;
@@ -74,11 +79,15 @@ fn main() -> Outcome<()> {
 
     println!("client and server on the same machine, whose load was {load_before}, in the end {}\n", load());
     let queued_name = format!("RELEASE -> the next of {} waiters has its reply", thousands(waiters));
+    let slept_queued_name = format!("  the same, by a client that sleeps, {} waiters", thousands(waiters));
     let crowded_name = format!("  while {} other keys expire", thousands(expired));
     print_table(&[
         ("PING: one round trip, for comparison", &pings),
+        ("  the same, by a client that sleeps", &slept_pings),
         ("RELEASE -> the only waiter has its reply", &alone),
+        ("  the same, by a client that sleeps, 1 waiter", &slept_alone),
         (&queued_name, &queued),
+        (&slept_queued_name, &slept_queued),
         ("stranger's DEL -> the waiter has its reply", &deleted),
         ("sleep(n) in this process, for comparison, later by", &sleeps),
         ("BLOCK n -> nil, later than n ms by", &waits),
@@ -105,14 +114,16 @@ fn main() -> Outcome<()> {
         ],
     )?;
     let mut results = Results::of("latency");
-    let ping = ("PING", pings.median());
-    let [alone_name, queued_name] =
-        [1, waiters].map(|n| format!("latency: release to reply, {} waiting", thousands(n)));
-    results.ratio(&format!("{alone_name}, p50"), Unit::Micros, alone.median(), ping, Target::AtMost(1.2));
-    results.ratio(&format!("{queued_name}, p50"), Unit::Micros, queued.median(), ping, Target::AtMost(1.2));
-    let ping = ("PING", pings.p99());
-    results.ratio(&format!("{alone_name}, p99"), Unit::Micros, alone.p99(), ping, Target::None);
-    results.ratio(&format!("{queued_name}, p99"), Unit::Micros, queued.p99(), ping, Target::None);
+    let mut compare = |what: &str, samples: &Samples, pings: &Samples| {
+        let name = format!("latency: release to reply, {what}");
+        let (p50, p99) = (("PING", pings.median()), ("PING", pings.p99()));
+        results.ratio(&format!("{name}, p50"), Unit::Micros, samples.median(), p50, Target::AtMost(1.2));
+        results.ratio(&format!("{name}, p99"), Unit::Micros, samples.p99(), p99, Target::None);
+    };
+    compare("1 waiting, client sleeps", &slept_alone, &slept_pings);
+    compare(&format!("{} waiting, client sleeps", thousands(waiters)), &slept_queued, &slept_pings);
+    compare("1 waiting, client spins", &alone, &pings);
+    compare(&format!("{} waiting, client spins", thousands(waiters)), &queued, &pings);
     let promise = Target::AtMost(PROMISE.as_secs_f64() * 1e6);
     results.limit("latency: a wait ends late by at most", Unit::Micros, waits.max(), None, promise);
     results.limit("latency: a lease ends late by at most", Unit::Micros, leases.max(), None, promise);
@@ -126,10 +137,11 @@ fn measure<T>(server: &mut Server, what: impl FnOnce(&mut Server) -> Outcome<T>)
     Ok(measured)
 }
 
-fn ping(server: &mut Server) -> Outcome<Samples> {
-    let mut peer = server.peer("a")?;
+fn ping(server: &mut Server, wait: Wait) -> Outcome<Samples> {
+    let mut peer = server.peer("a", wait)?;
     let ping = packed("PING");
     take(MANY, |_| {
+        wait.until_all_sleep();
         let sent = peer.send(&ping)?;
         let read = peer.reply("+PONG\r\n")?;
         Ok(since(sent, read))
@@ -138,12 +150,12 @@ fn ping(server: &mut Server) -> Outcome<Samples> {
 
 /// From the release to the reply of the next in line. Who has released queues up again at the end, so the queue
 /// keeps its length.
-fn release(server: &mut Server, waiters: usize) -> Outcome<Samples> {
-    let mut holder = server.peer("holder")?;
+fn release(server: &mut Server, waiters: usize, wait: Wait) -> Outcome<Samples> {
+    let mut holder = server.peer("holder", wait)?;
     holder.take_lock(LONG_MS)?;
     let mut queue = VecDeque::new();
     for number in 0..waiters {
-        let mut waiter = server.peer(&format!("waiter-{number}"))?;
+        let mut waiter = server.peer(&format!("waiter-{number}"), wait)?;
         waiter.queue_up(LONG_MS)?;
         queue.push_back(waiter);
         // Lets the server accept what has been connected, before its backlog is full.
@@ -154,6 +166,7 @@ fn release(server: &mut Server, waiters: usize) -> Outcome<Samples> {
     server.until_waiting(waiters)?;
     take(MANY, |_| {
         let next = queue.front_mut().ok_or("nobody waits")?;
+        wait.until_all_sleep();
         let sent = holder.release()?;
         let read = next.reply(GRANTED)?;
         holder.reply(RELEASED)?;
@@ -167,8 +180,8 @@ fn release(server: &mut Server, waiters: usize) -> Outcome<Samples> {
 
 /// From the deletion by a client that has nothing to do with the lock to the reply of the waiter.
 fn delete(server: &mut Server) -> Outcome<Samples> {
-    let mut stranger = server.peer("stranger")?;
-    let (mut holder, mut waiter) = (server.peer("a")?, server.peer("b")?);
+    let mut stranger = server.peer("stranger", Asking)?;
+    let (mut holder, mut waiter) = (server.peer("a", Asking)?, server.peer("b", Asking)?);
     let delete = packed(&format!("DEL {KEY}"));
     holder.take_lock(LONG_MS)?;
     take(MANY, |_| {
@@ -193,7 +206,7 @@ fn sleep_in_this_process() -> Outcome<Samples> {
 
 /// How much later than it asked for a waiter gets its nil.
 fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
-    let (mut holder, mut waiter) = (server.sleeping_peer("a")?, server.sleeping_peer("b")?);
+    let (mut holder, mut waiter) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     holder.take_lock(LONG_MS)?;
     take(some(), |number| {
         pause(number);
@@ -207,7 +220,7 @@ fn wait_deadline(server: &mut Server) -> Outcome<Samples> {
 
 /// How much later than the end of the holder's lease, as the server tells it, the waiter gets its reply.
 fn lease_end(server: &mut Server) -> Outcome<Samples> {
-    let (mut holder, mut waiter) = (server.sleeping_peer("a")?, server.sleeping_peer("b")?);
+    let (mut holder, mut waiter) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
     take(some(), |number| {
         pause(number);
         holder.take_lock(varied_ms(number))?;
@@ -284,6 +297,25 @@ fn print_table(rows: &[(&str, &Samples)]) {
     }
 }
 
+/// What a client does while it waits for a reply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// It asks its socket again and again, if there is a core for that.
+    Asking,
+    Sleeping,
+}
+
+use Wait::{Asking, Sleeping};
+
+impl Wait {
+    /// Lets the server go to sleep, too, if its client does.
+    fn until_all_sleep(self) {
+        if self == Sleeping {
+            sleep(Duration::from_micros(200));
+        }
+    }
+}
+
 /// A client of the lock, down to its bytes.
 struct Peer {
     stream: TcpStream,
@@ -336,22 +368,15 @@ impl Peer {
 
 /// What these measurements ask of a server.
 trait Locks {
-    /// A client that does not sleep while it waits for a reply, if there is a core for that.
-    fn peer(&self, owner: &str) -> Outcome<Peer>;
-    /// One that sleeps.
-    fn sleeping_peer(&self, owner: &str) -> Outcome<Peer>;
+    fn peer(&self, owner: &str, wait: Wait) -> Outcome<Peer>;
     fn until_waiting(&mut self, waiters: usize) -> Outcome<()>;
 }
 
 impl Locks for Server {
-    fn peer(&self, owner: &str) -> Outcome<Peer> {
-        let peer = self.sleeping_peer(owner)?;
-        peer.stream.set_nonblocking(cores() > 1)?;
-        Ok(peer)
-    }
-
-    fn sleeping_peer(&self, owner: &str) -> Outcome<Peer> {
-        Ok(Peer { stream: self.connect()?, owner: owner.to_owned() })
+    fn peer(&self, owner: &str, wait: Wait) -> Outcome<Peer> {
+        let stream = self.connect()?;
+        stream.set_nonblocking(wait == Asking && cores() > 1)?;
+        Ok(Peer { stream, owner: owner.to_owned() })
     }
 
     fn until_waiting(&mut self, waiters: usize) -> Outcome<()> {

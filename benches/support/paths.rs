@@ -1,8 +1,20 @@
 //! The calls whose instructions are counted.
 
 use super::caller::Caller;
-use super::server::{Server, Setup};
+use super::server::{empty_module, Server, Setup};
 use super::{redisson, Outcome, OWNER};
+
+/// The same calls on four servers.
+macro_rules! plain {
+    ($name:literal, $calls:expr) => {
+        [
+            Path { name: $name, stage: Bare, calls: Alone($calls) },
+            Path { name: concat!($name, ", empty module"), stage: WithEmptyModule, calls: Alone($calls) },
+            Path { name: concat!($name, ", module"), stage: WithModule, calls: Alone($calls) },
+            Path { name: concat!($name, ", module, waiter"), stage: WithWaiter, calls: Alone($calls) },
+        ]
+    };
+}
 
 /// Something that clients do over and over.
 pub struct Path {
@@ -14,8 +26,10 @@ pub struct Path {
 /// On what server.
 #[derive(Clone, Copy)]
 pub enum Stage {
-    /// Without the module.
+    /// Without a module.
     Bare,
+    /// With one that does nothing.
+    WithEmptyModule,
     WithModule,
     /// With the module, and with a client that waits for another lock.
     WithWaiter,
@@ -34,7 +48,7 @@ pub enum Calls {
 }
 
 use Calls::Alone;
-use Stage::{Bare, BareLogged, Logged, WithModule, WithWaiter};
+use Stage::{Bare, BareLogged, Logged, WithEmptyModule, WithModule, WithWaiter};
 
 const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
 const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
@@ -75,9 +89,10 @@ pub const REDISSON_3_27: Path = Path {
     calls: Alone(&[
         "EVALSHA sha:acquire 1 k 30000 $owner",
         "EVALSHA sha:release_latched 3 k redisson_lock__channel:{k} redisson_unlock_latch:{k}:# 30000 $owner 13500",
+        "DEL redisson_unlock_latch:{k}:#",
     ]),
 };
-/// By default the client sends the scripts' text each time, and it deletes the latch.
+/// By default the client sends the scripts' text each time.
 pub const REDISSON_3_27_AS_SENT: Path = Path {
     name: "what Redisson 3.27 sends",
     stage: Bare,
@@ -99,25 +114,14 @@ pub const SET_DEL_LOGGED: Path =
     Path { name: "SET NX PX + DEL, AOF and replica", stage: BareLogged, calls: SET_AND_DEL };
 pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica", stage: Logged, calls: LOCK };
 
-/// Without the module, with it, and while somebody waits for a lock.
-pub const PLAIN: [[Path; 3]; 5] = [
-    plain(["PING", "PING, module", "PING, module, waiter"], Alone(&["PING"])),
-    plain(["GET", "GET, module", "GET, module, waiter"], Alone(&["GET k"])),
-    plain(["SET", "SET, module", "SET, module, waiter"], Alone(&["SET k v"])),
-    plain(["INCR", "INCR, module", "INCR, module, waiter"], Alone(&["INCR k"])),
-    plain(
-        ["LPUSH + LPOP", "LPUSH + LPOP, module", "LPUSH + LPOP, module, waiter"],
-        Alone(&["LPUSH k v", "LPOP k"]),
-    ),
+/// Commands that use no lock: on a server without a module, with an empty one, with this one, and while somebody waits.
+pub const PLAIN: [[Path; 4]; 5] = [
+    plain!("PING", &["PING"]),
+    plain!("GET", &["GET k"]),
+    plain!("SET", &["SET k v"]),
+    plain!("INCR", &["INCR k"]),
+    plain!("LPUSH + LPOP", &["LPUSH l v", "LPOP l"]),
 ];
-
-const fn plain([bare, module, waiter]: [&'static str; 3], calls: Calls) -> [Path; 3] {
-    [
-        Path { name: bare, stage: Bare, calls },
-        Path { name: module, stage: WithModule, calls },
-        Path { name: waiter, stage: WithWaiter, calls },
-    ]
-}
 
 /// A server that is ready.
 pub struct Set {
@@ -129,8 +133,10 @@ pub struct Set {
 impl Stage {
     pub fn set(self) -> Outcome<Set> {
         let mut setup = Setup::new().under_callgrind();
-        if matches!(self, Bare | BareLogged) {
-            setup = setup.without_module();
+        match self {
+            Bare | BareLogged => setup = setup.without_module(),
+            WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
+            WithModule | WithWaiter | Logged => {}
         }
         if matches!(self, BareLogged | Logged) {
             setup = setup.option("appendonly", "yes").option("appendfsync", "everysec");
@@ -140,6 +146,8 @@ impl Stage {
             BareLogged | Logged => Some(server.start_replica()?),
             _ => None,
         };
+        // To look for a key's TTL costs more as soon as any key has one.
+        redis::cmd("SET").arg(&["other", "value", "PX", "6000000"]).query::<()>(&mut server.control)?;
         let waiter = match self {
             WithWaiter => Some(waiter(&mut server)?),
             _ => None,

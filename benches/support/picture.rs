@@ -112,12 +112,7 @@ fn svg(title: &str, x: &Axis, y: &Axis, lines: &[Line]) -> Outcome<String> {
             }
         }
         let y = above + 20.0 + 18.0 * number as f64;
-        writeln!(
-            svg,
-            "<path d=\"M{} {}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>",
-            left + 12.0,
-            y - 4.0
-        )?;
+        writeln!(svg, "<path d=\"M{} {}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>", far + 12.0, y - 4.0)?;
         writeln!(svg, "<text x=\"{}\" y=\"{y}\">{}</text>", far + 45.0, line.name)?;
     }
     svg += "</svg>\n";

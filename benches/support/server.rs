@@ -54,6 +54,15 @@ impl Setup {
     }
 
     pub fn start(self) -> Outcome<Server> {
+        loop {
+            if let Some(server) = self.try_start()? {
+                return Ok(server);
+            }
+        }
+    }
+
+    /// `None` if somebody else was faster to take the port.
+    fn try_start(&self) -> Outcome<Option<Server>> {
         let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let dir = tempfile::tempdir()?;
@@ -73,12 +82,13 @@ impl Setup {
         }
         command.current_dir(dir.path()).stdin(Stdio::null());
         command.stderr(File::create(&errors)?).stdout(File::create(&log)?);
+        let cores = self.cores.clone();
         // SAFETY: between fork and exec only system calls are made.
         unsafe {
             command.pre_exec(move || {
                 machine::die_with_parent();
-                if !self.cores.is_empty() {
-                    machine::pin(&self.cores);
+                if !cores.is_empty() {
+                    machine::pin(&cores);
                 }
                 Ok(())
             });
@@ -89,7 +99,11 @@ impl Setup {
         loop {
             let ended = child.try_wait()?.is_some();
             match client.get_connection() {
-                Ok(control) if !ended => return Ok(Server { child, port, control, dir }),
+                Ok(control) if !ended => {
+                    let mut server = Server { child, port, control, dir };
+                    let is_ours = server.info("process_id")? == server.process().to_string();
+                    return Ok(is_ours.then_some(server));
+                }
                 _ if ended || Instant::now() > patience => break,
                 _ => sleep(Duration::from_millis(10)),
             }
@@ -97,6 +111,9 @@ impl Setup {
         let _ = child.kill();
         let _ = child.wait();
         let said = format!("{}{}", fs::read_to_string(errors)?, fs::read_to_string(log)?);
+        if said.contains("Address already in use") {
+            return Ok(None);
+        }
         Err(format!("{program} does not start:\n{said}").into())
     }
 }
@@ -214,19 +231,33 @@ fn module() -> Outcome<PathBuf> {
 }
 
 fn build_module() -> Outcome<PathBuf> {
-    if let Some(path) = std::env::var_os("REDIS_LOCK_MODULE") {
-        return Ok(fs::canonicalize(path)?);
+    match std::env::var_os("REDIS_LOCK_MODULE") {
+        Some(path) => Ok(fs::canonicalize(path)?),
+        None => Ok(build(&["--lib"])?.join("libredis_lock.so")),
     }
+}
+
+/// A module that does nothing.
+pub fn empty_module() -> Outcome<String> {
+    static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let build = || build(&["--example", "empty"]).map_err(|error| error.to_string());
+    let release = MODULE.get_or_init(build).clone()?;
+    Ok(release.join("examples/libempty.so").display().to_string())
+}
+
+/// Builds this, and returns the folder where it is.
+fn build(what: &[&str]) -> Outcome<PathBuf> {
     // target/release/deps/latency-0123456789abcdef
     let program = std::env::current_exe()?;
     let release = program.ancestors().nth(2).ok_or("no folder release")?;
     let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release", "--quiet", "--target-dir"])
         .arg(release.join(".."))
+        .args(what)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()?;
     if !built.success() {
-        return Err("the module does not build".into());
+        return Err(format!("{what:?} does not build").into());
     }
-    Ok(release.join("libredis_lock.so"))
+    Ok(release.to_owned())
 }
