@@ -64,10 +64,10 @@ fn follow(replica: &Server, primary: &Server) {
     until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
 }
 
-fn a_replica_comes(flavor: Flavor, diskless: &str) {
+fn a_replica_comes(flavor: Flavor, diskless: &str, all: &[&str]) {
     let args = ["--repl-diskless-sync", diskless, "--repl-diskless-sync-delay", "0"];
-    let primary = Server::with_module(flavor, &args);
-    let (first, second) = (Server::start(flavor, &[]), Server::start(flavor, &[]));
+    let primary = Server::with_module(flavor, &[&args, all].concat());
+    let (first, second) = (Server::start(flavor, all), Server::start(flavor, all));
     while_locks_are_used(&primary, || follow(&first, &primary));
     assert_same_keys("the replica", primary.client(), first.client());
     while_locks_are_used(&primary, || {
@@ -79,11 +79,19 @@ fn a_replica_comes(flavor: Flavor, diskless: &str) {
 }
 
 fn a_replica_that_comes_while_locks_are_used_has_all(flavor: Flavor) {
-    a_replica_comes(flavor, "yes");
+    a_replica_comes(flavor, "yes", &[]);
 }
 
 fn a_replica_that_comes_by_way_of_a_file_has_all(flavor: Flavor) {
-    a_replica_comes(flavor, "no");
+    a_replica_comes(flavor, "no", &[]);
+}
+
+/// The snapshot comes on a connection of its own, and what is changed meanwhile on another.
+#[test]
+fn a_replica_that_comes_by_two_channels_has_all() {
+    if Flavor::Valkey8.is_installed() {
+        a_replica_comes(Flavor::Valkey8, "yes", &["--dual-channel-replication-enabled", "yes"]);
+    }
 }
 
 fn until_the_aof_is_there(client: &mut Client) {
