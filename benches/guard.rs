@@ -19,6 +19,8 @@ use support::{asked, callgrind, thousands, Outcome};
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
 /// By so much a ratio may differ from what is recorded.
 const TOLERANCE: f64 = 0.03;
+/// What two clients do depends a little on whose call the server reads first.
+const TOLERANCE_OF_TWO: f64 = 0.06;
 /// What the others are compared with.
 const BASE: &Path = &paths::SET_DEL;
 const GUARDED: [&Path; 8] = [
@@ -108,10 +110,11 @@ fn verdict(record: &Record, found: &[(&str, f64)]) -> ExitCode {
             continue;
         };
         let change = ratio / recorded - 1.0;
-        let word = if change > TOLERANCE {
+        let tolerance = if *name == paths::HAND_OVER.name { TOLERANCE_OF_TWO } else { TOLERANCE };
+        let word = if change > tolerance {
             dearer += 1;
             "  DEARER"
-        } else if change < -TOLERANCE {
+        } else if change < -tolerance {
             cheaper += 1;
             "  cheaper"
         } else {
@@ -125,12 +128,11 @@ fn verdict(record: &Record, found: &[(&str, f64)]) -> ExitCode {
     }
     if dearer > 0 {
         println!(
-            "FAILED: {dearer} of the paths are more than {} % dearer than what is recorded.",
-            TOLERANCE * 100.0
+            "FAILED: {dearer} of the paths are dearer than what is recorded, by more than the tolerance."
         );
         println!("If that is the price of something that is wanted: make guard-record, and say why.");
         return ExitCode::FAILURE;
     }
-    println!("No path is more than {} % dearer than what is recorded.", TOLERANCE * 100.0);
+    println!("No path is dearer than what is recorded, by more than the tolerance.");
     ExitCode::SUCCESS
 }
