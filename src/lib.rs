@@ -93,7 +93,7 @@ fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     }
     config::register(ctx, args)?;
     if !server::info::register::<metrics::Section>(ctx)
-        || !server::events::are_supported(ctx)
+        || !runtime::start(ctx)
         || !server::lent_client::watch_copies(ctx)
     {
         return Err("the server refuses a subscription".to_owned());

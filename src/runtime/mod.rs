@@ -103,12 +103,18 @@ pub(crate) fn with<T>(ctx: Ctx, body: impl FnOnce(&mut Runtime) -> T) -> T {
     }
 }
 
-/// Listens to what happens to keys, from the first lock that is used: whoever uses none shall not pay for it.
+/// Starts to listen to what those who wait elsewhere have to be told of, whether a lock was used here or not. False if the
+/// server refuses.
+pub(crate) fn start(ctx: Ctx) -> bool {
+    events::listen_to_databases::<Touches>(ctx)
+}
+
+/// Listens to all else, from the first lock that is used: whoever uses none shall not pay for it.
 fn listen(ctx: Ctx) {
     if LISTENS.get(ctx).replace(true) {
         return;
     }
-    if !(events::subscribe::<Touches>(ctx) && events::listen_to_role(ctx, role_changed)) {
+    if !(events::listen_to_keys::<Touches>(ctx) && events::listen_to_role(ctx, role_changed)) {
         ctx.warn(
             "redis-lock: the server refuses a subscription; locks that strangers free are handed on late",
         );

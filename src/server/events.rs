@@ -23,26 +23,9 @@ pub(crate) trait KeyspaceEvents {
     fn database(ctx: Ctx, db: Option<i32>);
 }
 
-/// True if the server has the events that [`subscribe`] and [`listen_to_role`] need.
-pub(crate) fn are_supported(ctx: Ctx) -> bool {
-    unsafe extern "C" fn nothing(
-        _ctx: *mut raw::RedisModuleCtx,
-        _event: raw::RedisModuleEvent,
-        _subevent: u64,
-        _data: *mut c_void,
-    ) {
-    }
-    let needed = [
-        raw::REDISMODULE_EVENT_FLUSHDB,
-        raw::REDISMODULE_EVENT_SWAPDB,
-        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-    ];
-    needed.into_iter().all(|event| listen(ctx, event, Some(nothing)) && listen(ctx, event, None))
-}
-
-/// Subscribes to the events by which a lock can become free. False if the server refuses. To be done when the first lock is
-/// used: from then on each such event, and each turn of the event loop, costs the server something.
-pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
+/// Subscribes to the events of keys by which a lock can become free. False if the server refuses. To be done when the first
+/// lock is used: from then on each `DEL` and the like costs the server something.
+pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     unsafe extern "C" fn key<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
         _class: c_int,
@@ -57,6 +40,14 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
         });
         OK
     }
+    // Not all classes: a handler for all of them costs every SET.
+    let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    // SAFETY: the callback has the type that the server calls it with.
+    unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, classes, Some(key::<E>))) == OK }
+}
+
+/// Subscribes to what happens to whole databases. False if the server refuses.
+pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     unsafe extern "C" fn flush<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -82,12 +73,7 @@ pub(crate) fn subscribe<E: KeyspaceEvents>(ctx: Ctx) -> bool {
             E::database(Ctx(ctx), Some(info.dbnum_second));
         });
     }
-    // Not all classes: a handler for all of them costs every SET.
-    let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
-    // SAFETY: the callbacks have the types that the server calls them with.
-    let keys = unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, classes, Some(key::<E>))) };
-    keys == OK
-        && listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
+    listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
 }
 

@@ -17,6 +17,7 @@ crate::on_every_server!(
     a_free_lock_is_published_once,
     publishing_is_a_setting,
     a_lock_that_somebody_takes_is_not_published,
+    a_flush_is_published_before_any_lock_was_used_here,
     a_client_can_wait_for_replicas,
     a_server_without_the_module_goes_on_with_the_locks,
     a_restart_keeps_the_locks,
@@ -478,6 +479,18 @@ fn publishing_is_a_setting(flavor: Flavor) {
             assert!(sharded.has_nothing(), "{setting}");
         }
     });
+}
+
+fn a_flush_is_published_before_any_lock_was_used_here(flavor: Flavor) {
+    for flush in ["FLUSHALL", "FLUSHDB", "SWAPDB 0 1"] {
+        let server = Server::with_module(flavor, &[]);
+        let (mut a, mut waits) = (server.client(), server.client());
+        a.call("HSET k elsewhere:1 1");
+        a.call("PEXPIRE k 60000");
+        waits.call("SUBSCRIBE redisson_lock__channel:{k}");
+        assert_eq!(a.call(flush), "OK");
+        assert_eq!(waits.recv(), "[message, redisson_lock__channel:{k}, 0]", "{flush}");
+    }
 }
 
 fn a_lock_that_somebody_takes_is_not_published(flavor: Flavor) {
