@@ -61,26 +61,17 @@ pub const SET_COMPARE: Path = Path {
     calls: Alone(&["SET k $owner NX PX 30000", "EVALSHA sha:compare_and_delete 1 k $owner"]),
 };
 pub const PAIR: Path = Path { name: "ACQUIRE + RELEASE", stage: WithModule, calls: LOCK };
-pub const PAIR_FENCE: Path = Path {
-    name: "ACQUIRE FENCE + RELEASE",
-    stage: WithModule,
-    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 FENCE", "LOCK.RELEASE k $owner"]),
-};
-pub const PAIR_ID: Path = Path {
-    name: "ACQUIRE ID + RELEASE ID",
-    stage: WithModule,
-    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 ID a#", "LOCK.RELEASE k $owner ID r#"]),
-};
-pub const PAIR_WATCHDOG: Path = Path {
-    name: "ACQUIRE WATCHDOG + RELEASE",
-    stage: WithModule,
-    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 WATCHDOG", "LOCK.RELEASE k $owner"]),
-};
-pub const PAIR_SHARED: Path = Path {
-    name: "ACQUIRE SHARED + RELEASE",
-    stage: WithModule,
-    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]),
-};
+const fn pair(name: &'static str, calls: &'static [&'static str]) -> Path {
+    Path { name, stage: WithModule, calls: Alone(calls) }
+}
+pub const PAIR_FENCE: Path =
+    pair("ACQUIRE FENCE + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 FENCE", "LOCK.RELEASE k $owner"]);
+pub const PAIR_ID: Path =
+    pair("ACQUIRE ID + RELEASE ID", &["LOCK.ACQUIRE k $owner PX 30000 ID a#", "LOCK.RELEASE k $owner ID r#"]);
+pub const PAIR_WATCHDOG: Path =
+    pair("ACQUIRE WATCHDOG + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 WATCHDOG", "LOCK.RELEASE k $owner"]);
+pub const PAIR_SHARED: Path =
+    pair("ACQUIRE SHARED + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
 pub const HAND_OVER: Path =
     Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
 pub const REDISSON_3_27: Path = Path {

@@ -50,19 +50,14 @@ pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
 fn publish(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
     let heard = ctx.publish(channel, message);
-    // In a cluster its bus takes the message to the replicas.
-    if !stream.is_cluster() {
-        stream.publish(c"PUBLISH", channel, message);
-    }
+    stream.publish(c"PUBLISH", channel, message);
     heard
 }
 
 fn publish_shard(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
     let heard = ctx.publish_shard(channel, message);
-    if !stream.is_cluster() {
-        stream.publish(c"SPUBLISH", channel, message);
-    }
+    stream.publish(c"SPUBLISH", channel, message);
     heard
 }
 

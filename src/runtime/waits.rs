@@ -30,9 +30,11 @@ impl Wait {
     /// The wait of the calling client, which has just been blocked.
     pub(super) fn of_caller(ctx: Ctx, handle: Handle) -> Wait {
         let client = ctx.client_id();
-        let known = with(ctx, |runtime| runtime.sockets.get(client));
-        let socket = known.or_else(|| Socket::of_client(ctx, client));
-        with(ctx, |runtime| runtime.sockets.put(client, socket));
+        let socket = with(ctx, |runtime| runtime.sockets.get(client)).or_else(|| {
+            let socket = Socket::of_client(ctx, client);
+            with(ctx, |runtime| runtime.sockets.put(client, socket));
+            socket
+        });
         Wait { handle, client, socket, hung_up: false, ended: None }
     }
 

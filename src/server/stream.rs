@@ -87,9 +87,9 @@ impl Stream {
         };
     }
 
-    /// A message goes to the subscribers of replicas; `command` is `PUBLISH` or `SPUBLISH`.
+    /// A message goes to the subscribers of replicas; `command` is `PUBLISH` or `SPUBLISH`. In a cluster its bus takes it there.
     pub(crate) fn publish(self, command: &CStr, channel: &Str, message: &Str) {
-        if !self.followers.replicas {
+        if !self.followers.replicas || self.followers.cluster {
             return;
         }
         // SAFETY: "ss" takes two strings of the server, which outlive the call; "A" keeps the command out of the AOF.

@@ -230,12 +230,16 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
             assert_eq!(a.recv(), reply);
         }
         assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
-        // Whatever a timer was to do at once, it has done.
-        a.call("LOCK.ACQUIRE timer a");
-        assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
-        assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
+        until_timers_have_fired(&mut a);
         assert!(stranger.subscriber.has_nothing(), "told of a lock that was not free");
     });
+}
+
+/// Whatever a timer was to do at once, it has done then.
+fn until_timers_have_fired(client: &mut Client) {
+    client.call("LOCK.ACQUIRE timer a");
+    assert_eq!(client.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
+    assert_eq!(client.call("LOCK.RELEASE timer a"), "0");
 }
 
 /// The module has nothing to say about a lock that was not granted here, also if one of this name was, and was taken
@@ -253,10 +257,7 @@ fn a_strangers_release_is_told_by_it_alone(flavor: Flavor) {
         stranger.lock();
         stranger.unlock();
         assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
-        // Whatever a timer was to do at once, it has done.
-        a.call("LOCK.ACQUIRE timer a");
-        assert_eq!(a.call("LOCK.ACQUIRE timer b BLOCK 5"), "nil");
-        assert_eq!(a.call("LOCK.RELEASE timer a"), "0");
+        until_timers_have_fired(&mut a);
         assert!(stranger.subscriber.has_nothing(), "told twice");
     });
 }
