@@ -2,7 +2,9 @@
 # Puts the servers that the tests want besides the installed one into target/servers/:
 #
 #   redis-8/redis-server    of Debian 13
+#   redis-8.6/redis-server  of Debian experimental
 #   valkey-8/valkey-server  of Debian 13
+#   valkey-9/valkey-server  of Debian sid
 #   redis-6/redis-server    of Debian 11; too old for the module, which must say so
 #
 # Nothing is installed and root is not needed: the packages are downloaded from wherever this machine gets its
@@ -46,7 +48,7 @@ prepare_apt() {
     [ -e "$keyring" ] && signed_by="signed-by=$keyring" || signed_by=
     # A source that does not have the release costs a "not found" and no more.
     sources | while read -r uri; do
-        for release in trixie bullseye; do
+        for release in trixie sid experimental bullseye; do
             echo "deb [target=Packages $signed_by] $uri $release main"
         done
     done >"$tmp/sources.list"
@@ -98,7 +100,7 @@ exec "\$here/root/$loader" --argv0 "\$here/$program" \\
 END
 }
 
-# The libc is that of Debian 13 in every case (apt takes the newest): an older one could not load the module.
+# The libc is the newest that Debian has in every case: an older one could not load the module.
 get() {
     name=$1
     program=$2
@@ -142,7 +144,9 @@ trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
 get redis-8 redis-server redis-tools/trixie
+get redis-8.6 redis-server redis-tools/experimental
 get valkey-8 valkey-server valkey-tools/trixie
+get valkey-9 valkey-server valkey-tools/sid
 required_skipped=$skipped
 # Debian 11 is at the end of its life: the one test that wants a server which is too old may have to do without.
 get redis-6 redis-server redis-tools/bullseye
