@@ -1,26 +1,27 @@
 #!/bin/sh
-# Puts the servers that the tests want besides the installed one into target/servers/:
-#
-#   redis-8/redis-server    of Debian 13
-#   redis-8.6/redis-server  of Debian experimental
-#   valkey-8/valkey-server  of Debian 13
-#   valkey-9/valkey-server  of Debian sid
-#   redis-6/redis-server    of Debian 11; too old for the module, which must say so
+# Puts the servers that the tests want besides the installed one into target/servers/, each as
+# tests/server/support/servers.rs has it.
 #
 # Nothing is installed and root is not needed: the packages are downloaded from wherever this machine gets its
 # own, by an apt with a state of its own, and unpacked together with the libraries that they need.
 #
-# A server that cannot be had is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure, but
-# for redis-6.
+# A server that cannot be had is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure, unless the list has
+# it as optional.
 
 set -eu
 cd "$(dirname -- "$0")/.."
 servers=$PWD/target/servers
-skipped=0
+required_skipped=0
+
+# Of each line of the list: program, package, whether it is required.
+list() {
+    sed -n 's/^ *{ [a-z0-9_]* .* "\([^"]*\)"  *"\([^"]*\)"  *\([a-z]*\)  *[a-z_]* *}$/\1 \2 \3/p' \
+        tests/server/support/servers.rs
+}
 
 skip() {
     echo "SKIPPED: $1: $2; tests on it will not run" >&2
-    skipped=1
+    [ "$needed" != required ] || required_skipped=1
 }
 
 works() {
@@ -48,7 +49,7 @@ prepare_apt() {
     [ -e "$keyring" ] && signed_by="signed-by=$keyring" || signed_by=
     # A source that does not have the release costs a "not found" and no more.
     sources | while read -r uri; do
-        for release in trixie sid experimental bullseye; do
+        list | sed -n 's|^[^ ]* [^ ]*/\([^ ]*\) .*|\1|p' | sort -u | while read -r release; do
             echo "deb [target=Packages $signed_by] $uri $release main"
         done
     done >"$tmp/sources.list"
@@ -143,13 +144,11 @@ tmp=$(mktemp -d "$servers/.new.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-get redis-8 redis-server redis-tools/trixie
-get redis-8.6 redis-server redis-tools/experimental
-get valkey-8 valkey-server valkey-tools/trixie
-get valkey-9 valkey-server valkey-tools/sid
-required_skipped=$skipped
-# Debian 11 is at the end of its life: the one test that wants a server which is too old may have to do without.
-get redis-6 redis-server redis-tools/bullseye
+list >"$tmp/list"
+[ -s "$tmp/list" ] || { echo "FAILED: no servers in the list" >&2; exit 1; }
+while read -r program package needed <&3; do
+    [ "$package" = installed ] || get "${program%/*}" "${program##*/}" "$package"
+done 3<"$tmp/list"
 
 if [ "$required_skipped" = 1 ] && [ "${REQUIRE_ALL_SERVERS:-}" = 1 ]; then
     echo "FAILED: REQUIRE_ALL_SERVERS is set, and not all servers are there" >&2

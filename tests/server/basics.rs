@@ -201,8 +201,7 @@ fn the_commands_describe_themselves(flavor: Flavor) {
         assert!(a.call(&format!("COMMAND DOCS lock.{command}")).contains("summary"));
     }
     assert_eq!(a.call("COMMAND GETKEYS LOCK.ACQUIRE k o"), "[k]");
-    // Servers before Redis 7.2 do not let a module choose categories.
-    if flavor != Flavor::Redis7 {
+    if flavor.lets_modules_choose_categories() {
         let dangerous = a.call("ACL CAT dangerous");
         assert!(dangerous.contains("lock.break") && !dangerous.contains("lock.acquire"), "{dangerous}");
     }

@@ -420,8 +420,7 @@ fn listing_is_dangerous(flavor: Flavor) {
         let mut a = world.client();
         for command in ["lock.list", "lock.blockers"] {
             let info = a.call(&format!("COMMAND INFO {command}"));
-            // Redis 7.0 does not let modules choose.
-            assert!(flavor == Flavor::Redis7 || info.contains("@dangerous"), "{info}");
+            assert!(!flavor.lets_modules_choose_categories() || info.contains("@dangerous"), "{info}");
             assert!(info.contains("readonly"), "{info}");
         }
         a.call("ACL SETUSER careful on nopass ~* +@all -@dangerous -lock.list -lock.blockers");

@@ -86,12 +86,11 @@ fn a_replica_that_comes_by_way_of_a_file_has_all(flavor: Flavor) {
     a_replica_comes(flavor, "no", &[]);
 }
 
+crate::on_every_server!(Valkey: a_replica_that_comes_by_two_channels_has_all);
+
 /// The snapshot comes on a connection of its own, and what is changed meanwhile on another.
-#[test]
-fn a_replica_that_comes_by_two_channels_has_all() {
-    if Flavor::Valkey8.is_installed() {
-        a_replica_comes(Flavor::Valkey8, "yes", &["--dual-channel-replication-enabled", "yes"]);
-    }
+fn a_replica_that_comes_by_two_channels_has_all(flavor: Flavor) {
+    a_replica_comes(flavor, "yes", &["--dual-channel-replication-enabled", "yes"]);
 }
 
 fn until_the_aof_is_there(client: &mut Client) {

@@ -6,6 +6,7 @@ pub mod proxy;
 pub mod redisson;
 pub mod sentinel;
 pub mod server;
+pub mod servers;
 pub mod world;
 
 pub use client::{show, Client};
@@ -25,21 +26,20 @@ pub fn in_world_with(flavor: Flavor, args: &[&str], scenario: impl FnOnce(&World
 }
 
 /// Makes a test for each server out of every function of the enclosing module that is named here. Each gets the
-/// [`Flavor`].
+/// [`Flavor`]. With `Valkey:` before the names, only for the servers of that kind.
 #[macro_export]
 macro_rules! on_every_server {
-    ($($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
+    (Valkey: $($names:tt)*) => { $crate::on_servers!(Valkey $($names)*); };
+    ($($names:tt)*) => { $crate::on_servers!(Any $($names)*); };
+}
+
+/// The same for the servers of one kind, or `Any`.
+#[macro_export]
+macro_rules! on_servers {
+    ($kind:ident $($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
         mod $name {
             use $crate::support::Flavor;
-            $(#[$attribute])*
-            #[test]
-            fn redis_7() { on(Flavor::Redis7) }
-            $(#[$attribute])*
-            #[test]
-            fn redis_8() { on(Flavor::Redis8) }
-            $(#[$attribute])*
-            #[test]
-            fn valkey_8() { on(Flavor::Valkey8) }
+            $crate::with_all_servers!(test_on_each [$kind $(#[$attribute])*]);
             fn on(flavor: Flavor) {
                 if flavor.is_installed() {
                     super::$name(flavor);
@@ -47,4 +47,22 @@ macro_rules! on_every_server {
             }
         }
     )* };
+}
+
+/// A test for each line of `servers.rs` that calls the function `on` beside it.
+#[macro_export]
+macro_rules! test_on_each {
+    ($given:tt $($server:tt)*) => { $( $crate::test_on_one!($given $server); )* };
+}
+
+/// The same for one line.
+#[macro_export]
+macro_rules! test_on_one {
+    ($given:tt { $name:ident $variant:ident $kind:ident $program:literal $package:literal $needed:ident too_old }) => {};
+    ([Valkey $($attributes:tt)*] { $name:ident $variant:ident Redis $($rest:tt)* }) => {};
+    ([$of:ident $($attributes:tt)*] { $name:ident $variant:ident $($rest:tt)* }) => {
+        $($attributes)*
+        #[test]
+        fn $name() { on(Flavor::$variant) }
+    };
 }

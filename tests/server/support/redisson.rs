@@ -248,8 +248,9 @@ impl Pending<'_> {
     }
 }
 
-/// Makes tests out of every function of the enclosing module that is named here: with every version of Redisson,
-/// and with the newest on every server. Each gets the [`Flavor`](super::Flavor) and the [`Version`].
+/// Makes tests out of every function of the enclosing module that is named here: with the newest Redisson on every
+/// server, and with every other on the one that Debian installs. Each gets the [`Flavor`](super::Flavor) and the
+/// [`Version`].
 #[macro_export]
 macro_rules! with_every_redisson {
     ($($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
@@ -262,15 +263,8 @@ macro_rules! with_every_redisson {
             $(#[$attribute])*
             #[test]
             fn redisson_3_27_2() { with(Flavor::Redis7, Version::V3_27_2) }
-            $(#[$attribute])*
-            #[test]
-            fn redisson_4_7_0() { with(Flavor::Redis7, Version::V4_7_0) }
-            $(#[$attribute])*
-            #[test]
-            fn on_redis_8() { with(Flavor::Redis8, Version::V4_7_0) }
-            $(#[$attribute])*
-            #[test]
-            fn on_valkey_8() { with(Flavor::Valkey8, Version::V4_7_0) }
+            $crate::with_all_servers!(test_on_each [Any $(#[$attribute])*]);
+            fn on(flavor: Flavor) { with(flavor, Version::V4_7_0) }
             fn with(flavor: Flavor, version: Version) {
                 if flavor.is_installed() && version.is_installed() {
                     super::$name(flavor, version);

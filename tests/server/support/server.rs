@@ -12,48 +12,97 @@ use tempfile::TempDir;
 
 use super::client::{show, Client, PATIENCE};
 
-/// The servers that the module is tested on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavor {
-    Redis7,
-    Redis8,
-    Valkey8,
-    /// Too old for the module.
-    Redis6,
+/// Makes [`Flavor`] of the lines of `servers.rs`.
+#[macro_export]
+macro_rules! flavors {
+    ([] $({ $name:ident $variant:ident $kind:ident $program:literal $package:literal $needed:ident $run:ident })*) => {
+        /// The servers that the module is tested on, see [`servers`](super::servers).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Flavor { $($variant),* }
+
+        impl Flavor {
+            fn is_valkey(self) -> bool {
+                let kind = match self { $(Flavor::$variant => stringify!($kind)),* };
+                kind == "Valkey"
+            }
+
+            /// The path that its line has.
+            fn path(self) -> &'static str {
+                match self { $(Flavor::$variant => $program),* }
+            }
+
+            fn is_required(self) -> bool {
+                let needed = match self { $(Flavor::$variant => stringify!($needed)),* };
+                needed == "required"
+            }
+        }
+
+        /// What each answered when it was asked for its version.
+        static VERSIONS: [OnceLock<Option<(u32, u32)>>; [$($program),*].len()] =
+            [const { OnceLock::new() }; [$($program),*].len()];
+    };
 }
 
+crate::with_all_servers!(flavors []);
+
 impl Flavor {
-    /// Where `make setup` puts the program. Redis 7.0 is the one that Debian installs.
+    /// Where `make setup` puts the program.
     fn program(self) -> PathBuf {
-        let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/servers");
-        match self {
-            Flavor::Redis7 => PathBuf::from("redis-server"),
-            Flavor::Redis8 => servers.join("redis-8/redis-server"),
-            Flavor::Valkey8 => servers.join("valkey-8/valkey-server"),
-            Flavor::Redis6 => servers.join("redis-6/redis-server"),
+        let path = Path::new(self.path());
+        match path.parent() {
+            Some(folder) if folder != Path::new("") => {
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("target/servers").join(path)
+            }
+            _ => path.to_owned(),
         }
     }
 
+    /// Major and minor version of the program; nothing if it does not run here.
+    fn found(self) -> Option<(u32, u32)> {
+        *VERSIONS[self as usize].get_or_init(|| {
+            let output = Command::new(self.program()).arg("--version").stderr(Stdio::null()).output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?;
+            let mut numbers = text.split_once("v=")?.1.split(['.', ' ']).map_while(|part| part.parse().ok());
+            Some((numbers.next()?, numbers.next()?))
+        })
+    }
+
     /// False, with a word about it, if the server is not installed. With `REQUIRE_ALL_SERVERS` set, that is a
-    /// failure, but for the one that Debian will not have for long.
+    /// failure if it is a required one.
     pub fn is_installed(self) -> bool {
-        let found = Command::new(self.program())
-            .arg("--version")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
-        if found.is_ok_and(|status| status.success()) {
+        if self.found().is_some() {
             return true;
         }
-        let required = std::env::var_os("REQUIRE_ALL_SERVERS").is_some() && self != Flavor::Redis6;
+        let required = std::env::var_os("REQUIRE_ALL_SERVERS").is_some() && self.is_required();
         assert!(!required, "{self:?} is not installed");
         eprintln!("SKIPPED: {self:?} is not installed, see `make setup`");
         false
     }
 
-    /// True if `CLIENT UNBLOCK` can end a wait: on other servers it would race with a grant.
+    /// True if it is Redis of this version or a later one, or Valkey, which began with Redis 7.2.
+    fn has_all_of_redis(self, version: (u32, u32)) -> bool {
+        assert!(version <= (7, 2), "later versions of Redis say nothing of Valkey");
+        self.is_valkey() || self.found() >= Some(version)
+    }
+
+    /// `CLIENT UNBLOCK` can end a wait: on other servers it would race with a grant.
     pub fn may_unblock(self) -> bool {
-        self != Flavor::Redis7
+        self.has_all_of_redis((7, 2))
+    }
+
+    /// A module chooses the ACL categories of its commands.
+    pub fn lets_modules_choose_categories(self) -> bool {
+        self.has_all_of_redis((7, 2))
+    }
+
+    /// `INFO stats` says how often the event loop has gone round.
+    pub fn counts_its_cycles(self) -> bool {
+        self.has_all_of_redis((7, 2))
+    }
+
+    /// Debug and module commands must be allowed before clients may use them.
+    fn protects_commands(self) -> bool {
+        self.has_all_of_redis((7, 0))
     }
 }
 
@@ -177,7 +226,7 @@ impl Server {
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.args(["--dir", dir.to_str().unwrap()]);
         command.args(["--repl-diskless-sync-delay", "0", "--appendfsync", "no"]);
-        if flavor != Flavor::Redis6 {
+        if flavor.protects_commands() {
             command.args(["--enable-debug-command", "yes", "--enable-module-command", "yes"]);
         }
         command.envs(env.iter().copied());
