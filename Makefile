@@ -14,7 +14,7 @@ export CARGO_TARGET_DIR := $(CURDIR)/target
 # What `make bench` runs, each also alone: cargo bench --bench NAME.
 BENCHES := instructions throughput handover contention latency stalls cost memory
 
-.PHONY: help run setup clients test bench guard guard-record lint clean
+.PHONY: help run setup clients test test-all bench guard guard-record lint clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -51,9 +51,11 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 	sh tests/setup-redisson.sh
 	sh tests/setup-examples.sh
 
-test: setup clients ## All tests, on every server and with every client
-	@cargo build --release
-	cargo test --no-fail-fast
+test: setup clients ## The tests on one Redis and one Valkey, with every client
+	@python3 tests/run.py short
+
+test-all: setup clients ## All tests, on every server; with REST=1 only those that `make test` leaves out
+	@python3 tests/run.py $(if $(REST),long,all)
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)

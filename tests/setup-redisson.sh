@@ -3,6 +3,8 @@
 #
 #   lib/      its jars, by Maven
 #   classes/  the agent of tests/clients/redisson, compiled against them
+#   agent.jar the same; and agent.jsa, what Java has read of all these when the agent has connected to a server. Half of a
+#             test's processor time would go into reading it again.
 #
 # Does nothing for what is there and up to date. Without Java or Maven, all are skipped with a loud word; with
 # REQUIRE_ALL_SERVERS=1 that is a failure.
@@ -20,7 +22,57 @@ skip() {
 
 # What the jars and the classes depend on.
 stamp() {
-    { echo "$1 $2" && cat "$source/pom.xml" "$source"/src/*.java && javac -version 2>&1; } | cksum
+    { echo "$1 $2" && cat "$source/pom.xml" "$source"/src/*.java "$0" && java -version 2>&1; } | cksum
+}
+
+agent() {
+    place=$1
+    shift
+    java -XX:+UseSerialGC "$@" -cp "$place/agent.jar:$place/lib/*" Agent
+}
+
+# Starts a server of our own, on a port that nobody has; leaves its port and pid.
+start_server() {
+    for _ in 1 2 3 4 5; do
+        port=$(shuf -i 20000-30000 -n 1)
+        redis-server --port "$port" --bind 127.0.0.1 --save '' --dir "$tmp" >"$tmp/server.log" 2>&1 &
+        server=$!
+        for _ in $(seq 100); do
+            if redis-cli -p "$port" INFO server 2>/dev/null | grep -q "^process_id:$server\b"; then
+                return 0
+            fi
+            kill -0 "$server" 2>/dev/null || break
+            sleep 0.1
+        done
+        kill "$server" 2>/dev/null || true
+    done
+    return 1
+}
+
+remember_classes() {
+    start_server || return 1
+    rm -f "$tmp/answers"
+    mkfifo "$tmp/requests"
+    agent "$1" -XX:ArchiveClassesAtExit="$1/agent.jsa" <"$tmp/requests" >"$tmp/answers" 2>"$tmp/log" &
+    exec 8>"$tmp/requests"
+    rm "$tmp/requests"
+    echo "1 a main connect single redis://127.0.0.1:$port" >&8
+    echo "2 a main lock plain k" >&8
+    echo "3 a main unlock plain k" >&8
+    for _ in $(seq 600); do
+        ! grep -q '^3 ' "$tmp/answers" || break
+        sleep 0.1
+    done
+    exec 8>&-
+    wait $! || true
+    kill "$server"
+    wait "$server" || true
+    # It must be one that Java takes.
+    if ! grep -q '^3 ok' "$tmp/answers" ||
+        ! agent "$1" -Xshare:on -XX:SharedArchiveFile="$1/agent.jsa" </dev/null >"$tmp/log" 2>&1; then
+        rm -f "$1/agent.jsa"
+        return 1
+    fi
 }
 
 get() {
@@ -42,9 +94,12 @@ get() {
     # This is what is tested: if it does not compile, it is no matter of what is installed.
     javac --release 17 -nowarn -proc:none -encoding UTF-8 -cp "$tmp/new/lib/*" \
         -d "$tmp/new/classes" "$source"/src/*.java
-    echo "$stamp" >"$tmp/new/stamp"
+    (cd "$tmp/new/classes" && jar --create --file ../agent.jar .)
     rm -rf "$place"
     mv "$tmp/new" "$place"
+    # Where it stays: the archive is for these very paths.
+    remember_classes "$place" || echo "redisson-$version: without agent.jsa; the tests will take longer" >&2
+    echo "$stamp" >"$place/stamp"
     echo "redisson-$version: $(find "$place/lib" -name '*.jar' | wc -l) jars"
 }
 

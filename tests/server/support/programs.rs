@@ -67,6 +67,9 @@ pub fn rust(example: &str) -> Command {
 pub fn built(file: &str) -> PathBuf {
     static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
     let programs = PROGRAMS.get_or_init(|| {
+        if let Some(path) = std::env::var_os("REDIS_LOCK_EXAMPLES") {
+            return PathBuf::from(path);
+        }
         // target/debug/deps/server-0123456789abcdef
         let test = std::env::current_exe().unwrap();
         let profile_dir = test.ancestors().nth(2).unwrap();

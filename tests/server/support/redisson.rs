@@ -35,7 +35,7 @@ impl Version {
 
     /// False, with a word about it, if it is not there. With `REQUIRE_ALL_SERVERS` set, that is a failure.
     pub fn is_installed(self) -> bool {
-        if self.dir().join("classes/Agent.class").exists() {
+        if self.dir().join("agent.jar").exists() {
             return true;
         }
         assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "Redisson {self:?} is not installed");
@@ -77,11 +77,13 @@ impl Redisson {
     /// A JVM without a client.
     pub fn start(version: Version) -> Redisson {
         let dir = version.dir();
-        let classes = format!("{0}/classes:{0}/lib/*", dir.display());
+        let classes = format!("{0}/agent.jar:{0}/lib/*", dir.display());
         let errors = NamedTempFile::new().unwrap();
         let mut child = Command::new("java")
             // As little as it needs: many of them run at a time.
             .args(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"])
+            // Whoever has no such archive, or one of another Java, starts slower.
+            .arg(format!("-XX:SharedArchiveFile={}/agent.jsa", dir.display()))
             .args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", &classes, "Agent"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
+
+    tests/run.py short        what `make test` runs: one server of each kind, with every client
+    tests/run.py long         all others
+    tests/run.py all          both
+    tests/run.py all fencing  those of them that have the word in their names
+
+Which tests are short ones follows from their names, see is_long(). The last line says how many passed and failed.
+"""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+CARGO = os.environ.get("CARGO", "cargo")
+
+# Most tests wait for something most of the time.
+AT_A_TIME = 2 * (os.cpu_count() or 1)
+
+# In seconds. No test is as slow as this, not on a busy machine either.
+PATIENCE = 900
+
+
+class Test(NamedTuple):
+    binary: str
+    name: str
+
+
+class Result(NamedTuple):
+    test: Test
+    passed: bool
+    seconds: float
+    cpu: float
+    output: str
+
+    def line(self):
+        return f"{self.seconds:6.1f} s {self.cpu:6.1f} s  {self.test.name}"
+
+
+def servers(run):
+    """The names of the lines of servers.rs that belong to a run."""
+    lines = (ROOT / "tests/server/support/servers.rs").read_text().splitlines()
+    found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
+    assert found, "no servers in the list"
+    return {words[1] for words in found if words[-2] == run}
+
+
+LONG_SERVERS = servers("long")
+
+
+def is_long(name):
+    """A test of another server than one of each kind, or of an older version of a client."""
+    last = name.rsplit("::", 1)[-1]
+    return last in LONG_SERVERS or last.startswith("redisson_")
+
+
+def build():
+    """The executables with tests in them. The examples are built along."""
+    subprocess.run([CARGO, "build", "--release"], cwd=ROOT, check=True)
+    command = [CARGO, "test", "--no-run", "--message-format=json-render-diagnostics"]
+    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    messages = [json.loads(line) for line in output.splitlines()]
+    built = [message for message in messages if message["reason"] == "compiler-artifact"]
+    return [message["executable"] for message in built if message["profile"]["test"] and message["executable"]]
+
+
+def tests_in(binary):
+    listed = subprocess.run([binary, "--list", "--format", "terse"], check=True, stdout=subprocess.PIPE, text=True)
+    return [Test(binary, line.removesuffix(": test")) for line in listed.stdout.splitlines() if line.endswith(": test")]
+
+
+def kill_group(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class Runner:
+    def __init__(self):
+        # What each test would otherwise look after by itself.
+        self.environment = {
+            "REDIS_LOCK_MODULE": str(TARGET / "release/libredis_lock.so"),
+            "REDIS_LOCK_EXAMPLES": str(TARGET / "debug/examples"),
+            **os.environ,
+        }
+        self.lock = threading.Lock()
+        self.running = set()
+        self.stopped = False
+
+    def run(self, test):
+        with tempfile.TemporaryFile() as output:
+            with self.lock:
+                if self.stopped:
+                    return None
+                started = time.monotonic()
+                process = subprocess.Popen(
+                    [test.binary, "--exact", test.name, "--nocapture"],
+                    cwd=ROOT,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self.running.add(process.pid)
+            killer = threading.Timer(PATIENCE, kill_group, [process.pid])
+            killer.start()
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.monotonic() - started
+            killer.cancel()
+            process.returncode = os.waitstatus_to_exitcode(status)
+            with self.lock:
+                self.running.discard(process.pid)
+            if process.returncode:
+                # It may have left servers behind.
+                kill_group(process.pid)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        # Not one test, if it is called by a name that is not there.
+        passed = status == 0 and "test result: ok. 1 passed;" in text
+        result = Result(test, passed, seconds, usage.ru_utime + usage.ru_stime, text)
+        print("ok    " if passed else "FAILED", result.line(), flush=True)
+        return result
+
+    def stop(self):
+        with self.lock:
+            self.stopped = True
+            for pid in self.running:
+                kill_group(pid)
+
+
+def run_all(tests):
+    runner = Runner()
+    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+        try:
+            return list(pool.map(runner.run, tests))
+        except KeyboardInterrupt:
+            runner.stop()
+            raise
+
+
+def report(results, left_out):
+    for result in results:
+        if not result.passed:
+            print(f"\n---- {result.test.name}\n{result.output}")
+    skipped = {line for result in results for line in result.output.splitlines() if line.startswith("SKIPPED: ")}
+    print("", *sorted(skipped), sep="\n")
+    print("The ten slowest, and what processor time they took:")
+    for result in sorted(results, key=lambda result: result.seconds, reverse=True)[:10]:
+        print(result.line())
+    cpu = sum(result.cpu for result in results)
+    print(f"All together took {cpu / 60:.1f} minutes of processor time.")
+    for result in results:
+        if not result.passed:
+            print(f"FAILED: {result.test.name}")
+    passed = sum(result.passed for result in results)
+    if left_out:
+        print(f"{left_out} tests belong to the other run.")
+    print(f"{passed} passed, {len(results) - passed} failed", flush=True)
+    return passed == len(results)
+
+
+def main(run, *words):
+    everything = [test for binary in build() for test in tests_in(binary)]
+    wanted = [test for test in everything if run == "all" or is_long(test.name) == (run == "long")]
+    chosen = [test for test in wanted if not words or any(word in test.name for word in words)]
+    if not chosen:
+        sys.exit("no such tests")
+    return report(run_all(chosen), len(everything) - len(wanted))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in ("short", "long", "all"):
+        sys.exit(__doc__)
+    sys.exit(0 if main(*sys.argv[1:]) else 1)
