@@ -46,6 +46,7 @@ start_server() {
         done
         kill "$server" 2>/dev/null || true
     done
+    server=
     return 1
 }
 
@@ -67,6 +68,7 @@ remember_classes() {
     wait $! || true
     kill "$server"
     wait "$server" || true
+    server=
     # It must be one that Java takes.
     if ! grep -q '^3 ok' "$tmp/answers" ||
         ! agent "$1" -Xshare:on -XX:SharedArchiveFile="$1/agent.jsa" </dev/null >"$tmp/log" 2>&1; then
@@ -108,7 +110,8 @@ mkdir -p "$clients"
 exec 9>"$clients/.lock-redisson"
 flock 9 2>/dev/null || true
 tmp=$(mktemp -d "$clients/.new.XXXXXX")
-trap 'rm -rf "$tmp"' EXIT
+server=
+trap 'rm -rf "$tmp"; [ -z "$server" ] || kill "$server"' EXIT
 trap 'exit 1' HUP INT TERM
 
 if ! java -version >/dev/null 2>&1 || ! javac -version >/dev/null 2>&1; then
