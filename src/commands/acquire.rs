@@ -130,6 +130,7 @@ fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {
         },
         mode: if shared.is_some() { Mode::Shared } else { Mode::Exclusive },
         lease_ms: lease.unwrap_or_else(config::default_lease),
+        keeps_longer: lease.is_none(),
         fence: fence.is_some(),
         names_owner: made || fence.is_some(),
         id: id.map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use foldhash::HashMap;
 
 use super::entries::Entry;
+use super::pending::SetLease;
 use super::service::Service;
 use super::{
     Bind, ConnectionId, Holders, LockId, LockRef, MonoUs, Now, Owner, Part, Records, RequestId, WallMs,
@@ -119,7 +120,16 @@ impl Ended {
 #[derive(Clone, Copy)]
 pub(super) struct Lease {
     pub(super) ms: i64,
+    /// A longer one stays.
+    pub(super) keeps_longer: bool,
     pub(super) end: WallMs,
+}
+
+impl Lease {
+    /// This one, whatever there was before.
+    pub(super) fn new(ms: i64, end: WallMs) -> Lease {
+        Lease { ms, keeps_longer: false, end }
+    }
 }
 
 impl Service {
@@ -202,6 +212,9 @@ impl Service {
         let Bind { connection, watchdog, ephemeral } = bind;
         let (lock, entry) = self.entries.get_or_make(lock);
         let binding = entry.bindings.entry(owner.clone()).or_insert_with(|| Binding::new(lease));
+        if binding.watchdogs.is_empty() {
+            binding.lease_ms = lease.ms;
+        }
         let before = binding.connections();
         let first = binding.requests.iter().position(|request| Some(&request.id) == id);
         let first = first.map(|at| binding.requests.swap_remove(at).connection);
@@ -254,10 +267,19 @@ impl Service {
     /// The owner has set its lease: the next renewal is a third of that away.
     pub(super) fn lease_was_set(&mut self, lock: LockRef<'_>, owner: &Owner, lease: Lease, now: Now) {
         let Some(binding) = self.binding(lock, owner) else { return };
-        binding.lease_ms = lease.ms;
+        // What is not renewed has no length that could be kept.
+        let renewed = Some(binding.lease_ms).filter(|_| lease.keeps_longer && !binding.watchdogs.is_empty());
+        binding.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
         binding.lease_end = lease.end;
         let due = now.mono.saturating_add(binding.interval_us());
         self.plan_renewal(lock, owner, due);
+    }
+
+    /// The owner's lease ends then, but what is renewed stays as it is.
+    pub(super) fn lease_end_was_set(&mut self, lock: LockRef<'_>, owner: &Owner, end: WallMs) {
+        if let Some(binding) = self.binding(lock, owner) {
+            binding.lease_end = end;
+        }
     }
 
     fn plan_renewal(&mut self, lock: LockRef<'_>, owner: &Owner, due: MonoUs) {
@@ -338,7 +360,8 @@ impl Service {
             if end > hold.expires_at {
                 let _ = holders.renew(owner.as_bytes(), end);
             }
-            self.lease_was_set(lock, &owner, Lease { ms, end }, now);
+            self.settle_set(lock, &owner, Some((SetLease::AtLeast(now.wall.saturating_add(ms)), end)), None);
+            self.lease_was_set(lock, &owner, Lease::new(ms, end), now);
         }
     }
 

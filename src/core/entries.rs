@@ -6,8 +6,9 @@ use std::rc::Rc;
 use foldhash::HashMap;
 
 use super::bindings::Binding;
+use super::pending::Pending;
 use super::turns::Turn;
-use super::{LockId, LockRef, Mode, Owner, RequestId, WaiterId, WallMs};
+use super::{Holders, LockId, LockRef, Mode, Owner, Part, RequestId, WaiterId, WallMs};
 
 /// A place in the queue of a lock. Who is less is nearer to the front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,9 +28,21 @@ impl Place {
 
 /// A grant that did not reach its client.
 pub(super) struct Undelivered {
+    pub(super) waiter: WaiterId,
     pub(super) owner: Owner,
     pub(super) mode: Mode,
     pub(super) id: Option<RequestId>,
+}
+
+impl Undelivered {
+    /// Takes the hold back that is one too many. An owner who has lost the lock meanwhile has none.
+    pub(super) fn uncount(&self, holders: &mut Holders) {
+        let owner = self.owner.as_bytes();
+        if holders.release(owner, Part::OneOf(self.mode), None).is_err() {
+            // The owner gave that one back, not knowing of it, instead of one of the other mode that it was told of.
+            let _ = holders.release(owner, Part::One, None);
+        }
+    }
 }
 
 /// What is remembered about one lock.
@@ -47,6 +60,8 @@ pub(super) struct Entry {
     pub(super) in_flight: Vec<WaiterId>,
     /// Holds that are one too many, because a grant did not reach its client.
     pub(super) take_back: Vec<Undelivered>,
+    /// What the holds are without the grants that may still be taken back, of owners who hold more than such a grant.
+    pub(super) pending: BTreeMap<Owner, Pending>,
     /// Owners whose holds depend on a connection. One who holds nothing any more has none.
     pub(super) bindings: BTreeMap<Owner, Binding>,
     /// The entry of this lock in `Service::leases`; there is one if, and only if, the lock is held and somebody waits
@@ -61,6 +76,7 @@ impl Entry {
         self.waiting.is_empty()
             && self.in_flight.is_empty()
             && self.take_back.is_empty()
+            && self.pending.is_empty()
             && self.bindings.is_empty()
             && self.turn.is_idle()
             && self.lease_end.is_none()

@@ -147,7 +147,7 @@ impl Service {
     fn anticipate(&self, lock: LockRef<'_>, holders: &mut Holders) {
         let Some(entry) = self.entries.get(lock) else { return };
         for grant in &entry.take_back {
-            let _ = holders.release(grant.owner.as_bytes(), Part::OneOf(grant.mode), None);
+            grant.uncount(holders);
         }
         if !self.suspended {
             for owner in entry.closed() {

@@ -273,6 +273,13 @@ impl Holders {
         Ok(hold.total())
     }
 
+    /// Sets the fencing token of `owner`.
+    pub(super) fn set_token(&mut self, owner: &[u8], token: Option<Token>) {
+        if let Ok(hold) = self.of_mut(owner) {
+            hold.token = token;
+        }
+    }
+
     /// Ends every hold. Returns how many owners lost theirs.
     pub(crate) fn clear(&mut self) -> usize {
         let lost = self.len();

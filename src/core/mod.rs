@@ -10,6 +10,7 @@
 //! * [`service`]: the inputs: calls, connections, strangers, the clock.
 //! * [`serving`]: what they lead to: one lock is brought up to date, and its queue is served.
 //! * [`turns`]: when those who wait elsewhere are let in.
+//! * [`pending`]: what a hold is without the grants that may still be revoked.
 //! * [`entries`], [`bindings`]: what is remembered about a lock and about the connections that holds depend on.
 //! * [`graph`]: who waits for whom, and who would wait for himself.
 
@@ -19,6 +20,7 @@ pub(crate) mod graph;
 mod held;
 pub(crate) mod holders;
 mod listing;
+mod pending;
 pub(crate) mod request;
 pub(crate) mod service;
 mod serving;

@@ -3,6 +3,8 @@
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
+use super::bindings::Lease;
+use super::pending::SetLease;
 use super::{ConnectionId, Mode, Now, Owner, Part, Token, WallMs};
 
 /// What an acquire asks for.
@@ -12,6 +14,8 @@ pub(crate) struct Request {
     pub(crate) mode: Mode,
     /// Milliseconds that the lease runs from the grant.
     pub(crate) lease_ms: i64,
+    /// The call gives no lease: what the owner has already is not shortened.
+    pub(crate) keeps_longer: bool,
     /// A fencing token is wanted.
     pub(crate) fence: bool,
     /// The reply says who the owner is.
@@ -23,8 +27,21 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(super) fn expires_at(&self, now: Now) -> WallMs {
-        now.wall.saturating_add(self.lease_ms)
+    /// What a grant now does to the lease.
+    pub(super) fn set_lease(&self, now: Now) -> SetLease {
+        let end = now.wall.saturating_add(self.lease_ms);
+        if self.keeps_longer {
+            SetLease::AtLeast(end)
+        } else {
+            SetLease::To(end)
+        }
+    }
+
+    /// The lease that ends then, and is renewed as long as it was found if the call gives none.
+    pub(super) fn lease(&self, end: WallMs, now: Now) -> Lease {
+        let left = end.saturating_sub(now.wall);
+        let ms = if self.keeps_longer { self.lease_ms.max(left) } else { self.lease_ms };
+        Lease { ms, keeps_longer: self.keeps_longer, end }
     }
 
     pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {

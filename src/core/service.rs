@@ -10,6 +10,8 @@ use foldhash::HashMap;
 use super::bindings::{Ended, Lease, Takes};
 use super::entries::{Entries, Place, Undelivered};
 use super::held::Held;
+use super::pending::{Pending, Set, SetLease};
+use super::serving::{Grant, To};
 use super::{
     ConnectionId, Decision, Holders, LockId, LockRef, Mode, MonoUs, NotOwner, NotReleased, Now, Outcome,
     Owner, Records, Release, Renewal, Reply, Request, RequestId, WallMs,
@@ -42,10 +44,16 @@ impl Waiter {
     }
 }
 
+/// A grant that is decided and not yet known to have arrived.
 pub(super) struct InFlight {
     pub(super) lock: LockId,
     pub(super) request: Request,
-    pub(super) lease_end: WallMs,
+    /// What it did to the hold.
+    pub(super) set: Set,
+    /// When the lease ended that it wrote.
+    pub(super) written: WallMs,
+    /// Somebody else has set the lease since.
+    pub(super) lease_is_anothers: bool,
 }
 
 /// Which holds depend on a connection.
@@ -131,11 +139,20 @@ impl Service {
         if queue && holders.of(request.owner.as_bytes()).is_none() {
             return Outcome::Busy;
         }
-        let outcome = self.grant(lock, holders, records, request, now);
-        if let (Outcome::Granted(_), Some(bind)) = (&outcome, request.bind) {
-            let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
-            self.bind(lock, &request.owner, (bind, Takes::Part), request.id.as_ref(), lease, now);
-        }
+        let outcome = match self.grant(lock, holders, records, request, To::Caller, now) {
+            Ok(Grant { reply, set, before, written }) => {
+                if before.is_some() {
+                    self.settle_set(lock, &request.owner, Some((set.lease, written)), set.token);
+                }
+                let lease = request.lease(written, now);
+                self.lease_was_set(lock, &request.owner, lease, now);
+                if let Some(bind) = request.bind {
+                    self.bind(lock, &request.owner, (bind, Takes::Part), request.id.as_ref(), lease, now);
+                }
+                Outcome::Granted(reply)
+            }
+            Err(denied) => denied,
+        };
         if self.knows(lock) {
             self.settle_turn(lock, holders, now);
             self.watch_lease(lock, holders);
@@ -156,8 +173,10 @@ impl Service {
         let owner = reply.owner.as_ref().unwrap_or(&request.owner);
         let same = |id: &WaiterId| self.in_flight.get(id).is_some_and(|grant| grant.request.id == request.id);
         let in_flight = self.entries.get(lock).and_then(|entry| entry.in_flight.iter().copied().find(same));
-        if let Some(id) = in_flight {
-            self.remove_in_flight(id);
+        // As `delivered`, but for the connection.
+        if let Some((id, grant)) = in_flight.and_then(|id| Some((id, self.remove_in_flight(id)?))) {
+            self.settle_delivered(id, &grant, now);
+            self.settle_pending(lock, holders, now);
         }
         let id = request.id.as_ref().filter(|id| !self.has_ended(lock, id, now));
         let hold = holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
@@ -167,8 +186,9 @@ impl Service {
                 // It will see that somebody else has touched it: see `settle_doubts`.
                 end = end.saturating_add(1);
                 let _ = holders.renew(owner.as_bytes(), end);
+                self.settle_set(lock, owner, Some((SetLease::AtLeast(end), end)), None);
             }
-            let lease = Lease { ms: request.lease_ms, end };
+            let lease = request.lease(end, now);
             self.bind(lock, owner, (bind, Takes::Repeated), Some(id), lease, now);
         }
         self.entries.drop_if_idle(lock);
@@ -246,11 +266,12 @@ impl Service {
                 return Ok(left);
             }
         }
-        let lease = lease_ms.map(|ms| Lease { ms, end: now.wall.saturating_add(ms) });
+        let lease = lease_ms.map(|ms| Lease::new(ms, now.wall.saturating_add(ms)));
         let left = holders
             .release(owner.as_bytes(), *part, lease.map(|lease| lease.end))
             .map_err(|NotOwner| NotReleased::NotOwner)?;
-        if let Some(lease) = lease {
+        if let Some(lease) = lease.filter(|_| left > 0) {
+            self.settle_set(lock, owner, Some((SetLease::To(lease.end), lease.end)), None);
             self.lease_was_set(lock, owner, lease, now);
         }
         if let Some(id) = id {
@@ -270,10 +291,11 @@ impl Service {
     ) -> Result<i64, NotOwner> {
         self.begin(lock, holders, records, now);
         let Renewal { owner, lease_ms, bind } = renewal;
-        let lease = Lease { ms: *lease_ms, end: now.wall.saturating_add(*lease_ms) };
+        let lease = Lease::new(*lease_ms, now.wall.saturating_add(*lease_ms));
         let result = holders.renew(owner.as_bytes(), lease.end);
         if result.is_ok() {
             self.held.insert(lock);
+            self.settle_set(lock, owner, Some((SetLease::To(lease.end), lease.end)), None);
             self.lease_was_set(lock, owner, lease, now);
             if let Some(bind) = bind {
                 self.bind(lock, owner, (*bind, Takes::All), None, lease, now);
@@ -322,21 +344,23 @@ impl Service {
 
     /// The grant reached its client: it is final, and what depends on the connection begins.
     pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) {
-        let Some(InFlight { lock, request, lease_end }) = self.remove_in_flight(id) else { return };
+        let Some(grant) = self.remove_in_flight(id) else { return };
+        let written = self.settle_delivered(id, &grant, now);
+        let InFlight { lock, request, .. } = grant;
         if let Some(bind) = request.bind {
-            let lease = Lease { ms: request.lease_ms, end: lease_end };
             let bind = (bind, Takes::Part);
+            let lease = request.lease(written, now);
             self.bind(lock.as_ref(), &request.owner, bind, request.id.as_ref(), lease, now);
         }
         self.entries.drop_if_idle(lock.as_ref());
     }
 
     /// The grant's client went away before it could be told: the hold is taken back at the next look.
-    pub(crate) fn undelivered(&mut self, id: WaiterId) {
-        let Some(InFlight { lock, request, .. }) = self.remove_in_flight(id) else { return };
+    pub(crate) fn undelivered(&mut self, waiter: WaiterId) {
+        let Some(InFlight { lock, request, .. }) = self.remove_in_flight(waiter) else { return };
         let Request { owner, mode, id, .. } = request;
         if let Some(entry) = self.entries.get_mut(lock.as_ref()) {
-            entry.take_back.push(Undelivered { owner, mode, id });
+            entry.take_back.push(Undelivered { waiter, owner, mode, id });
         }
         self.dirty.insert(lock);
     }
@@ -357,8 +381,18 @@ impl Service {
         if known && gone {
             self.void_where(lock, |_| true);
             self.entries.drop_if_idle(lock);
-        } else if known && !self.held.contains(lock) {
-            self.stranger_took(lock, now);
+        } else if known {
+            if let Some(entry) = self.entries.get_mut(lock) {
+                entry.pending.values_mut().for_each(Pending::lease_is_anothers);
+                for id in &entry.in_flight {
+                    if let Some(grant) = self.in_flight.get_mut(id) {
+                        grant.lease_is_anothers = true;
+                    }
+                }
+            }
+            if !self.held.contains(lock) {
+                self.stranger_took(lock, now);
+            }
         }
         let cares = was_held || self.knows(lock);
         if cares {

@@ -3,14 +3,33 @@
 //! Every step on a lock has the same three parts: what ended without a call ([`Service::begin`]), the call
 //! itself, and what that made way for ([`Service::finish`]).
 
-use super::bindings::Lease;
 use super::entries::Entry;
 use super::holders::Admission;
+use super::pending::{Set, SetToken};
 use super::service::{asked, is_exclusive, InFlight, Waiter};
 use super::{
-    Decision, Holders, LockRef, Mode, Now, Outcome, Owner, Part, Records, Refusal, Reply, Request, Service,
+    Decision, Holders, LockRef, Mode, Now, Outcome, Owner, Records, Refusal, Reply, Request, Service, Token,
     WaiterId, WallMs,
 };
+
+/// A request that was granted.
+pub(super) struct Grant {
+    pub(super) reply: Reply,
+    pub(super) set: Set,
+    /// When the owner's lease ended, and its token, if it held the lock before.
+    pub(super) before: Option<(WallMs, Option<Token>)>,
+    /// When it ends now.
+    pub(super) written: WallMs,
+}
+
+/// Who is told of a grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum To {
+    /// Whoever calls: it cannot be revoked.
+    Caller,
+    /// A client that waits, and may be gone.
+    Waiter,
+}
 
 impl Service {
     /// Brings one lock up to date with what its key holds: takes back grants that did not arrive, follows
@@ -38,12 +57,13 @@ impl Service {
         self.looked_at(lock);
         let Some(entry) = self.entries.get_mut(lock) else { return };
         for grant in std::mem::take(&mut entry.take_back) {
-            // An owner who has lost the lock meanwhile has nothing that could be taken back.
-            let _ = holders.release(grant.owner.as_bytes(), Part::OneOf(grant.mode), None);
+            grant.uncount(holders);
+            entry.uncount_pending(&grant, holders);
             if let Some(id) = grant.id {
                 records.forget_grant(&id);
             }
         }
+        self.settle_pending(lock, holders, now);
         self.follow_connections(lock, holders, records, now);
     }
 
@@ -78,12 +98,12 @@ impl Service {
                 continue;
             }
             let request = waiter.request.clone();
-            match self.grant(lock, holders, records, &request, now) {
-                Outcome::Granted(reply) => self.hand_over(id, reply, request.expires_at(now)),
-                Outcome::Refused(refusal) => {
+            match self.grant(lock, holders, records, &request, To::Waiter, now) {
+                Ok(grant) => self.hand_over(id, grant),
+                Err(Outcome::Refused(refusal)) => {
                     self.decide(id, Decision::Refused(refusal));
                 }
-                Outcome::Busy => break,
+                Err(_) => break,
             }
         }
     }
@@ -95,31 +115,41 @@ impl Service {
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
+        to: To,
         now: Now,
-    ) -> Outcome {
+    ) -> Result<Grant, Outcome> {
         let owner = request.owner.as_bytes();
         match holders.admits(owner, request.mode) {
-            Admission::Busy => return Outcome::Busy,
-            Admission::Overflow => return Outcome::Refused(Refusal::Overflow),
+            Admission::Busy => return Err(Outcome::Busy),
+            Admission::Overflow => return Err(Outcome::Refused(Refusal::Overflow)),
             Admission::Grant(_) => {}
         }
+        let hold = holders.of(owner);
+        let before = hold.map(|hold| (hold.expires_at, hold.token));
+        let before_end = hold.map(|hold| hold.expires_at);
+        // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
+        let re_entry = hold.filter(|hold| request.mode == Mode::Shared || hold.exclusive > 0);
+        let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {
-            let hold = holders.of(owner);
-            // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
-            let re_entry = hold.filter(|hold| request.mode == Mode::Shared || hold.exclusive > 0);
             match re_entry.and_then(|hold| hold.token) {
                 Some(token) => Some(token),
                 None => match records.next_token(holders.token()) {
                     Ok(token) => Some(token),
-                    Err(refusal) => return Outcome::Refused(refusal),
+                    Err(refusal) => return Err(Outcome::Refused(refusal)),
                 },
             }
         } else {
             None
         };
-        let lease = Lease { ms: request.lease_ms, end: request.expires_at(now) };
-        let Admission::Grant(holds) = holders.acquire(&request.owner, request.mode, lease.end, token) else {
-            return Outcome::Busy;
+        let token_is_set = request.fence || upgrade;
+        let set =
+            Set { lease: request.set_lease(now), token: token_is_set.then_some(SetToken { token, upgrade }) };
+        let written = match to {
+            To::Caller => set.lease.after(before_end),
+            To::Waiter => set.lease.for_now(before_end),
+        };
+        let Admission::Grant(holds) = holders.acquire(&request.owner, request.mode, written, token) else {
+            return Err(Outcome::Busy);
         };
         // Also if the owner has taken it elsewhere before: here it is known to be a lock now.
         self.held.insert(lock);
@@ -129,14 +159,13 @@ impl Service {
         if !self.owed.is_empty() {
             self.owed.remove(&lock.to_id());
         }
-        self.lease_was_set(lock, &request.owner, lease, now);
         self.let_inside(lock, &request.owner);
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
             self.has_begun(lock, id);
             records.remember_grant(id, &reply, now);
         }
-        Outcome::Granted(reply)
+        Ok(Grant { reply, set, before, written })
     }
 
     /// The waiter whose turn it is, if it can be decided now: an owner who holds the lock and wants more of it
@@ -199,12 +228,17 @@ impl Service {
     }
 
     /// Ends a wait with a grant that is to be delivered.
-    fn hand_over(&mut self, id: WaiterId, reply: Reply, lease_end: WallMs) {
+    fn hand_over(&mut self, id: WaiterId, grant: Grant) {
+        let Grant { reply, set, before, written } = grant;
         let Some(Waiter { lock, request, .. }) = self.decide(id, Decision::Granted(reply)) else { return };
+        if let Some(before) = before {
+            self.lease_end_was_set(lock.as_ref(), &request.owner, written);
+            self.pend(lock.as_ref(), &request.owner, (id, set), before, written);
+        }
         if let Some(entry) = self.entries.get_mut(lock.as_ref()) {
             entry.in_flight.push(id);
         }
-        self.in_flight.insert(id, InFlight { lock, request, lease_end });
+        self.in_flight.insert(id, InFlight { lock, request, set, written, lease_is_anothers: false });
     }
 
     /// Puts a waiter into its queue.
@@ -315,8 +349,9 @@ impl Service {
 
     /// The same without what depends on connections.
     pub(super) fn void_grants(&mut self, lock: LockRef<'_>, ended: impl Fn(&Owner) -> bool) {
-        let Some(Entry { take_back, in_flight, .. }) = self.entries.get_mut(lock) else { return };
+        let Some(Entry { take_back, in_flight, pending, .. }) = self.entries.get_mut(lock) else { return };
         take_back.retain(|grant| !ended(&grant.owner));
+        pending.retain(|owner, _| !ended(owner));
         in_flight.retain(|id| match self.in_flight.get(id) {
             Some(grant) if ended(&grant.request.owner) => {
                 self.in_flight.remove(id);

@@ -33,6 +33,8 @@ struct Call {
     owner: usize,
     shared: bool,
     lease: i64,
+    /// The lease is that of a call that gives none: it shortens nothing.
+    keeps: bool,
     fence: bool,
     id: Option<u8>,
     /// The connection, and whether the hold is renewed while it is open and ends when it closes.
@@ -45,6 +47,7 @@ impl Call {
             owner: Owner::new(OWNERS[self.owner]),
             mode: if self.shared { Mode::Shared } else { Mode::Exclusive },
             lease_ms: self.lease,
+            keeps_longer: self.keeps,
             fence: self.fence,
             names_owner: self.fence,
             id: self.id.map(|id| request_id(self.owner, id)),
@@ -139,8 +142,17 @@ fn op() -> impl Strategy<Value = Op> {
             bind.map(|(connection, (watchdog, ephemeral))| (connection, watchdog, ephemeral))
         })
     };
-    let call = (owner.clone(), prop::bool::weighted(0.4), lease.clone(), any::<bool>(), id(), bind())
-        .prop_map(|(owner, shared, lease, fence, id, bind)| Call { owner, shared, lease, fence, id, bind });
+    let shared = prop::bool::weighted(0.4);
+    let call = (owner.clone(), shared, lease.clone(), prop::bool::weighted(0.3), any::<bool>(), id(), bind())
+        .prop_map(|(owner, shared, lease, keeps, fence, id, bind)| Call {
+            owner,
+            shared,
+            lease,
+            keeps,
+            fence,
+            id,
+            bind,
+        });
     let part = prop_oneof![
         3 => Just(Part::One),
         1 => Just(Part::OneOf(Mode::Shared)),

@@ -24,9 +24,111 @@ pub(super) struct ModelHold {
     pub(super) exclusive: i64,
     pub(super) shared: i64,
     pub(super) expires_at: i64,
+    /// The same as this server has set it last.
+    written: i64,
     pub(super) token: Option<i64>,
     /// Which hold of the lock's history it is: taking back concerns this one or nothing.
     pub(super) number: u64,
+    /// Every setting of the lease, in order; with the grant that it came with, as long as that may be taken back.
+    leases: Vec<(Option<WaiterId>, Lease)>,
+    /// The same for tokens; true if the hold was shared before.
+    tokens: Vec<(Option<WaiterId>, Option<i64>, bool)>,
+}
+
+/// How a lease is set.
+#[derive(Clone, Copy)]
+enum Lease {
+    To(i64),
+    /// It is not shortened.
+    AtLeast(i64),
+}
+
+impl Call {
+    fn lease_from(&self, now: i64) -> Lease {
+        let end = now + self.lease;
+        if self.keeps {
+            Lease::AtLeast(end)
+        } else {
+            Lease::To(end)
+        }
+    }
+}
+
+impl ModelHold {
+    fn set_lease(&mut self, by: Option<WaiterId>, lease: Lease) {
+        self.expires_at = match lease {
+            Lease::To(end) if by.is_none() => end,
+            // What may be taken back shortens nothing yet.
+            Lease::To(end) | Lease::AtLeast(end) => end.max(self.expires_at),
+        };
+        self.written = self.expires_at;
+        self.leases.push((by, lease));
+        self.settle_lease();
+    }
+
+    /// Somebody else sets the lease.
+    fn set_by_a_stranger(&mut self, end: i64) {
+        self.expires_at = end;
+        self.leases = vec![(None, Lease::To(end))];
+    }
+
+    /// When it is known of every grant that matters whether it arrived, the lease is as if only those that did had
+    /// been made.
+    fn settle_lease(&mut self) {
+        let certain = |(by, lease): &(Option<WaiterId>, Lease)| by.is_none() && matches!(lease, Lease::To(_));
+        if let Some(last) = self.leases.iter().rposition(certain) {
+            self.leases.drain(..last);
+        }
+        if self.leases.iter().any(|(by, _)| by.is_some()) {
+            return;
+        }
+        let set = |end: Option<i64>, (_, lease): &(Option<WaiterId>, Lease)| match lease {
+            Lease::To(at) => Some(*at),
+            Lease::AtLeast(at) => end.max(Some(*at)),
+        };
+        if let Some(end) = self.leases.iter().fold(None, set) {
+            if self.expires_at != end {
+                (self.expires_at, self.written) = (end, end);
+            }
+            self.leases = vec![(None, Lease::To(end))];
+        }
+    }
+
+    fn set_token(&mut self, by: Option<WaiterId>, token: Option<i64>, was_shared: bool) {
+        self.token = token;
+        self.tokens.push((by, token, was_shared));
+    }
+
+    /// The grant arrived: it cannot be taken back any more.
+    fn delivered(&mut self, id: WaiterId) {
+        for (by, ..) in &mut self.leases {
+            *by = by.filter(|by| *by != id);
+        }
+        for (by, ..) in &mut self.tokens {
+            *by = by.filter(|by| *by != id);
+        }
+        self.settle_lease();
+    }
+
+    /// The grant did not arrive, and is as if it had never been.
+    fn undelivered(&mut self, id: WaiterId, shared: bool) {
+        let (count, other) = if shared {
+            (&mut self.shared, &mut self.exclusive)
+        } else {
+            (&mut self.exclusive, &mut self.shared)
+        };
+        // The owner may have given that one back, not knowing of it, instead of one that it was told of.
+        *(if *count > 0 { count } else { other }) -= 1;
+        self.leases.retain(|(by, _)| *by != Some(id));
+        let last = self.tokens.pop_if(|(by, ..)| *by == Some(id));
+        self.tokens.retain(|(by, ..)| *by != Some(id));
+        if let Some((.., was_shared)) = last {
+            let before = self.tokens.last().and_then(|(_, token, _)| *token);
+            // A token of the shared hold says nothing about an exclusive one.
+            self.token = before.filter(|_| !was_shared || self.exclusive == 0);
+        }
+        self.settle_lease();
+    }
 }
 
 #[derive(Clone)]
@@ -52,7 +154,6 @@ pub(super) struct ModelGrant {
     pub(super) lock: usize,
     pub(super) call: Call,
     number: u64,
-    lease_end: i64,
 }
 
 #[derive(Default)]
@@ -144,11 +245,10 @@ impl Model {
             while let Some(id) = self.whose_turn(lock) {
                 let at = self.locks[lock].queue.iter().position(|waiter| waiter.id == id).unwrap();
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
-                let reply = self.grant(lock, &call);
+                let reply = self.grant(lock, &call, Some(id));
                 let number = self.locks[lock].of(call.owner).unwrap().number;
-                let lease_end = now + call.lease;
                 self.decisions.push((id, Decision::Granted(reply)));
-                self.in_flight.push(ModelGrant { id, lock, call, number, lease_end });
+                self.in_flight.push(ModelGrant { id, lock, call, number });
             }
         }
     }
@@ -179,14 +279,15 @@ impl Model {
         for (owner, binding) in &mut lock.bindings {
             if !binding.watchdogs.is_empty() && binding.due_us <= now_us + interval(binding) / 4 {
                 let hold = lock.holds.iter_mut().find(|hold| hold.owner == *owner).unwrap();
-                hold.expires_at = hold.expires_at.max(now + binding.lease);
+                hold.set_lease(None, Lease::AtLeast(now + binding.lease));
                 binding.lease_end = hold.expires_at;
                 binding.due_us = now_us + interval(binding);
             }
         }
     }
 
-    fn grant(&mut self, at: usize, call: &Call) -> Reply {
+    /// `by`: the waiter that is granted, which may turn out to be gone.
+    fn grant(&mut self, at: usize, call: &Call, by: Option<WaiterId>) -> Reply {
         let (now, now_us) = (self.now, self.now_us());
         self.holds_ever += 1;
         let number = self.holds_ever;
@@ -194,8 +295,17 @@ impl Model {
         let newest = lock.holds.iter().filter_map(|hold| hold.token).max();
         if lock.of(call.owner).is_none() {
             let owner = call.owner;
-            let empty = ModelHold { owner, exclusive: 0, shared: 0, expires_at: 0, token: None, number };
-            lock.holds.push(empty);
+            lock.holds.push(ModelHold {
+                owner,
+                exclusive: 0,
+                shared: 0,
+                expires_at: 0,
+                written: 0,
+                token: None,
+                number,
+                leases: Vec::new(),
+                tokens: Vec::new(),
+            });
         }
         let upgrade = !call.shared && lock.of(call.owner).unwrap().exclusive == 0;
         let same = lock.of(call.owner).unwrap().token.filter(|_| !upgrade);
@@ -215,33 +325,57 @@ impl Model {
             hold.exclusive += 1;
         }
         if token.is_some() || upgrade {
-            hold.token = token;
+            hold.set_token(by, token, upgrade && hold.shared > 0);
         }
-        hold.expires_at = now + call.lease;
+        hold.set_lease(by, call.lease_from(now));
         let owner = call.fence.then(|| Owner::new(OWNERS[call.owner]));
         let reply = Reply { holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {
             lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
             lock.ended.remove(&(call.owner, id));
         }
-        self.lease_was_set(at, call.owner, call.lease, now + call.lease);
+        if by.is_none() {
+            self.lease_was_set(at, call);
+        }
+        self.note_end(at, call.owner);
         reply
     }
 
-    fn lease_was_set(&mut self, lock: usize, owner: usize, lease: i64, lease_end: i64) {
+    /// The lease that is renewed, if one is, is that of the last call that cannot be taken back.
+    fn lease_was_set(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
-        if let Some(binding) = self.locks[lock].bindings.get_mut(&owner) {
-            binding.lease = lease;
-            binding.lease_end = lease_end;
-            binding.due_us = now_us + (lease * 1000 / 3).max(1000);
+        let lease = self.lease_of(lock, call);
+        if let Some(binding) = self.locks[lock].bindings.get_mut(&call.owner) {
+            let longer = if call.keeps && !binding.watchdogs.is_empty() { binding.lease } else { 0 };
+            binding.lease = lease.max(longer);
+            binding.due_us = now_us + (binding.lease * 1000 / 3).max(1000);
+        }
+    }
+
+    /// How long a lease is renewed by a call: one that gives none keeps what it found.
+    fn lease_of(&self, lock: usize, call: &Call) -> i64 {
+        let left = self.locks[lock].of(call.owner).unwrap().written - self.now;
+        call.lease.max(if call.keeps { left } else { 0 })
+    }
+
+    /// It was this server that has set the owner's lease.
+    fn note_end(&mut self, lock: usize, owner: usize) {
+        let lock = &mut self.locks[lock];
+        let hold = lock.holds.iter().find(|hold| hold.owner == owner);
+        if let (Some(hold), Some(binding)) = (hold, lock.bindings.get_mut(&owner)) {
+            binding.lease_end = hold.written;
         }
     }
 
     /// `takes`: whose place the connection takes: nobody's, that of the same call, or that of all.
-    fn bind(&mut self, lock: usize, call: &Call, lease_end: i64, takes: Takes) {
+    fn bind(&mut self, lock: usize, call: &Call, takes: Takes) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
+        let lease = self.lease_of(lock, call);
         let binding = self.locks[lock].bindings.entry(call.owner).or_default();
+        if binding.watchdogs.is_empty() {
+            binding.lease = lease;
+        }
         let first = call.id.and_then(|id| binding.requests.remove(&id)).map(|(connection, ..)| connection);
         let add = |to: &mut BTreeSet<u64>| {
             match takes {
@@ -260,7 +394,8 @@ impl Model {
         if let Some(id) = call.id {
             binding.requests.insert(id, (connection, ephemeral, now_us + TTL * 1000));
         }
-        self.lease_was_set(lock, call.owner, call.lease, lease_end);
+        self.lease_was_set(lock, call);
+        self.note_end(lock, call.owner);
     }
 
     pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
@@ -301,8 +436,9 @@ impl Model {
                 }
                 let left = hold.exclusive + hold.shared;
                 if let Some(lease) = lease.filter(|_| left > 0) {
-                    hold.expires_at = now + lease;
-                    self.lease_was_set(lock, owner, lease, now + lease);
+                    hold.set_lease(None, Lease::To(now + lease));
+                    self.lease_was_set(lock, &Call { owner, lease, ..Call::default() });
+                    self.note_end(lock, owner);
                 }
                 if let Some(id) = id {
                     self.locks[lock].released.insert((owner, id), (left, now + TTL));
@@ -311,11 +447,12 @@ impl Model {
             }
             Op::Renew { lock, owner, lease, bind } => {
                 let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
-                hold.expires_at = now + lease;
+                hold.set_lease(None, Lease::To(now + lease));
                 let holds = hold.exclusive + hold.shared;
                 let call = Call { owner, lease, bind, ..Call::default() };
-                self.lease_was_set(lock, owner, lease, now + lease);
-                self.bind(lock, &call, now + lease, Takes::All);
+                self.lease_was_set(lock, &call);
+                self.note_end(lock, owner);
+                self.bind(lock, &call, Takes::All);
                 Some(Seen::Renewed(holds))
             }
             Op::Break { lock } => {
@@ -333,7 +470,8 @@ impl Model {
                 for held in &mut self.locks[lock].holds {
                     // The key's end is that of an exclusive hold, and a bound for shared ones.
                     let end = now + lease;
-                    held.expires_at = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
+                    let end = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
+                    held.set_by_a_stranger(end);
                 }
                 None
             }
@@ -349,8 +487,11 @@ impl Model {
                         exclusive: 1,
                         shared: 0,
                         expires_at,
+                        written: 0,
                         token: None,
                         number,
+                        leases: vec![(None, Lease::To(expires_at))],
+                        tokens: Vec::new(),
                     });
                 }
                 None
@@ -385,9 +526,12 @@ impl Model {
             if now <= *until {
                 let reply = reply.clone();
                 // The answer has arrived now.
-                self.in_flight.retain(|grant| {
-                    (grant.lock, grant.call.owner, grant.call.id) != (lock, call.owner, call.id)
-                });
+                let same = |grant: &ModelGrant| {
+                    (grant.lock, grant.call.owner, grant.call.id) == (lock, call.owner, call.id)
+                };
+                if let Some(at) = self.in_flight.iter().position(same) {
+                    self.arrived(at, false);
+                }
                 let now_us = self.now_us();
                 let ended = call.id.and_then(|id| self.locks[lock].ended.get(&(call.owner, id)));
                 let ended = ended.is_some_and(|until| now_us <= *until);
@@ -398,9 +542,11 @@ impl Model {
                 });
                 if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|_| !ended) {
                     // To be seen by whoever granted it.
-                    hold.expires_at += i64::from(!bound);
-                    let lease_end = hold.expires_at;
-                    self.bind(lock, call, lease_end, Takes::Repeated);
+                    if !bound {
+                        hold.set_lease(None, Lease::AtLeast(hold.expires_at + 1));
+                    }
+                    self.bind(lock, call, Takes::Repeated);
+                    self.note_end(lock, call.owner);
                 }
                 return Seen::Granted(reply);
             }
@@ -408,8 +554,8 @@ impl Model {
         let locked = &self.locks[lock];
         let turn = locked.queue.is_empty() || locked.of(call.owner).is_some();
         if turn && locked.admits(call.owner, call.shared) {
-            let reply = self.grant(lock, call);
-            self.bind(lock, call, now + call.lease, Takes::Part);
+            let reply = self.grant(lock, call, None);
+            self.bind(lock, call, Takes::Part);
             return Seen::Granted(reply);
         }
         let Some(ms) = block else { return Seen::Busy };
@@ -489,21 +635,33 @@ impl Model {
     }
 
     pub(super) fn deliver(&mut self, which: usize, arrives: bool) {
-        let ModelGrant { lock, call, number, lease_end, .. } = self.in_flight.remove(which);
-        if self.locks[lock].of(call.owner).is_some_and(|hold| hold.number == number) {
-            if arrives {
-                self.bind(lock, &call, lease_end, Takes::Part);
-            } else {
-                let hold = self.locks[lock].of_mut(call.owner).unwrap();
-                let count = if call.shared { &mut hold.shared } else { &mut hold.exclusive };
-                *count = (*count - 1).max(0);
+        if arrives {
+            self.arrived(which, true);
+        } else {
+            let ModelGrant { id, lock, call, number } = self.in_flight.remove(which);
+            if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
+                hold.undelivered(id, call.shared);
+                self.note_end(lock, call.owner);
                 if let Some(id) = call.id {
                     self.locks[lock].granted.remove(&(call.owner, id));
                 }
             }
+            self.locks[lock].tidy();
         }
-        self.locks[lock].tidy();
         self.settle();
+    }
+
+    /// `bind`: the connection is the one that waited.
+    fn arrived(&mut self, which: usize, bind: bool) {
+        let ModelGrant { id, lock, call, number } = self.in_flight.remove(which);
+        if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
+            hold.delivered(id);
+            self.lease_was_set(lock, &call);
+            if bind {
+                self.bind(lock, &call, Takes::Part);
+            }
+            self.note_end(lock, call.owner);
+        }
     }
 
     pub(super) fn close(&mut self, connection: u64) {
@@ -531,7 +689,12 @@ impl Model {
         for lock in &mut self.locks {
             lock.queue.clear();
         }
+        // What is on its way is left as it is.
         self.in_flight.clear();
+        for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {
+            hold.set_by_a_stranger(hold.expires_at);
+            hold.tokens.iter_mut().for_each(|(by, ..)| *by = None);
+        }
         if let Some((lock, lease)) = meddle {
             self.apply(&Op::Expire { lock, lease });
         }
