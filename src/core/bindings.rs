@@ -18,6 +18,12 @@ use super::{
 /// The shortest time between two renewals, in microseconds, however short the lease.
 const SHORTEST_INTERVAL_US: MonoUs = 1_000;
 
+/// How often what cannot come again is forgotten, in microseconds.
+const SWEEP_US: MonoUs = 1_000_000;
+
+/// How many bindings are looked through at a time for what cannot come again.
+const SWEEP_BATCH: usize = 1_000;
+
 /// What a hold depends on.
 pub(super) struct Binding {
     /// What the owner asked for last: the length of the lease that is renewed.
@@ -37,6 +43,10 @@ pub(super) struct Binding {
     doubtful: bool,
     /// The requests that it comes from, as long as they may come again.
     requests: Vec<Bound>,
+    /// The connections that calls without an id bound it to, or such as cannot come again.
+    plain: BTreeSet<ConnectionId>,
+    /// When to look for requests that cannot come again; stands in `Service::sweeps` too.
+    sweep_at: Option<MonoUs>,
 }
 
 /// A request that bound a hold to a connection.
@@ -70,6 +80,8 @@ impl Binding {
             closed: false,
             doubtful: false,
             requests: Vec::new(),
+            plain: BTreeSet::new(),
+            sweep_at: None,
         }
     }
 
@@ -95,6 +107,19 @@ impl Binding {
         !self.ephemeral.is_empty()
     }
 
+    /// Forgets requests that cannot come again. What they bound stays so.
+    fn forget_requests(&mut self, now: MonoUs) {
+        for request in self.requests.extract_if(.., |request| request.until < now) {
+            self.plain.insert(request.connection);
+        }
+        self.forget_connections();
+    }
+
+    fn forget_connections(&mut self) {
+        let (watchdogs, ephemeral) = (&self.watchdogs, &self.ephemeral);
+        self.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
+    }
+
     /// One that has requests which may come again is kept, to know their hold when they do.
     fn is_idle(&self, now: MonoUs) -> bool {
         let over = self.requests.iter().all(|request| request.until < now);
@@ -104,16 +129,66 @@ impl Binding {
 
 /// Requests whose hold has ended, and until when they may come again: what they bound before is not to be bound
 /// to a later hold of the same owner.
+///
+/// They are forgotten a table at a time: none before it cannot come again, all within twice that time, and their memory
+/// with them.
 #[derive(Default)]
-pub(super) struct Ended(HashMap<(LockId, RequestId), MonoUs>);
+pub(super) struct Ended {
+    young: HashMap<(LockId, RequestId), MonoUs>,
+    /// Until when the last of the young may come again.
+    young_until: MonoUs,
+    old: HashMap<(LockId, RequestId), MonoUs>,
+    old_until: MonoUs,
+}
 
 impl Ended {
-    /// Drops those that cannot come again, now and then.
-    fn retain(&mut self, now: MonoUs) {
-        if self.0.len() == self.0.capacity() {
-            self.0.retain(|_, until| *until >= now);
+    fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
+        self.young_until = self.young_until.max(until);
+        self.young.insert((lock, id), until);
+        if self.old.is_empty() {
+            self.grow_old();
         }
     }
+
+    fn contains(&self, request: &(LockId, RequestId), now: MonoUs) -> bool {
+        let until = |table: &HashMap<_, MonoUs>| table.get(request).copied();
+        // Of two, the later one is the young one.
+        until(&self.young).or_else(|| until(&self.old)).is_some_and(|until| until >= now)
+    }
+
+    fn remove(&mut self, request: &(LockId, RequestId)) {
+        self.young.remove(request);
+        self.old.remove(request);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.young.is_empty() && self.old.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+
+    /// When [`sweep`](Ended::sweep) will forget some.
+    pub(super) fn due(&self) -> Option<MonoUs> {
+        (!self.is_empty()).then(|| rounded(self.old_until))
+    }
+
+    pub(super) fn sweep(&mut self, now: MonoUs) {
+        while self.due().is_some_and(|due| due <= now) {
+            self.grow_old();
+        }
+    }
+
+    fn grow_old(&mut self) {
+        self.old = std::mem::take(&mut self.young);
+        self.old_until = std::mem::take(&mut self.young_until);
+    }
+}
+
+/// A time after this one at which many things are forgotten at once.
+fn rounded(until: MonoUs) -> MonoUs {
+    (until / SWEEP_US + 1).saturating_mul(SWEEP_US)
 }
 
 /// A lease that an owner was given.
@@ -150,10 +225,8 @@ impl Service {
                     self.renewals.remove(&(due, lock.clone(), owner.clone()));
                 }
             }
-            if binding.is_idle(now.mono) {
-                entry.bindings.remove(&owner);
-                self.entries.drop_if_idle(lock.as_ref());
-            }
+            binding.plain.remove(&connection);
+            self.drop_binding_if_idle(&lock, &owner, now.mono);
         }
         !self.dirty.is_empty()
     }
@@ -218,6 +291,9 @@ impl Service {
         let before = binding.connections();
         let first = binding.requests.iter().position(|request| Some(&request.id) == id);
         let first = first.map(|at| binding.requests.swap_remove(at).connection);
+        if let Some(first) = first.filter(|_| takes == Takes::Part) {
+            binding.plain.insert(first);
+        }
         let let_go = |from: &mut BTreeSet<ConnectionId>| match (takes, first) {
             (Takes::All, _) => from.clear(),
             (Takes::Repeated, Some(first)) => {
@@ -233,11 +309,16 @@ impl Service {
             let_go(&mut binding.ephemeral);
             binding.ephemeral.insert(connection);
         }
-        binding.requests.retain(|request| request.until >= now.mono);
+        binding.forget_requests(now.mono);
         if let Some(id) = id {
             let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
             binding.requests.push(Bound { id: id.clone(), connection, ephemeral, until });
-            self.ended.retain(now.mono);
+            if binding.sweep_at.is_none() {
+                binding.sweep_at = Some(rounded(until));
+                self.sweeps.insert((rounded(until), lock.clone(), owner.clone()));
+            }
+        } else {
+            binding.plain.insert(connection);
         }
         for other in before.into_iter().filter(|other| !binding.depends_on(*other)) {
             unlink(&mut self.by_connection, other, &lock, owner);
@@ -254,13 +335,60 @@ impl Service {
 
     /// True if the hold that this request got has ended since.
     pub(super) fn has_ended(&self, lock: LockRef<'_>, id: &RequestId, now: Now) -> bool {
-        self.ended.0.get(&(lock.to_id(), id.clone())).is_some_and(|until| *until >= now.mono)
+        !self.ended.is_empty() && self.ended.contains(&(lock.to_id(), id.clone()), now.mono)
     }
 
     /// A request has got a hold, whatever became of an earlier one with the same id.
     pub(super) fn has_begun(&mut self, lock: LockRef<'_>, id: &RequestId) {
-        if !self.ended.0.is_empty() {
-            self.ended.0.remove(&(lock.to_id(), id.clone()));
+        if !self.ended.is_empty() {
+            self.ended.remove(&(lock.to_id(), id.clone()));
+        }
+    }
+
+    /// The hold that this request got was given back: what is left of the owner's holds does not depend on its
+    /// connection, unless another call made it so.
+    pub(super) fn unbind_request(&mut self, lock: LockRef<'_>, owner: &Owner, id: &RequestId, now: Now) {
+        let Some((lock, entry)) = self.entries.get_with_id(lock) else { return };
+        let Some(binding) = entry.bindings.get_mut(owner) else { return };
+        let Some(at) = binding.requests.iter().position(|request| request.id == *id) else { return };
+        let connection = binding.requests.swap_remove(at).connection;
+        let others = binding.requests.iter().any(|request| request.connection == connection);
+        if others || binding.plain.contains(&connection) {
+            return;
+        }
+        binding.ephemeral.remove(&connection);
+        if binding.watchdogs.remove(&connection) && binding.watchdogs.is_empty() {
+            if let Some(due) = binding.due.take() {
+                self.renewals.remove(&(due, lock.clone(), owner.clone()));
+            }
+        }
+        unlink(&mut self.by_connection, connection, &lock, owner);
+        self.drop_binding_if_idle(&lock, owner, now.mono);
+    }
+
+    /// Forgets requests that cannot come again, and bindings that were kept for them.
+    pub(super) fn sweep(&mut self, now: MonoUs) {
+        self.ended.sweep(now);
+        for _ in 0..SWEEP_BATCH {
+            if self.sweeps.first().is_none_or(|(at, ..)| *at > now) {
+                break;
+            }
+            let Some((_, lock, owner)) = self.sweeps.pop_first() else { break };
+            let Some(binding) = self.binding(lock.as_ref(), &owner) else { continue };
+            binding.forget_requests(now);
+            binding.sweep_at = binding.requests.iter().map(|request| rounded(request.until)).min();
+            if let Some(at) = binding.sweep_at {
+                self.sweeps.insert((at, lock, owner));
+            } else {
+                self.drop_binding_if_idle(&lock, &owner, now);
+            }
+        }
+    }
+
+    fn drop_binding_if_idle(&mut self, lock: &LockId, owner: &Owner, now: MonoUs) {
+        if self.binding(lock.as_ref(), owner).is_some_and(|binding| binding.is_idle(now)) {
+            self.unbind(lock.as_ref(), owner);
+            self.entries.drop_if_idle(lock.as_ref());
         }
     }
 
@@ -308,8 +436,12 @@ impl Service {
         for connection in binding.connections() {
             unlink(&mut self.by_connection, connection, &lock, owner);
         }
-        let ended = binding.requests.into_iter().map(|request| ((lock.clone(), request.id), request.until));
-        self.ended.0.extend(ended);
+        if let Some(at) = binding.sweep_at {
+            self.sweeps.remove(&(at, lock.clone(), owner.clone()));
+        }
+        for request in binding.requests {
+            self.ended.insert(lock.clone(), request.id, request.until);
+        }
     }
 
     /// Ends the bindings of all owners that hold nothing any more.

@@ -89,6 +89,8 @@ pub(crate) struct Service {
     pub(super) by_connection: ByConnection,
     /// Requests that bound a hold which has ended.
     pub(super) ended: Ended,
+    /// When to look through a binding for requests that cannot come again.
+    pub(super) sweeps: BTreeSet<(MonoUs, LockId, Owner)>,
     /// This server is not the primary: bindings wait to see whether it will be again.
     pub(super) suspended: bool,
     /// When a turn of strangers ends, or is forgotten that they listened.
@@ -449,6 +451,7 @@ impl Service {
                 self.left_behind(&waiter);
             }
         }
+        self.sweep(now.mono);
         if !may_write {
             return Vec::new();
         }
@@ -478,6 +481,11 @@ impl Service {
 
     /// True if [`next_wakeup`](Service::next_wakeup) is `None`.
     pub(crate) fn plans_nothing(&self) -> bool {
+        self.only_forgets() && self.sweeps.is_empty() && self.ended.is_empty()
+    }
+
+    /// True if nothing is planned but to forget what is over.
+    pub(crate) fn only_forgets(&self) -> bool {
         self.dirty.is_empty()
             && self.deadlines.is_empty()
             && self.leases.is_empty()
@@ -499,7 +507,8 @@ impl Service {
         let turn = self.turns.first().map(|(at, _)| until(*at));
         let work = [renewal, dirty, lease, turn].into_iter().flatten().min();
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
-        deadline.into_iter().chain(work).min()
+        let sweep = self.sweeps.first().map(|(at, ..)| *at).into_iter().chain(self.ended.due()).min();
+        deadline.into_iter().chain(work).chain(sweep.map(until)).min()
     }
 
     /// True if [`take_decisions`](Service::take_decisions) has any.
@@ -548,6 +557,7 @@ impl Service {
         assert!(self.dirty.is_empty() && self.decisions.is_empty() && self.asked.is_empty());
         assert!(self.turns.is_empty() && self.owed.is_empty());
         assert!(self.renewals.is_empty() && self.by_connection.is_empty());
+        assert!(self.sweeps.is_empty() && self.ended.is_empty());
     }
 
     /// Frees tables that are empty and were large.
