@@ -28,6 +28,8 @@ pub(crate) enum Error {
     Refused(Refusal),
     /// The same request was sent again on another connection, and waits there.
     Superseded,
+    /// The request was cancelled, before it was made or while it waited.
+    Cancelled,
     /// Waiting could never end; the text is the cycle.
     Deadlock(String),
     /// An argument is wrong; the text names it, and says what is right.
@@ -40,6 +42,9 @@ pub(crate) enum Error {
     /// The server refused to block the client.
     CannotBlock,
 }
+
+const CANCELLED: &str =
+    "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,6 +85,7 @@ impl fmt::Display for Error {
                     "WRONGTYPE the key in which the reply to this request is kept holds something else; \
                      choose another ID"
                 }
+                Refusal::Cancelled => CANCELLED,
                 Refusal::OthersRecord => {
                     "ERR another owner's request has the same name as this one; choose another ID"
                 }
@@ -87,6 +93,7 @@ impl fmt::Display for Error {
             Error::Superseded => f.write_str(
                 "UNBLOCKED the same request was sent again on another connection, and waits there",
             ),
+            Error::Cancelled => f.write_str(CANCELLED),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
             Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),

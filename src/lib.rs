@@ -81,6 +81,7 @@ fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
         load::register::<commands::Acquire>(ctx),
         load::register::<commands::Release>(ctx),
         load::register::<commands::Renew>(ctx),
+        load::register::<commands::Cancel>(ctx),
         load::register::<commands::Break>(ctx),
         load::register::<commands::Info>(ctx),
         load::register::<commands::Waiters>(ctx),

@@ -22,7 +22,11 @@ impl Metrics {
         match decision {
             Decision::Granted(_) => self.granted += 1,
             Decision::TimedOut => self.timed_out += 1,
-            Decision::WrongType | Decision::Moved | Decision::Superseded | Decision::Refused(_) => {}
+            Decision::WrongType
+            | Decision::Moved
+            | Decision::Superseded
+            | Decision::Cancelled
+            | Decision::Refused(_) => {}
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
-const LINES: [&CStr; 33] = [
+const LINES: [&CStr; 36] = [
     c"LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     c"ACQUIRE <key> <owner|*> [PX <milliseconds> | EX <seconds>] [BLOCK <milliseconds>]",
     c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [ID <request>]",
@@ -22,6 +22,9 @@ const LINES: [&CStr; 33] = [
     c"    Give back one hold, a shared one, or all: the holds that are left.",
     c"RENEW <key> <owner> [PX <milliseconds> | EX <seconds>] [WATCHDOG] [EPHEMERAL]",
     c"    Set the lease anew: the hold count.",
+    c"CANCEL <key> <owner> ID <request>",
+    c"    Undo the acquire with this ID, whether it waits, was granted, or is still to come:",
+    c"    1 if there was anything to undo.",
     c"BREAK <key>",
     c"    End every hold, whoever has it: how many owners lost it.",
     c"INFO <key>",

@@ -45,7 +45,7 @@ impl Request {
     }
 
     pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {
-        Reply { holds, token, owner: self.names_owner.then(|| self.owner.clone()) }
+        Reply { mode: self.mode, holds, token, owner: self.names_owner.then(|| self.owner.clone()) }
     }
 }
 
@@ -92,6 +92,8 @@ pub(crate) struct Bind {
 /// The reply to a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
+    /// In which mode it was granted. The client is not told.
+    pub(crate) mode: Mode,
     /// How often the owner holds the lock.
     pub(crate) holds: i64,
     /// Its fencing token, if that was asked for.
@@ -122,6 +124,8 @@ pub(crate) enum Decision {
     Moved,
     /// The same request came again, and waits in its place.
     Superseded,
+    /// The request was cancelled.
+    Cancelled,
     Refused(Refusal),
 }
 
@@ -161,6 +165,8 @@ pub(crate) enum Refusal {
     CounterFull,
     /// The key in which the reply is remembered holds something else.
     NoRecord,
+    /// The request was cancelled before.
+    Cancelled,
     /// That key belongs to a request of another owner whose name and id, put together, look the same.
     OthersRecord,
 }
@@ -169,10 +175,14 @@ pub(crate) enum Refusal {
 pub(crate) trait Records {
     /// A token that is greater than all that were taken before, and than `above`.
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal>;
-    /// The reply to this acquire, if it was made before.
+    /// The reply to this acquire, if it was made before; [`Refusal::Cancelled`] if it was cancelled.
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal>;
     /// The reply to this release, if it was made before.
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal>;
+    /// If this acquire was cancelled before, whether there was anything to undo.
+    fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal>;
+    /// The acquire is cancelled, whether it was made before or will be.
+    fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now);
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
     /// The grant was taken back: the next call with this id is a new one.

@@ -14,7 +14,7 @@ use super::pending::{Pending, Set, SetLease};
 use super::serving::{Grant, To};
 use super::{
     ConnectionId, Decision, Holders, LockId, LockRef, Mode, MonoUs, NotOwner, NotReleased, Now, Outcome,
-    Owner, Records, Release, Renewal, Reply, Request, RequestId, WallMs,
+    Owner, Part, Records, Refusal, Release, Renewal, Reply, Request, RequestId, WallMs,
 };
 
 /// How many locks one [`Service::tick`] asks its caller to look at, so that thousands of leases that end in
@@ -173,8 +173,7 @@ impl Service {
         now: Now,
     ) {
         let owner = reply.owner.as_ref().unwrap_or(&request.owner);
-        let same = |id: &WaiterId| self.in_flight.get(id).is_some_and(|grant| grant.request.id == request.id);
-        let in_flight = self.entries.get(lock).and_then(|entry| entry.in_flight.iter().copied().find(same));
+        let in_flight = request.id.as_ref().and_then(|id| self.in_flight_of(lock, id));
         // As `delivered`, but for the connection.
         if let Some((id, grant)) = in_flight.and_then(|id| Some((id, self.remove_in_flight(id)?))) {
             self.settle_delivered(id, &grant, now);
@@ -194,6 +193,14 @@ impl Service {
             self.bind(lock, owner, (bind, Takes::Repeated), Some(id), lease, now);
         }
         self.entries.drop_if_idle(lock);
+    }
+
+    /// The grant to this request, if it is not known yet to have arrived.
+    fn in_flight_of(&self, lock: LockRef<'_>, id: &RequestId) -> Option<WaiterId> {
+        let same = |waiter: &WaiterId| {
+            self.in_flight.get(waiter).is_some_and(|grant| grant.request.id.as_ref() == Some(id))
+        };
+        self.entries.get(lock)?.in_flight.iter().copied().find(same)
     }
 
     /// Queues a request that [`acquire`](Service::acquire) has just found [`Outcome::Busy`]. If it waits
@@ -305,6 +312,59 @@ impl Service {
         }
         self.finish(lock, holders, records, now);
         result
+    }
+
+    /// Undoes the acquire with this request, whatever has become of it: ends its wait, or gives back the hold that it
+    /// got. If it is made later, or again, it is refused. Returns whether there was anything to undo.
+    pub(crate) fn cancel(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        id: &RequestId,
+        now: Now,
+    ) -> Result<bool, Refusal> {
+        self.begin(lock, holders, records, now);
+        let result = self.undo(lock, holders, records, id, now);
+        self.finish(lock, holders, records, now);
+        self.forget_if_free(lock, holders);
+        result
+    }
+
+    fn undo(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        id: &RequestId,
+        now: Now,
+    ) -> Result<bool, Refusal> {
+        if let Some(undone) = records.cancelled(id)? {
+            return Ok(undone);
+        }
+        let granted = records.granted(id)?;
+        let waits = self.asked.get(&(lock.to_id(), id.clone())).copied();
+        let undone = if let Some(waiter) = waits.and_then(|waiter| self.decide(waiter, Decision::Cancelled)) {
+            self.left_behind(&waiter);
+            true
+        } else if let Some(waiter) = self.in_flight_of(lock, id) {
+            // It may be told in the same turn of the event loop, but not of a grant.
+            self.decisions.push((waiter, Decision::Cancelled));
+            self.undelivered(waiter);
+            self.take_back(lock, holders, records, now);
+            true
+        } else if let Some(reply) = granted.filter(|_| !self.has_ended(lock, id, now)) {
+            let owner = reply.owner.as_ref().unwrap_or(&id.asked);
+            let released = holders.release(owner.as_bytes(), Part::OneOf(reply.mode), None).is_ok();
+            if released {
+                self.unbind_request(lock, owner, id, now);
+            }
+            released
+        } else {
+            false
+        };
+        records.remember_cancel(id, undone, now);
+        Ok(undone)
     }
 
     /// Ends every hold and serves the queue. Returns how many owners lost theirs.

@@ -55,6 +55,21 @@ impl Service {
         now: Now,
     ) {
         self.looked_at(lock);
+        if self.entries.get(lock).is_none() {
+            return;
+        }
+        self.take_back(lock, holders, records, now);
+        self.follow_connections(lock, holders, records, now);
+    }
+
+    /// Takes back the grants that did not arrive.
+    pub(super) fn take_back(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        now: Now,
+    ) {
         let Some(entry) = self.entries.get_mut(lock) else { return };
         for grant in std::mem::take(&mut entry.take_back) {
             grant.uncount(holders);
@@ -64,7 +79,6 @@ impl Service {
             }
         }
         self.settle_pending(lock, holders, now);
-        self.follow_connections(lock, holders, records, now);
     }
 
     /// Grants what can be granted by now.

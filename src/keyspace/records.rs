@@ -5,7 +5,7 @@
 use std::cell::Cell;
 
 use crate::config::{self, MAX_MS};
-use crate::core::{self, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
+use crate::core::{self, Mode, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
 use crate::keyspace::{names, publish};
 use crate::server::key::{Key, Kind};
 use crate::server::stream::Stream;
@@ -36,6 +36,8 @@ struct Record {
     stored: bool,
     granted: Option<(Reply, WallMs)>,
     released: Option<(i64, WallMs)>,
+    /// The acquire was cancelled: whether there was anything to undo.
+    cancelled: Option<(bool, WallMs)>,
     changed: bool,
 }
 
@@ -139,7 +141,11 @@ impl core::Records for Records<'_> {
 
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
         let now = self.ctx.now().wall;
-        let granted = self.record(id)?.granted.as_ref();
+        let record = self.record(id)?;
+        if record.cancelled.is_some_and(|(_, end)| now <= end) {
+            return Err(Refusal::Cancelled);
+        }
+        let granted = record.granted.as_ref();
         Ok(granted.filter(|(_, end)| now <= *end).map(|(reply, _)| reply.clone()))
     }
 
@@ -148,9 +154,25 @@ impl core::Records for Records<'_> {
         Ok(self.record(id)?.released.filter(|(_, end)| now <= *end).map(|(left, _)| left))
     }
 
+    fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal> {
+        let now = self.ctx.now().wall;
+        Ok(self.record(id)?.cancelled.filter(|(_, end)| now <= *end).map(|(undone, _)| undone))
+    }
+
+    fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now) {
+        let end = now.wall.saturating_add(id.ttl_ms);
+        self.remember(id, |record| {
+            record.granted = None;
+            record.cancelled = Some((undone, end));
+        });
+    }
+
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
         let end = now.wall.saturating_add(id.ttl_ms);
-        self.remember(id, |record| record.granted = Some((reply.clone(), end)));
+        self.remember(id, |record| {
+            record.granted = Some((reply.clone(), end));
+            record.cancelled = None;
+        });
     }
 
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {
@@ -176,7 +198,14 @@ impl core::Records for Records<'_> {
 
 impl Record {
     fn empty(id: &RequestId) -> Record {
-        Record { id: id.clone(), stored: false, granted: None, released: None, changed: false }
+        Record {
+            id: id.clone(),
+            stored: false,
+            granted: None,
+            released: None,
+            cancelled: None,
+            changed: false,
+        }
     }
 
     #[allow(clippy::unnecessary_wraps)] // As `decode` has it.
@@ -187,19 +216,28 @@ impl Record {
     /// When the last reply in it is forgotten; `None` if there is none.
     fn end(&self) -> Option<WallMs> {
         let granted = self.granted.as_ref().map(|(_, end)| *end);
-        granted.max(self.released.map(|(_, end)| end))
+        granted.max(self.released.map(|(_, end)| end)).max(self.cancelled.map(|(_, end)| end))
     }
 
     /// The length of the owner's name, which tells where it ends in the key's, and the replies: `r` is how much
-    /// a release left, `a` how many holds an acquire got, each with the time at which it is forgotten; `t` the
-    /// acquire's token, `o` its owner, up to the end.
+    /// a release left, `c` whether a cancel had anything to undo, `a` how many holds an acquire got, or `s` a shared
+    /// one, each with the time at which it is forgotten; `t` the acquire's token, `o` its owner, up to the end.
     fn encode(&self) -> Vec<u8> {
         let mut text = self.id.asked.as_bytes().len().to_string();
         if let Some((left, end)) = self.released {
             text.push_str(&format!(" r{left}@{end}"));
         }
-        let Some((Reply { holds, token, owner }, end)) = &self.granted else { return text.into_bytes() };
-        text.push_str(&format!(" a{holds}@{end}"));
+        if let Some((undone, end)) = self.cancelled {
+            text.push_str(&format!(" c{}@{end}", i64::from(undone)));
+        }
+        let Some((Reply { mode, holds, token, owner }, end)) = &self.granted else {
+            return text.into_bytes();
+        };
+        let kind = match mode {
+            Mode::Exclusive => 'a',
+            Mode::Shared => 's',
+        };
+        text.push_str(&format!(" {kind}{holds}@{end}"));
         if let Some(token) = token {
             text.push_str(&format!(" t{token}"));
         }
@@ -220,7 +258,13 @@ impl Record {
             let (left, after) = timed(value)?;
             (record.released, rest) = (Some(left), after);
         }
-        if let Some(value) = rest.strip_prefix(b" a") {
+        if let Some(value) = rest.strip_prefix(b" c") {
+            let ((undone, end), after) = timed(value)?;
+            (record.cancelled, rest) = (Some((undone != 0, end)), after);
+        }
+        let exclusive = rest.strip_prefix(b" a").map(|value| (Mode::Exclusive, value));
+        let shared = || rest.strip_prefix(b" s").map(|value| (Mode::Shared, value));
+        if let Some((mode, value)) = exclusive.or_else(shared) {
             let ((holds, end), after) = timed(value)?;
             rest = after;
             let (mut token, mut owner) = (None, None);
@@ -231,7 +275,7 @@ impl Record {
             if let Some(name) = rest.strip_prefix(b" o").filter(|name| !name.is_empty()) {
                 (owner, rest) = (Some(Owner::new(name)), &[]);
             }
-            record.granted = Some((Reply { holds, token, owner }, end));
+            record.granted = Some((Reply { mode, holds, token, owner }, end));
         }
         (rest.is_empty() && record.end().is_some()).then_some(Some(record))
     }
@@ -302,7 +346,7 @@ fn delete(ctx: Ctx, stream: Stream, name: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Owner, Record, Reply, RequestId};
+    use super::{Mode, Owner, Record, Reply, RequestId};
 
     fn id(asked: &[u8]) -> RequestId {
         RequestId { asked: Owner::new(asked), id: b"r".as_slice().into(), ttl_ms: 1 }
@@ -311,28 +355,45 @@ mod tests {
     #[test]
     fn a_record_is_read_as_it_was_written() {
         let owner = Some(Owner::new(b"o w\0n:er"));
-        for (granted, released) in [
-            (Some((Reply { holds: 3, token: None, owner: None }, 7)), None),
+        let reply = |mode, holds, token| Reply { mode, holds, token, owner: None };
+        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        for (granted, released, cancelled) in [
+            (Some((reply(exclusive, 3, None), 7)), None, None),
             (
-                Some((Reply { holds: 1, token: Some(9_007_199_254_740_991), owner: owner.clone() }, 8)),
+                Some((Reply { owner: owner.clone(), ..reply(shared, 1, Some(9_007_199_254_740_991)) }, 8)),
                 Some((0, 9)),
+                None,
             ),
-            (Some((Reply { holds: 1, token: None, owner }, 1)), Some((7, 2))),
-            (None, Some((2, 3))),
+            (Some((Reply { owner, ..reply(exclusive, 1, None) }, 1)), Some((7, 2)), Some((true, 3))),
+            (Some((reply(shared, 2, None), 7)), None, Some((false, 8))),
+            (None, Some((2, 3)), None),
+            (None, None, Some((false, 4))),
+            (None, Some((2, 3)), Some((true, 4))),
         ] {
-            let record = Record { granted: granted.clone(), released, ..Record::empty(&id(b"*")) };
+            let record = Record { granted: granted.clone(), released, cancelled, ..Record::empty(&id(b"*")) };
             let text = record.encode();
             let Some(Some(read)) = Record::decode(&id(b"*"), &text) else { panic!("{text:?} is refused") };
-            assert_eq!((read.granted, read.released), (granted, released));
+            assert_eq!((read.granted, read.released, read.cancelled), (granted, released, cancelled));
             assert!(matches!(Record::decode(&id(b"**"), &text), Some(None)), "taken for another owner's");
         }
     }
 
     #[test]
     fn what_is_no_record_is_refused() {
-        for text in
-            ["", "x", "1", "1 ", "1 a", "1 a1", "1 a1@", "1 r0@5 x", "1 a1@5 o", "1 a1@5 t", "hello world"]
-        {
+        for text in [
+            "",
+            "x",
+            "1",
+            "1 ",
+            "1 a",
+            "1 a1",
+            "1 a1@",
+            "1 r0@5 x",
+            "1 a1@5 o",
+            "1 a1@5 t",
+            "1 c",
+            "hello world",
+        ] {
             assert!(Record::decode(&id(b"*"), text.as_bytes()).is_none(), "{text}");
         }
     }

@@ -217,11 +217,19 @@ impl Runtime {
         }
     }
 
-    /// Ends a wait; only the first end counts, so that the handle is given back once.
+    /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
+    /// a grant is told that it was cancelled.
     fn end(&mut self, id: WaiterId, ended: Ended) {
-        if let Some(wait) = self.waits.get_mut(&id).filter(|wait| wait.ended.is_none()) {
-            wait.ended = Some(ended);
-            blocked::unblock(wait.handle, id.0);
+        let Some(wait) = self.waits.get_mut(&id) else { return };
+        match (&wait.ended, &ended) {
+            (None, _) => {
+                wait.ended = Some(ended);
+                blocked::unblock(wait.handle, id.0);
+            }
+            (Some(Ended::By(Decision::Granted(_))), Ended::By(Decision::Cancelled)) => {
+                wait.ended = Some(ended)
+            }
+            _ => {}
         }
     }
 

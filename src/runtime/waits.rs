@@ -63,6 +63,7 @@ impl BlockedClient for Waits {
             Decision::WrongType => Error::WrongType,
             Decision::Moved => Error::Moved,
             Decision::Superseded => Error::Superseded,
+            Decision::Cancelled => Error::Cancelled,
             Decision::Refused(refusal) => Error::Refused(refusal),
         };
         ctx.reply_error(&error.to_string());

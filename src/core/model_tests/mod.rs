@@ -88,6 +88,11 @@ enum Op {
     Break {
         lock: usize,
     },
+    Cancel {
+        lock: usize,
+        owner: usize,
+        id: u8,
+    },
     /// A stranger deletes the key.
     Delete {
         lock: usize,
@@ -163,6 +168,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(lock, call, block)| Op::Acquire { lock, call, block }),
         8 => (lock.clone(), owner.clone(), part, prop::option::of(lease.clone()), id())
             .prop_map(|(lock, owner, part, lease, id)| Op::Release { lock, owner, part, lease, id }),
+        2 => (lock.clone(), owner.clone(), 0..2u8).prop_map(|(lock, owner, id)| Op::Cancel { lock, owner, id }),
         2 => (lock.clone(), owner, lease.clone(), bind())
             .prop_map(|(lock, owner, lease, bind)| Op::Renew { lock, owner, lease, bind }),
         1 => lock.clone().prop_map(|lock| Op::Break { lock }),
@@ -192,6 +198,9 @@ enum Seen {
     NotOwner,
     WrongType,
     Broken(usize),
+    Cancelled(bool),
+    /// The request was cancelled before.
+    Unblocked,
 }
 
 /// While clients are paused no command runs, and no stranger's either.

@@ -14,6 +14,8 @@ pub(super) struct ModelLock {
     /// Replies by owner and request, and until when they are remembered.
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
+    /// The same for cancels: whether there was anything to undo.
+    cancelled: BTreeMap<(usize, u8), (bool, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
     /// Calls that bound a hold which has ended, and until when they may come again.
     ended: BTreeMap<(usize, u8), i64>,
@@ -147,6 +149,8 @@ struct ModelBinding {
     ephemeral: BTreeSet<u64>,
     /// Which call, from which connection, whether ephemeral, and until when it may come again.
     requests: BTreeMap<u8, (u64, bool, i64)>,
+    /// Which connections other calls bound it to.
+    plain: BTreeSet<u64>,
 }
 
 pub(super) struct ModelGrant {
@@ -329,9 +333,11 @@ impl Model {
         }
         hold.set_lease(by, call.lease_from(now));
         let owner = call.fence.then(|| Owner::new(OWNERS[call.owner]));
-        let reply = Reply { holds: hold.exclusive + hold.shared, token, owner };
+        let mode = if call.shared { Mode::Shared } else { Mode::Exclusive };
+        let reply = Reply { mode, holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {
             lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
+            lock.cancelled.remove(&(call.owner, id));
             lock.ended.remove(&(call.owner, id));
         }
         if by.is_none() {
@@ -377,6 +383,7 @@ impl Model {
             binding.lease = lease;
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id)).map(|(connection, ..)| connection);
+        binding.plain.extend(first.filter(|_| takes == Takes::Part));
         let add = |to: &mut BTreeSet<u64>| {
             match takes {
                 Takes::Part => {}
@@ -393,7 +400,11 @@ impl Model {
         }
         if let Some(id) = call.id {
             binding.requests.insert(id, (connection, ephemeral, now_us + TTL * 1000));
+        } else {
+            binding.plain.insert(connection);
         }
+        let (watchdogs, ephemeral) = (&binding.watchdogs, &binding.ephemeral);
+        binding.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
         self.lease_was_set(lock, call);
         self.note_end(lock, call.owner);
     }
@@ -410,6 +421,7 @@ impl Model {
         if let Op::Acquire { lock, .. }
         | Op::Release { lock, .. }
         | Op::Renew { lock, .. }
+        | Op::Cancel { lock, .. }
         | Op::Break { lock } = *op
         {
             if self.locks[lock].other {
@@ -455,6 +467,7 @@ impl Model {
                 self.bind(lock, &call, Takes::All);
                 Some(Seen::Renewed(holds))
             }
+            Op::Cancel { lock, owner, id } => Some(Seen::Cancelled(self.cancel(lock, owner, id))),
             Op::Break { lock } => {
                 let lost = self.locks[lock].holds.len();
                 self.locks[lock].holds.clear();
@@ -520,8 +533,60 @@ impl Model {
         }
     }
 
+    fn cancel(&mut self, lock: usize, owner: usize, id: u8) -> bool {
+        let (now, now_us, name) = (self.now, self.now_us(), (owner, id));
+        if let Some((undone, _)) = self.locks[lock].cancelled.get(&name).filter(|(_, until)| now <= *until) {
+            return *undone;
+        }
+        let same = |call: &Call| (call.owner, call.id) == (owner, Some(id));
+        let granted = self.locks[lock].granted.remove(&name).filter(|(_, until)| now <= *until);
+        let ended = self.locks[lock].ended.get(&name).is_some_and(|until| now_us <= *until);
+        let undone = if let Some(at) = self.locks[lock].queue.iter().position(|waiter| same(&waiter.call)) {
+            let waiter = self.locks[lock].queue.remove(at);
+            self.decisions.push((waiter.id, Decision::Cancelled));
+            true
+        } else if let Some(at) = self.in_flight.iter().position(|grant| {
+            let hold = self.locks[lock].of(owner).is_some_and(|hold| hold.number == grant.number);
+            hold && grant.lock == lock && same(&grant.call)
+        }) {
+            self.decisions.push((self.in_flight[at].id, Decision::Cancelled));
+            self.not_arrived(at);
+            true
+        } else if let Some((reply, _)) = granted.filter(|_| !ended) {
+            let hold = self.locks[lock].of_mut(owner);
+            let count = hold.map(|hold| match reply.mode {
+                Mode::Exclusive => &mut hold.exclusive,
+                Mode::Shared => &mut hold.shared,
+            });
+            let released = count.filter(|count| **count > 0).map(|count| *count -= 1).is_some();
+            if released {
+                self.unbind_request(lock, owner, id);
+            }
+            released
+        } else {
+            false
+        };
+        self.locks[lock].cancelled.insert(name, (undone, now + TTL));
+        undone
+    }
+
+    /// What this call bound is bound no more, but for what others did.
+    fn unbind_request(&mut self, lock: usize, owner: usize, id: u8) {
+        let Some(binding) = self.locks[lock].bindings.get_mut(&owner) else { return };
+        let Some((connection, ..)) = binding.requests.remove(&id) else { return };
+        let others = binding.requests.values().any(|(other, ..)| *other == connection);
+        if !others && !binding.plain.contains(&connection) {
+            binding.watchdogs.remove(&connection);
+            binding.ephemeral.remove(&connection);
+        }
+    }
+
     fn acquire(&mut self, lock: usize, call: &Call, block: Option<u64>) -> Seen {
         let now = self.now;
+        let cancelled = call.id.and_then(|id| self.locks[lock].cancelled.get(&(call.owner, id)));
+        if cancelled.is_some_and(|(_, until)| now <= *until) {
+            return Seen::Unblocked;
+        }
         if let Some((reply, until)) = call.id.and_then(|id| self.locks[lock].granted.get(&(call.owner, id))) {
             if now <= *until {
                 let reply = reply.clone();
@@ -638,17 +703,21 @@ impl Model {
         if arrives {
             self.arrived(which, true);
         } else {
-            let ModelGrant { id, lock, call, number } = self.in_flight.remove(which);
-            if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
-                hold.undelivered(id, call.shared);
-                self.note_end(lock, call.owner);
-                if let Some(id) = call.id {
-                    self.locks[lock].granted.remove(&(call.owner, id));
-                }
-            }
-            self.locks[lock].tidy();
+            self.not_arrived(which);
         }
         self.settle();
+    }
+
+    fn not_arrived(&mut self, which: usize) {
+        let ModelGrant { id, lock, call, number } = self.in_flight.remove(which);
+        if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
+            hold.undelivered(id, call.shared);
+            self.note_end(lock, call.owner);
+            if let Some(id) = call.id {
+                self.locks[lock].granted.remove(&(call.owner, id));
+            }
+        }
+        self.locks[lock].tidy();
     }
 
     /// `bind`: the connection is the one that waited.
@@ -669,6 +738,7 @@ impl Model {
         for lock in &mut self.locks {
             for (owner, binding) in &mut lock.bindings {
                 binding.watchdogs.remove(&connection);
+                binding.plain.remove(&connection);
                 if binding.ephemeral.remove(&connection) {
                     for (id, (_, ephemeral, until)) in &binding.requests {
                         // One that is not remembered any more may name a later call.

@@ -18,6 +18,7 @@ pub(super) struct Beside {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
     released: HashMap<RequestId, (i64, WallMs)>,
+    cancelled: HashMap<RequestId, (bool, WallMs)>,
     now: WallMs,
     /// Somebody elsewhere listens.
     listeners: bool,
@@ -33,11 +34,23 @@ impl Records for Beside {
     }
 
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
+        if self.cancelled(id)?.is_some() {
+            return Err(Refusal::Cancelled);
+        }
         Ok(self.granted.get(id).filter(|(_, until)| self.now <= *until).map(|(reply, _)| reply.clone()))
     }
 
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal> {
         Ok(self.released.get(id).filter(|(_, until)| self.now <= *until).map(|(left, _)| *left))
+    }
+
+    fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal> {
+        Ok(self.cancelled.get(id).filter(|(_, until)| self.now <= *until).map(|(undone, _)| *undone))
+    }
+
+    fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now) {
+        self.granted.remove(id);
+        self.cancelled.insert(id.clone(), (undone, now.wall + id.ttl_ms));
     }
 
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
@@ -217,6 +230,13 @@ impl Real {
                 })?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
+            Op::Cancel { lock, owner, id } => {
+                let id = request_id(owner, id);
+                let undone = self.on(LOCKS[lock], |service, at, holders, beside, now| {
+                    service.cancel(at, holders, beside, &id, now)
+                })?;
+                Ok(Some(Seen::Cancelled(undone.unwrap())))
+            }
             Op::Renew { lock, owner, lease, bind } => {
                 let call = Call { bind, ..Call::default() };
                 let bind = call.request().bind;
@@ -259,6 +279,7 @@ impl Real {
                 Ok(Seen::Waits(id))
             }
             (Outcome::Busy, None) => Ok(Seen::Busy),
+            (Outcome::Refused(Refusal::Cancelled), _) => Ok(Seen::Unblocked),
             (Outcome::Refused(refusal), _) => panic!("{refusal:?}"),
         }
     }

@@ -1,0 +1,45 @@
+//! `LOCK.CANCEL key owner ID request`
+
+use super::args::Cursor;
+use crate::core::LockRef;
+use crate::error::Error;
+use crate::runtime;
+use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
+
+pub(crate) struct Cancel;
+
+impl Command for Cancel {
+    const SPEC: Spec = Spec {
+        name: c"lock.cancel",
+        flags: c"write fast",
+        categories: c"write fast",
+        key: Some(KeyUse::Write),
+        arity: 5,
+        summary: c"Undoes the acquire with a request id, whether it waits, was granted, or is still to come.",
+        complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
+    };
+
+    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+        let mut args = Cursor::new("lock.cancel", args);
+        let key = args.key()?;
+        let asked = args.owner()?;
+        match args.next() {
+            Some(option) if !option.eq_ignore_ascii_case(b"ID") => return Err(args.unknown(option)),
+            _ => {}
+        }
+        let id = args.request_id()?;
+        let id = args.request(ctx, &key, asked.as_bytes(), id)?;
+        args.end()?;
+        let now = ctx.now();
+        let mut lock = super::open(ctx, &key, Some(&asked), now)?;
+        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
+        let undone = runtime::with(ctx, |runtime| {
+            runtime.service.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
+        });
+        // Even if it is refused: something else may have been due.
+        runtime::store(ctx, at, &mut lock);
+        ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
+        Ok(())
+    }
+}
