@@ -6,6 +6,7 @@ mod support;
 
 mod basics;
 mod becoming_free;
+mod cancel;
 mod clients;
 mod cluster;
 mod connections;

@@ -1,0 +1,256 @@
+//! `LOCK.CANCEL`: an acquire is undone, whatever has become of it (4, 5, 7).
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::on_every_server;
+use crate::support::{in_world, in_world_with, until, Client, Flavor, Server, World};
+
+on_every_server!(
+    a_wait_is_ended,
+    a_hold_is_given_back,
+    a_call_that_is_still_to_come_is_refused,
+    a_grant_that_nobody_was_told_of_is_undone_with_its_lease,
+    what_the_request_bound_is_unbound,
+    a_cancel_is_known_after_a_restart,
+    bad_arguments_change_nothing,
+    a_thousand_cancels_at_any_moment_leave_nothing,
+);
+
+const CANCELLED: &str =
+    "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
+
+fn a_wait_is_ended(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        client.call("LOCK.ACQUIRE k a PX 60000");
+        let mut waiting = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID r");
+        let mut behind = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+        assert_eq!(client.call("LOCK.CANCEL k b ID r"), "1");
+        assert_eq!(waiting.recv(), CANCELLED);
+        assert_eq!(client.call("LOCK.CANCEL k b ID r"), "1");
+        assert_eq!(client.call("LOCK.ACQUIRE k b ID r"), CANCELLED);
+        // A reader behind a writer that is cancelled waits no more.
+        client.call("LOCK.RELEASE k a");
+        assert_eq!(behind.recv(), "1");
+        client.call("LOCK.RELEASE k c");
+        client.call("LOCK.ACQUIRE k r1 SHARED PX 60000");
+        let mut writer = world.waiting("LOCK.ACQUIRE k w BLOCK 0 ID 1");
+        let mut reader = world.waiting("LOCK.ACQUIRE k r2 SHARED PX 60000 BLOCK 0");
+        assert_eq!(client.call("lock.cancel k w id 1"), "1");
+        assert_eq!((writer.recv(), reader.recv()), (CANCELLED.to_owned(), "1".to_owned()));
+    });
+}
+
+fn a_hold_is_given_back(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        assert_eq!(client.call("LOCK.ACQUIRE k a PX 60000 ID 1"), "1");
+        assert_eq!(client.call("LOCK.ACQUIRE k a PX 60000 ID 2"), "2");
+        assert_eq!(client.call("LOCK.CANCEL k a ID 1"), "1");
+        assert_eq!(client.call("LOCK.CANCEL k a ID 1"), "1");
+        assert_eq!(client.call("HGETALL k"), "[a, 1]");
+        let mut next = world.waiting("LOCK.ACQUIRE k b PX 60000 BLOCK 0");
+        assert_eq!(client.call("LOCK.CANCEL k a ID 2"), "1");
+        assert_eq!(next.recv(), "1");
+        // What was given back already, or lost, cannot be undone.
+        assert_eq!(client.call("LOCK.ACQUIRE l a PX 60000 ID 1"), "1");
+        assert_eq!(client.call("LOCK.RELEASE l a"), "0");
+        assert_eq!(client.call("LOCK.CANCEL l a ID 1"), "0");
+        assert_eq!(client.call("LOCK.ACQUIRE l a ID 1"), CANCELLED);
+        // Of an owner with both kinds of hold the one that was asked for; and of one that the server has named.
+        assert_eq!(client.call("LOCK.ACQUIRE m a PX 60000 ID x"), "1");
+        assert_eq!(client.call("LOCK.ACQUIRE m a SHARED PX 60000 ID s"), "2");
+        assert_eq!(client.call("LOCK.CANCEL m a ID s"), "1");
+        assert_eq!(client.call("HGETALL m"), "[a, 1]");
+        assert!(client.call("LOCK.ACQUIRE n * FENCE ID r").contains("owner"));
+        assert_eq!(client.call("LOCK.CANCEL n * ID r"), "1");
+        assert_eq!(client.call("EXISTS n"), "0");
+        // In a transaction and in a script.
+        assert_eq!(client.call("LOCK.ACQUIRE o a ID 1"), "1");
+        client.call("MULTI");
+        client.call("LOCK.CANCEL o a ID 1");
+        client.call("EXISTS o");
+        assert_eq!(client.call("EXEC"), "[1, 0]");
+        assert_eq!(client.call("LOCK.ACQUIRE o a ID 2"), "1");
+        let script = b"return redis.call('LOCK.CANCEL', KEYS[1], 'a', 'ID', '2')";
+        assert_eq!(client.call_args(&[b"EVAL", script, b"1", b"o"]), "1");
+    });
+}
+
+fn a_call_that_is_still_to_come_is_refused(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        assert_eq!(client.call("LOCK.CANCEL k a ID r"), "0");
+        assert_eq!(client.call("LOCK.CANCEL k a ID r"), "0");
+        for call in
+            ["LOCK.ACQUIRE k a ID r", "LOCK.ACQUIRE k a BLOCK 0 SHARED ID r", "LOCK.ACQUIRE k a FENCE ID r"]
+        {
+            assert_eq!(client.call(call), CANCELLED);
+        }
+        assert_eq!(client.call("EXISTS k"), "0");
+        assert_eq!(client.call("LOCK.ACQUIRE k a ID another"), "1");
+        // A release with the same id is another call.
+        assert_eq!(client.call("LOCK.RELEASE k a ID r"), "0");
+        assert_eq!(client.call("LOCK.RELEASE k a ID r"), "0");
+        assert_eq!(client.call("LOCK.CANCEL k a ID r"), "0");
+        // It is forgotten after lock.request-ttl.
+        client.call("CONFIG SET lock.request-ttl 40");
+        assert_eq!(client.call("LOCK.CANCEL k b ID r"), "0");
+        until("it is forgotten", || client.call("EXISTS lock_request:{k}:b:r") == "0");
+        assert_eq!(client.call("LOCK.ACQUIRE k b ID r"), "1");
+    });
+}
+
+/// The cancel comes in the turn of the event loop in which the lock is handed over, so that nobody is told of the grant.
+fn a_grant_that_nobody_was_told_of_is_undone_with_its_lease(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        client.call("LOCK.ACQUIRE k a PX 60000");
+        let mut first = world.waiting("LOCK.ACQUIRE k b PX 50000 BLOCK 0");
+        let mut second = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0 ID r");
+        client.send_at_once(&["LOCK.RELEASE k a", "LOCK.CANCEL k b ID r"]);
+        assert_eq!((client.recv(), client.recv()), ("0".to_owned(), "1".to_owned()));
+        assert_eq!((first.recv(), second.recv()), ("1".to_owned(), CANCELLED.to_owned()));
+        assert_eq!(client.call("HGETALL k"), "[b, 1]");
+        assert!(client.number("PTTL k") > 40_000);
+        // And the next in line has it at once.
+        let mut third = world.waiting("LOCK.ACQUIRE k c PX 60000 BLOCK 0 ID r");
+        let mut fourth = world.waiting("LOCK.ACQUIRE k d PX 60000 BLOCK 0");
+        client.send_at_once(&["LOCK.RELEASE k b", "LOCK.CANCEL k c ID r"]);
+        assert_eq!((client.recv(), client.recv()), ("0".to_owned(), "1".to_owned()));
+        assert_eq!((third.recv(), fourth.recv()), (CANCELLED.to_owned(), "1".to_owned()));
+        assert_eq!(client.info("lock", "lock_waiters"), "0");
+    });
+}
+
+fn what_the_request_bound_is_unbound(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        let mut bound = world.client();
+        client.call("LOCK.ACQUIRE k a PX 60000");
+        assert_eq!(bound.call("LOCK.ACQUIRE k a EPHEMERAL WATCHDOG ID r"), "2");
+        assert_eq!(client.info("lock", "lock_ephemeral_holds"), "1");
+        assert_eq!(client.call("LOCK.CANCEL k a ID r"), "1");
+        assert_eq!(client.info("lock", "lock_ephemeral_holds"), "0");
+        assert_eq!(client.info("lock", "lock_watchdogs"), "0");
+        bound.close();
+        until("it is closed", || client.info("clients", "connected_clients") == "1");
+        assert_eq!(client.call("HGETALL k"), "[a, 1]");
+        // What another call of the same connection bound stays.
+        let mut bound = world.client();
+        bound.call("LOCK.ACQUIRE l a EPHEMERAL");
+        assert_eq!(bound.call("LOCK.ACQUIRE l a EPHEMERAL ID r"), "2");
+        assert_eq!(client.call("LOCK.CANCEL l a ID r"), "1");
+        bound.close();
+        until("it is released", || client.call("EXISTS l") == "0");
+    });
+}
+
+fn a_cancel_is_known_after_a_restart(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        client.call("CONFIG SET lock.request-ttl 600000");
+        assert_eq!(client.call("LOCK.CANCEL k a ID unknown"), "0");
+        client.call("LOCK.ACQUIRE k a PX 600000 ID known");
+        assert_eq!(client.call("LOCK.CANCEL k a ID known"), "1");
+        client.call("DEBUG RELOAD");
+        assert_eq!(client.call("LOCK.CANCEL k a ID known"), "1");
+        assert_eq!(client.call("LOCK.CANCEL k a ID unknown"), "0");
+        assert_eq!(client.call("LOCK.ACQUIRE k a ID known"), CANCELLED);
+    });
+}
+
+fn bad_arguments_change_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        client.call("LOCK.ACQUIRE k a PX 60000 ID r");
+        client.call("SET s x");
+        for (call, error) in [
+            ("LOCK.CANCEL k a", "ERR wrong number of arguments for 'lock.cancel' command"),
+            ("LOCK.CANCEL k a ID", "ERR wrong number of arguments for 'lock.cancel' command"),
+            ("LOCK.CANCEL k a ID r r", "ERR wrong number of arguments for 'lock.cancel' command"),
+            ("LOCK.CANCEL k a IX r", "ERR syntax error, unknown option 'IX' in 'lock.cancel' command"),
+            ("LOCK.CANCEL k #a ID r", "ERR owner must not begin with '#' in 'lock.cancel' command"),
+        ] {
+            assert_eq!(client.call(call), error);
+        }
+        let long = [b'i'; 129];
+        let error = "ERR ID must be 1 to 128 bytes, not 129, in 'lock.cancel' command";
+        assert_eq!(client.call_args(&[b"LOCK.CANCEL", b"k", b"a", b"ID", &long]), error);
+        assert!(client.call("LOCK.CANCEL s a ID r").starts_with("WRONGTYPE"));
+        client.call("LPUSH lock_request:{k}:a:other x");
+        assert!(client.call("LOCK.CANCEL k a ID other").starts_with("WRONGTYPE"));
+        assert_eq!(client.call("HGETALL k"), "[a, 1]");
+    });
+}
+
+/// Acquires that are cancelled on another connection, with the one that waits closed or not, around the moment of their
+/// grant: whatever arrives in which order.
+fn a_thousand_cancels_at_any_moment_leave_nothing(flavor: Flavor) {
+    const TASKS: usize = 8;
+    const ROUNDS: usize = 125;
+    in_world_with(flavor, &["--maxclients", "2000"], |world: &World| {
+        let port = world.primary.port;
+        std::thread::scope(|scope| {
+            for task in 0..TASKS {
+                scope.spawn(move || cancel_again_and_again(port, task, ROUNDS));
+            }
+        });
+        let mut client = world.client();
+        until("their connections are closed", || client.info("clients", "connected_clients") == "1");
+        assert_eq!(client.call("EXISTS k"), "0", "somebody holds the lock: {}", client.call("LOCK.INFO k"));
+        assert_eq!(client.info("lock", "lock_waiters"), "0");
+        assert_eq!(client.info("lock", "lock_contended_locks"), "0");
+    });
+}
+
+fn cancel_again_and_again(port: u16, task: usize, rounds: usize) {
+    let mut canceller = Client::connect(port);
+    let mut outcomes = HashSet::new();
+    for round in 0..rounds {
+        // Not random, but of all lengths and without a rhythm between tasks.
+        let pause = (round * 7919 + task * 104_729) % 1_500;
+        let mut waiting = Client::connect(port);
+        let owner = if round % 5 == 0 { "same".to_owned() } else { format!("{task}-{round}") };
+        let (mode, id) = (if round % 3 == 0 { " SHARED" } else { "" }, format!("{task}-{round}"));
+        waiting.send(&format!("LOCK.ACQUIRE k {owner} PX 600000 BLOCK 0{mode} ID {id}"));
+        std::thread::sleep(Duration::from_micros(pause as u64));
+        let cancel = format!("LOCK.CANCEL k {owner} ID {id}");
+        match round % 4 {
+            0 => {
+                waiting.close();
+                canceller.call(&cancel);
+            }
+            1 => {
+                canceller.call(&cancel);
+                waiting.close();
+            }
+            2 => {
+                canceller.call(&cancel);
+                let told = waiting.recv();
+                // It may have been told before, and what it was told of is undone all the same.
+                assert!(told == CANCELLED || told.parse::<i64>().is_ok(), "{told}");
+                outcomes.insert(told == CANCELLED);
+            }
+            _ => {
+                // Both at once, and the answers in either order.
+                canceller.send(&cancel);
+                waiting.close();
+                canceller.recv();
+            }
+        }
+        assert_eq!(canceller.call(&format!("LOCK.ACQUIRE k {owner} ID {id}")), CANCELLED);
+    }
+    assert!(!outcomes.is_empty());
+}
+
+#[test]
+fn it_is_listed_as_a_write() {
+    if !Flavor::Redis7.is_installed() {
+        return;
+    }
+    let server = Server::with_module(Flavor::Redis7, &[]);
+    let info = server.client().call("COMMAND INFO LOCK.CANCEL");
+    assert!(info.contains("write") && info.contains("fast") && !info.contains("denyoom"), "{info}");
+}
