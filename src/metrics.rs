@@ -2,7 +2,7 @@
 
 use crate::core::Decision;
 use crate::server::info::{self, Info, InfoSection};
-use crate::server::Ctx;
+use crate::server::InCallback;
 
 /// Counters since the module was loaded.
 #[derive(Default)]
@@ -35,11 +35,11 @@ impl Metrics {
 pub(crate) struct Section;
 
 impl InfoSection for Section {
-    fn fill(ctx: Ctx, info: &mut Info) {
+    fn fill(proof: InCallback, info: &mut Info) {
         if !info.section(c"") {
             return;
         }
-        crate::runtime::with(ctx, |runtime| {
+        crate::runtime::with(proof, |runtime| {
             info.number(c"waiters", runtime.service.waiting_total());
             info.number(c"contended_locks", runtime.service.contended());
             info.number(c"waiters_granted", runtime.metrics.granted);

@@ -33,7 +33,7 @@ use crate::server::events;
 use crate::server::socket::Sockets;
 use crate::server::stream::Stream;
 use crate::server::timer::{self, TimerId};
-use crate::server::{guard, Ctx, ServerCell, Str};
+use crate::server::{guard, Ctx, InCallback, ServerCell, Str};
 
 pub(crate) use search::{blockers_of, deadlock_of};
 use touches::Touches;
@@ -92,8 +92,8 @@ pub(crate) struct Runtime {
 }
 
 /// Gives access to the state. Nothing that can make the server call us back may be done inside.
-pub(crate) fn with<T>(ctx: Ctx, body: impl FnOnce(&mut Runtime) -> T) -> T {
-    let mut runtime = RUNTIME.get(ctx).borrow_mut();
+pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Runtime) -> T) -> T {
+    let mut runtime = RUNTIME.get(proof).borrow_mut();
     if runtime.is_none() {
         *runtime = Some(Runtime::default());
     }

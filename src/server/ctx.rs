@@ -13,6 +13,27 @@ use crate::server::{Str, OK};
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx(pub(super) *mut raw::RedisModuleCtx);
 
+/// The proof that a callback of the server runs: it opens the module's own state, and nothing of the server's. A [`Ctx`] is
+/// one too. Some callbacks get no context, and so have no other.
+#[derive(Clone, Copy)]
+pub(crate) struct InCallback(());
+
+impl InCallback {
+    /// For a callback that gets no context.
+    ///
+    /// # Safety
+    /// A callback of the server runs, and the result is not kept beyond it.
+    pub(super) unsafe fn claim() -> InCallback {
+        InCallback(())
+    }
+}
+
+impl From<Ctx> for InCallback {
+    fn from(_: Ctx) -> InCallback {
+        InCallback(())
+    }
+}
+
 /// The state of the server and of the calling client, which does not change during a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Flags(u32);
@@ -45,12 +66,6 @@ impl Ctx {
     /// `raw` is the context of the running callback, and the result is not kept beyond it.
     pub(crate) unsafe fn from_raw(raw: *mut raw::RedisModuleCtx) -> Ctx {
         Ctx(raw)
-    }
-
-    /// The proof that a callback runs, from one that gets no context. Nothing can be done with it but to reach
-    /// the module's own state.
-    pub(super) fn none() -> Ctx {
-        Ctx(ptr::null_mut())
     }
 
     /// The number of the selected database.

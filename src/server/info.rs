@@ -4,7 +4,7 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::{guard, string, Ctx, OK};
+use crate::server::{guard, string, Ctx, InCallback, OK};
 
 /// Where the fields of a section go.
 pub(crate) struct Info(*mut raw::RedisModuleInfoCtx);
@@ -30,13 +30,15 @@ impl Info {
 
 /// Says what stands in the module's part of `INFO`.
 pub(crate) trait InfoSection {
-    fn fill(ctx: Ctx, info: &mut Info);
+    fn fill(proof: InCallback, info: &mut Info);
 }
 
 /// Registers the module's part of `INFO`. False if the server refuses.
 pub(crate) fn register<I: InfoSection>(ctx: Ctx) -> bool {
     unsafe extern "C" fn fill<I: InfoSection>(info: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
-        guard(|| I::fill(Ctx::none(), &mut Info(info)));
+        // SAFETY: this is a callback.
+        let proof = unsafe { InCallback::claim() };
+        guard(|| I::fill(proof, &mut Info(info)));
     }
     // SAFETY: the callback has the type that the server calls it with.
     unsafe { call!(RedisModule_RegisterInfoFunc(ctx.0, Some(fill::<I>))) == OK }

@@ -16,7 +16,7 @@ use std::ffi::c_int;
 
 use redis_module::raw;
 
-use crate::server::{guard, info, string, Ctx, ServerCell, OK};
+use crate::server::{guard, info, string, Ctx, InCallback, ServerCell, OK};
 
 /// The database that the latest `MOVE` moved from.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
@@ -44,7 +44,9 @@ pub(crate) fn watch_copies(ctx: Ctx) -> bool {
     unsafe extern "C" fn filter(command: *mut raw::RedisModuleCommandFilterCtx) {
         // This runs for every command of every client: leave at once.
         if matches!(Filtered(command).bytes(0), [b'c' | b'C', ..]) {
-            guard(|| look_at(&Filtered(command)));
+            // SAFETY: this is a callback.
+            let proof = unsafe { InCallback::claim() };
+            guard(|| look_at(proof, &Filtered(command)));
         }
     }
     if info::is_redis() {
@@ -56,17 +58,17 @@ pub(crate) fn watch_copies(ctx: Ctx) -> bool {
 }
 
 /// Notes the client of a `COPY key other DB db`.
-fn look_at(command: &Filtered) {
+fn look_at(proof: InCallback, command: &Filtered) {
     if !command.bytes(0).eq_ignore_ascii_case(b"copy") {
         return;
     }
     // One that raised no event must not be taken for a later one.
-    COPIES.get(Ctx::none()).set(None);
+    COPIES.get(proof).set(None);
     if command.len() < 5 {
         return;
     }
     let copies = command.client().and_then(|client| Some((client, selected_db(client)?)));
-    COPIES.get(Ctx::none()).set(copies);
+    COPIES.get(proof).set(copies);
 }
 
 /// The database that a client has selected.

@@ -141,7 +141,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
     }
     let symbols = absent!(
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
-        RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyLength
+        RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
         RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
         RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
@@ -162,6 +162,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_SetModuleOptions RedisModule_SignalModifiedKey RedisModule_StopTimer
         RedisModule_StringDMA RedisModule_StringPtrLen RedisModule_StringSet RedisModule_StringToLongLong RedisModule_SubscribeToKeyspaceEvents RedisModule_SubscribeToServerEvent
         RedisModule_UnblockClient RedisModule_ValueLength RedisModule_WrongArity
+        RedisModule_ZsetLastInScoreRange RedisModule_ZsetRangeCurrentElement RedisModule_ZsetRangeStop
     );
     symbols.into_iter().filter_map(|(name, absent)| absent.then_some(name)).collect()
 }
@@ -276,5 +277,56 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
             Some(set) => set(command, spec.categories.as_ptr()) == OK,
             None => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    /// The identifiers that begin the text after each `mark`, spaces left out.
+    fn names_after<'a>(text: &'a str, mark: &str) -> impl Iterator<Item = &'a str> {
+        let pieces: Vec<&str> = text.split(mark).skip(1).collect();
+        pieces.into_iter().map(|piece| {
+            let piece = piece.trim_start();
+            let end = piece.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(piece.len());
+            &piece[..end]
+        })
+    }
+
+    fn sources(folder: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+
+    /// A function that is called and not looked for at load would be missed when a client needs it.
+    #[test]
+    fn what_is_called_is_looked_for_at_load_and_nothing_else() {
+        let mut files = Vec::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+        let called: BTreeSet<&str> = files
+            .iter()
+            .flat_map(|file| names_after(file, concat!("call", "!(")))
+            .filter(|name| name.starts_with("RedisModule_"))
+            .collect();
+        let own = include_str!("load.rs");
+        let (_, list) = own.split_once("let symbols = absent!(").unwrap();
+        let (list, _) = list.split_once(");").unwrap();
+        let looked_for: Vec<&str> = list.split_whitespace().collect();
+        assert!(called.len() > 50, "the calls were not found: {called:?}");
+        assert_eq!(looked_for.len(), looked_for.iter().collect::<BTreeSet<_>>().len(), "named twice");
+        let looked_for: BTreeSet<&str> = looked_for.into_iter().collect();
+        let missing: Vec<_> = called.difference(&looked_for).collect();
+        let needless: Vec<_> = looked_for.difference(&called).collect();
+        assert!(missing.is_empty(), "called, and not looked for at load: {missing:?}");
+        assert!(needless.is_empty(), "looked for at load, and never called: {needless:?}");
     }
 }

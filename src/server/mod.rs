@@ -2,7 +2,7 @@
 //!
 //! The server calls a module on one thread at a time, the one that holds its global lock, and so every
 //! wrapper here may only be used from inside a callback of the server. [`Ctx`] is the proof: nobody else
-//! makes one. Every `extern "C"` function goes through [`guard`], because a panic that leaves it would end
+//! makes one. A callback that gets no context has an [`InCallback`], which opens the module's own state only. Every `extern "C"` function goes through [`guard`], because a panic that leaves it would end
 //! the server.
 
 /// Calls a function of the module API. All that the module needs are checked at load
@@ -36,7 +36,7 @@ use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(crate) use ctx::Ctx;
+pub(crate) use ctx::{Ctx, InCallback};
 pub(crate) use string::Str;
 
 /// What the API's functions answer when all is well, and callbacks too.
@@ -78,7 +78,7 @@ pub(crate) fn absent(function: &str) -> ! {
 /// A value that only callbacks of the server touch.
 pub(crate) struct ServerCell<T>(UnsafeCell<T>);
 
-// SAFETY: the server runs the callbacks of modules on one thread at a time, and access needs a `Ctx`,
+// SAFETY: the server runs the callbacks of modules on one thread at a time, and access needs an `InCallback`,
 // which exists in a callback only.
 unsafe impl<T> Sync for ServerCell<T> {}
 
@@ -87,7 +87,7 @@ impl<T> ServerCell<T> {
         ServerCell(UnsafeCell::new(value))
     }
 
-    pub(crate) fn get(&self, _in_callback: Ctx) -> &T {
+    pub(crate) fn get(&self, _proof: impl Into<InCallback>) -> &T {
         // SAFETY: only shared references are ever made of the content; see `Sync` above for threads.
         unsafe { &*self.0.get() }
     }
