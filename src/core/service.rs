@@ -556,7 +556,7 @@ impl Service {
     /// In how many milliseconds [`tick`](Service::tick) is due; `None` if nothing is planned.
     pub(crate) fn next_wakeup(&self, now: Now, may_write: bool) -> Option<u64> {
         let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
-        let deadline = self.deadlines.first().map(|(at, _)| until(*at));
+        let deadline = self.next_deadline(now);
         let renewal = self.renewals.first().map(|(at, ..)| until(*at));
         let dirty = (!self.dirty.is_empty()).then_some(0);
         // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
@@ -569,6 +569,11 @@ impl Service {
         let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
         let sweep = self.sweeps.first().map(|(at, ..)| *at).into_iter().chain(self.ended.due()).min();
         deadline.into_iter().chain(work).chain(sweep.map(until)).min()
+    }
+
+    /// In how many milliseconds the first wait is over, for which nothing needs to be written.
+    pub(crate) fn next_deadline(&self, now: Now) -> Option<u64> {
+        self.deadlines.first().map(|(at, _)| at.saturating_sub(now.mono).div_ceil(1000))
     }
 
     /// True if [`take_decisions`](Service::take_decisions) has any.

@@ -33,7 +33,7 @@ use crate::server::events;
 use crate::server::socket::Sockets;
 use crate::server::stream::Stream;
 use crate::server::timer::{self, TimerId};
-use crate::server::{guard, Ctx, InCallback, ServerCell, Str};
+use crate::server::{guard, Ctx, InCallback, Obstacle, ServerCell, Str};
 
 pub(crate) use search::{blockers_of, deadlock_of};
 use touches::Touches;
@@ -50,6 +50,9 @@ const TIMER_BUDGET_US: MonoUs = 4_000;
 
 /// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
 const FLUSH_RETRY_MS: u64 = 10;
+
+/// While the server refuses all writes, how often it is asked whether it still does, in milliseconds.
+const REFUSED_RETRY_MS: u64 = 10;
 
 /// For how long the end of every turn is listened to after the last that mattered, in milliseconds: to begin and to end that
 /// costs more than to go on, where a lock is handed from one to the next.
@@ -190,7 +193,7 @@ pub(crate) fn settle(ctx: Ctx) {
             runtime.take_office(ctx);
             runtime.pass_on_decisions();
             runtime.listen_to_clients(ctx);
-            runtime.set_timer(ctx, true);
+            runtime.set_timer(ctx, None);
         }
     });
 }
@@ -199,7 +202,7 @@ pub(crate) fn settle(ctx: Ctx) {
 pub(crate) fn look_soon(ctx: Ctx, key: &[u8]) {
     with(ctx, |runtime| {
         if runtime.service.touched(LockRef { db: ctx.db(), key }, false, ctx.now()) {
-            runtime.set_timer(ctx, true);
+            runtime.set_timer(ctx, None);
         }
     });
 }
@@ -257,7 +260,7 @@ impl Runtime {
         let Some(id) = self.by_handle.get(&handle).copied() else { return };
         self.service.leave(id);
         self.end(id, Ended::Left);
-        self.set_timer(ctx, true);
+        self.set_timer(ctx, None);
     }
 
     /// True if nothing is to be done, now or later, and nothing is remembered that a change of roles matters to.
@@ -272,12 +275,19 @@ impl Runtime {
 
     /// Sets the timer for the next thing to do, moves it if that comes earlier than planned, and stops it if
     /// there is nothing: a module that has a timer cannot be unloaded.
-    fn set_timer(&mut self, ctx: Ctx, may_write: bool) {
+    fn set_timer(&mut self, ctx: Ctx, obstacle: Option<Obstacle>) {
         let now = ctx.now();
-        let wanted = if self.flushed && may_write {
+        let wanted = if self.flushed && obstacle.is_none() {
             Some(0)
         } else {
-            let work = self.service.next_wakeup(now, may_write);
+            let work = self.service.next_wakeup(now, obstacle.is_none());
+            let work = match obstacle {
+                Some(Obstacle::Refused) => {
+                    let deadline = self.service.next_deadline(now);
+                    deadline.into_iter().chain(work.map(|ms| ms.max(REFUSED_RETRY_MS))).min()
+                }
+                _ => work,
+            };
             let work = work.into_iter().chain(self.listening.then_some(LISTENING_MS)).min();
             let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
             let look = self.look_at_all.map(|at| at.saturating_sub(now.mono).div_ceil(1000));
@@ -304,7 +314,8 @@ impl Runtime {
 /// The timer has fired.
 fn fired(ctx: Ctx) {
     let primary = ctx.is_primary();
-    let may_write = ctx.may_write();
+    let obstacle = ctx.obstacle();
+    let may_write = obstacle.is_none();
     let started = ctx.now().mono;
     with(ctx, |runtime| {
         // First of all: this timer must not be stopped any more.
@@ -348,7 +359,7 @@ fn fired(ctx: Ctx) {
     }
     with(ctx, |runtime| {
         runtime.pass_on_decisions();
-        runtime.set_timer(ctx, may_write);
+        runtime.set_timer(ctx, obstacle);
         if runtime.timer.is_none() && std::mem::take(&mut runtime.watching_timer) {
             events::ignore_cron(ctx);
         }
@@ -363,7 +374,7 @@ fn watch_timer(ctx: Ctx, (): ()) {
             if let Some((timer, _)) = runtime.timer.take() {
                 timer::stop(ctx, timer);
             }
-            runtime.set_timer(ctx, true);
+            runtime.set_timer(ctx, None);
         }
     });
 }
@@ -411,7 +422,7 @@ fn role_changed(ctx: Ctx, primary: bool) {
         } else {
             runtime.service.abdicate();
         }
-        runtime.set_timer(ctx, true);
+        runtime.set_timer(ctx, None);
     });
 }
 
@@ -419,7 +430,7 @@ fn role_changed(ctx: Ctx, primary: bool) {
 fn client_closed(ctx: Ctx, client: u64) {
     with(ctx, |runtime| {
         if runtime.service.connection_closed(ConnectionId(client), ctx.now()) {
-            runtime.set_timer(ctx, true);
+            runtime.set_timer(ctx, None);
             events::wake_up(ctx);
         }
     });

@@ -32,7 +32,7 @@ impl KeyspaceEvents for Touches {
                 return;
             }
             if runtime.service.touched(LockRef { db: ctx.db(), key }, gone, ctx.now()) {
-                runtime.set_timer(ctx, true);
+                runtime.set_timer(ctx, None);
             }
         });
     }
@@ -41,7 +41,7 @@ impl KeyspaceEvents for Touches {
         with(ctx, |runtime| {
             runtime.flushed = ctx.is_primary();
             runtime.service.touched_all(db);
-            runtime.set_timer(ctx, true);
+            runtime.set_timer(ctx, None);
         });
     }
 }

@@ -98,7 +98,7 @@ impl BlockedClient for Waits {
                     events::listen_to_wakeups(ctx, turn_is_over);
                 }
             }
-            runtime.set_timer(ctx, true);
+            runtime.set_timer(ctx, None);
         });
     }
 }
@@ -124,7 +124,7 @@ fn turn_is_over(ctx: Ctx, (): ()) {
             }
         }
         runtime.listen_to_clients(ctx);
-        runtime.set_timer(ctx, true);
+        runtime.set_timer(ctx, None);
     });
 }
 

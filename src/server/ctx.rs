@@ -1,13 +1,17 @@
 //! The context of a callback: where it runs, what time it is, and what leaves the server from it.
 
-use std::ffi::{c_int, CStr, CString};
+use std::ffi::{c_int, c_longlong, CStr, CString};
 use std::ptr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis_module::raw;
 
 use crate::core::Now;
+use crate::server::load::{self, Version};
 use crate::server::{Str, OK};
+
+/// Since when a command can be tried without being carried out.
+const DRY_RUN_SINCE: Version = Version::new(7, 2, 0);
 
 /// The context in which the server has called the module. Valid until that call returns.
 #[derive(Clone, Copy)]
@@ -32,6 +36,15 @@ impl From<Ctx> for InCallback {
     fn from(_: Ctx) -> InCallback {
         InCallback(())
     }
+}
+
+/// Why nothing may be written but by a client's command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// This is a replica, loads a file, or clients are paused: a write would end the server.
+    Paused,
+    /// The server refuses the writes of all clients. That may last.
+    Refused,
 }
 
 /// The state of the server and of the calling client, which does not change during a call.
@@ -151,12 +164,45 @@ impl Ctx {
         self.flags().is_cluster()
     }
 
-    /// True if a callback that no command of a client led to may write now: not on a replica, not while a
-    /// file is loaded, and not while clients are paused, when a write would end the server.
-    pub(crate) fn may_write(self) -> bool {
+    /// What keeps a callback that no command of a client led to from writing now.
+    pub(crate) fn obstacle(self) -> Option<Obstacle> {
         // SAFETY: the function only reads the server's state.
         let paused = unsafe { call!(RedisModule_AvoidReplicaTraffic()) } != 0;
-        !paused && self.flags().is_primary() && !self.flags().is_loading()
+        if paused || !self.flags().is_primary() || self.flags().is_loading() {
+            return Some(Obstacle::Paused);
+        }
+        self.refuses_writes().then_some(Obstacle::Refused)
+    }
+
+    /// True if the server answers every client's write with an error: too few replicas follow
+    /// (`min-replicas-to-write`), or a disk error stops writes (`MISCONF`).
+    fn refuses_writes(self) -> bool {
+        // Servers since 7.2 only try whether a command would be let through ("D"). 7.0 carries it out: so it is one that
+        // changes no key, whatever it is. No TTL is later than the latest.
+        let can_try = load::server_version().is_some_and(|version| version >= DRY_RUN_SINCE);
+        let format = if can_try { c"SDclcc" } else { c"Sclcc" };
+        // SAFETY: the format takes a C string, a number and two C strings. The reply is null or the server's.
+        unsafe {
+            let (command, key) = (c"PEXPIREAT".as_ptr(), c"lock".as_ptr());
+            let (only_with_ttl, only_earlier) = (c"XX".as_ptr(), c"LT".as_ptr());
+            let reply = call!(RedisModule_Call(
+                self.0,
+                command,
+                format.as_ptr(),
+                key,
+                c_longlong::MAX,
+                only_with_ttl,
+                only_earlier
+            ));
+            // As a script would be refused ("S"). Other errors, such as that a key is another node's, come later. What is
+            // only tried has no reply but an error, and what is carried out has none if it was refused.
+            let why = std::io::Error::last_os_error().raw_os_error();
+            let refused = reply.is_null() != can_try && why == Some(libc::ESPIPE);
+            if !reply.is_null() {
+                call!(RedisModule_FreeCallReply(reply));
+            }
+            refused
+        }
     }
 
     /// Tells `WATCH` and client-side caches that the key has changed.

@@ -36,7 +36,7 @@ use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(crate) use ctx::{Ctx, InCallback};
+pub(crate) use ctx::{Ctx, InCallback, Obstacle};
 pub(crate) use string::Str;
 
 /// What the API's functions answer when all is well, and callbacks too.

@@ -3,11 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{in_world, until, Flavor, Server, World};
+use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
     a_pause_holds_grants_back,
     a_wait_ends_in_time_in_a_pause,
+    too_few_replicas_hold_grants_back,
+    a_disk_error_holds_grants_back,
+    to_ask_whether_writes_are_refused_changes_nothing,
     a_shutdown_that_waits_for_a_replica_grants_nothing,
     a_failover_ends_all_waits,
     a_demotion_ends_all_waits,
@@ -50,6 +53,112 @@ fn a_wait_ends_in_time_in_a_pause(flavor: Flavor) {
         until("c has left", || a.call("LOCK.WAITERS k").matches("owner").count() == 1);
         a.call("CLIENT UNPAUSE");
         assert_eq!(d.recv(), "1");
+    });
+}
+
+/// `refuse` makes the server refuse the writes of all clients, with an error that begins with `error`, and `allow` ends
+/// that. In between nothing is granted or renewed, and waits end in time.
+fn nothing_is_granted_while(server: &Server, error: &str, refuse: impl Fn(), allow: impl Fn()) {
+    let mut a = server.client();
+    for key in ["ends", "left", "kept"] {
+        assert_eq!(a.call(&format!("DEL {key}")).len(), 1);
+    }
+    // The first two become free meanwhile, by a lease that ends and by a client that goes; the third is renewed.
+    assert_eq!(a.call("LOCK.ACQUIRE ends a PX 300"), "1");
+    let mut gone = server.client();
+    assert_eq!(gone.call("LOCK.ACQUIRE left gone EPHEMERAL PX 100000"), "1");
+    let mut keeper = server.client();
+    assert_eq!(keeper.call("LOCK.ACQUIRE kept keeper WATCHDOG PX 3000"), "1");
+    let mut impatient = server.waiting("LOCK.ACQUIRE ends b BLOCK 500");
+    let mut first = server.waiting("LOCK.ACQUIRE ends c BLOCK 0 PX 50000");
+    let mut heir = server.waiting("LOCK.ACQUIRE left d BLOCK 0 PX 50000");
+    refuse();
+    let refused = |client: &mut Client| client.call("SET x y").starts_with(error);
+    assert!(refused(&mut a), "{}", a.call("SET x y"));
+    gone.close();
+    assert_eq!(impatient.recv(), "nil");
+    until("the lease is over", || a.call("LOCK.INFO ends") == "nil");
+    until("a renewal was due", || a.number("PTTL kept") < 1900);
+    assert!(a.call("LOCK.INFO left").contains("gone"));
+    assert!(first.has_nothing() && heir.has_nothing(), "granted while the server refuses writes");
+    assert!(refused(&mut a));
+    allow();
+    let allowed = Instant::now();
+    assert_eq!([first.recv(), heir.recv()], ["1", "1"]);
+    assert!(allowed.elapsed() < Duration::from_secs(2), "granted {:?} later", allowed.elapsed());
+    until("the lease is renewed", || a.number("PTTL kept") > 1900);
+    for (client, key) in [(&mut first, "ends c"), (&mut heir, "left d"), (&mut keeper, "kept keeper")] {
+        assert_eq!(client.call(&format!("LOCK.RELEASE {key}")), "0");
+    }
+}
+
+fn too_few_replicas_hold_grants_back(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut operator = world.client();
+        nothing_is_granted_while(
+            world,
+            "NOREPLICAS ",
+            || assert_eq!(world.client().call("CONFIG SET min-replicas-to-write 2"), "OK"),
+            || assert_eq!(world.client().call("CONFIG SET min-replicas-to-write 1"), "OK"),
+        );
+        // With enough replicas the setting stands in nobody's way.
+        assert_eq!(operator.call("LOCK.ACQUIRE k a PX 50"), "1");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(b.recv(), "1");
+        operator.call("CONFIG SET min-replicas-to-write 0");
+    });
+}
+
+fn a_disk_error_holds_grants_back(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &["--save", "3600 1", "--dbfilename", "dump"]);
+    let in_the_way = server.dir.path().join("dump");
+    let saved = |outcome: &str| {
+        let mut a = server.client();
+        a.call("BGSAVE");
+        until("the snapshot has ended", || {
+            a.info("persistence", "rdb_bgsave_in_progress") == "0"
+                && a.info("persistence", "rdb_last_bgsave_status") == outcome
+        });
+    };
+    nothing_is_granted_while(
+        &server,
+        "MISCONF ",
+        || {
+            // No file can be put where a folder is.
+            std::fs::create_dir(&in_the_way).unwrap();
+            saved("err");
+        },
+        || {
+            std::fs::remove_dir(&in_the_way).unwrap();
+            saved("ok");
+        },
+    );
+    server.assert_healthy();
+}
+
+/// The server is asked with a command, which leaves no trace in any key, not even in one of the name that it asks with.
+fn to_ask_whether_writes_are_refused_changes_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for (make, look) in [
+            ("SET lock text", "GET lock"),
+            ("SET lock text PXAT 9000000000000", "PEXPIRETIME lock"),
+            ("RPUSH lock x y", "LRANGE lock 0 -1"),
+            ("HSET lock f v", "HGETALL lock"),
+        ] {
+            a.call("DEL lock");
+            a.call(make);
+            let before = [a.call(look), a.call("PEXPIRETIME lock")];
+            let mut watcher = world.client();
+            watcher.call("WATCH lock");
+            a.call("LOCK.ACQUIRE k a PX 20");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+            assert_eq!(b.recv(), "1");
+            assert_eq!([a.call(look), a.call("PEXPIRETIME lock")], before, "{make}");
+            watcher.send_at_once(&["MULTI", "PING", "EXEC"]);
+            assert_eq!([watcher.recv(), watcher.recv(), watcher.recv()], ["OK", "QUEUED", "[PONG]"]);
+            a.call("DEL k");
+        }
     });
 }
 
