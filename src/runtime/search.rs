@@ -5,6 +5,7 @@ use crate::core::graph::{Edge, Step};
 use crate::core::{Holders, LockId, Owner, Search, WaiterId};
 use crate::error::shown;
 use crate::keyspace;
+use crate::server::caller::Caller;
 use crate::server::{Ctx, Str};
 
 /// How many waits of a cycle an error shows.
@@ -31,20 +32,23 @@ pub(crate) fn deadlock_of(ctx: Ctx, id: WaiterId, lock: LockId, holders: Holders
             let hung_up = |id: &WaiterId| runtime.waits.get(id).is_some_and(super::Wait::is_hung_up);
             edges.iter().map(|edge| edge.by).filter(hung_up).collect()
         });
-        let found = with(ctx, |runtime| {
+        let text = gone.is_empty().then(|| {
+            let reader = Caller::of(ctx).reader();
+            describe(&edges, |edge| reader.may_read(&edge.lock.key))
+        });
+        with(ctx, |runtime| {
             for id in &gone {
                 runtime.service.leave(*id);
                 runtime.end(*id, Ended::Left);
             }
-            gone.is_empty().then(|| {
+            if text.is_some() {
                 runtime.metrics.deadlocks += 1;
                 runtime.service.leave(id);
-                describe(&edges)
-            })
+            }
         });
         settle(ctx);
-        if found.is_some() {
-            return found;
+        if text.is_some() {
+            return text;
         }
     }
 }
@@ -72,12 +76,18 @@ fn run(ctx: Ctx, search: &mut Search) -> Step {
     }
 }
 
-/// `a waits for b (k1), b for c (k2), c for a (k3)`.
-fn describe(cycle: &[Edge]) -> String {
+/// `a waits for b (lock k1), b for c (lock k2), c for a (lock k3)`. Of a lock that the caller may not read no name is told,
+/// and no owner that only such locks name: only who calls, which is the one that the cycle begins with.
+fn describe(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     let Some(last) = cycle.last() else { return String::new() };
+    let readable: Vec<bool> = cycle.iter().map(may_read).collect();
+    // Each edge leads to an owner, who is named by that edge's lock and by the next one's.
+    let known = |at: usize| at + 1 == cycle.len() || readable[at] || readable[at + 1];
+    let name = |owner: &Owner, known| if known { shown(owner.as_bytes()) } else { "somebody".to_owned() };
     let mut text = String::new();
-    let mut waits = &last.owner;
+    let mut from = name(&last.owner, true);
     for (at, edge) in cycle.iter().enumerate() {
+        let to = name(&edge.owner, known(at));
         // The beginning and the end tell most.
         if cycle.len() > SHOWN && (SHOWN - 1..cycle.len() - 1).contains(&at) {
             if at == SHOWN - 1 {
@@ -86,10 +96,14 @@ fn describe(cycle: &[Edge]) -> String {
         } else {
             let verb = if at == 0 { "waits for" } else { "for" };
             let comma = if at == 0 { "" } else { ", " };
-            let (from, to) = (shown(waits.as_bytes()), shown(edge.owner.as_bytes()));
-            text.push_str(&format!("{comma}{from} {verb} {to} (lock {})", shown(&edge.lock.key)));
+            let lock = if readable[at] {
+                format!("lock {}", shown(&edge.lock.key))
+            } else {
+                "a lock that you may not read".to_owned()
+            };
+            text.push_str(&format!("{comma}{from} {verb} {to} ({lock})"));
         }
-        waits = &edge.owner;
+        from = to;
     }
     text
 }

@@ -140,16 +140,16 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         };
     }
     let symbols = absent!(
-        RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
+        RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
         RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
         RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
         RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
-        RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
-        RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetNotifyKeyspaceEvents
-        RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet RedisModule_InfoAddFieldCString
-        RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyExists RedisModule_KeyType RedisModule_LoadConfigs
+        RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
+        RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
+        RedisModule_InfoAddFieldCString RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyExists RedisModule_KeyType RedisModule_LoadConfigs
         RedisModule_Log RedisModule_Milliseconds RedisModule_MonotonicMicroseconds
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
         RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterEnumConfig

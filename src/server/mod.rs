@@ -18,6 +18,7 @@ macro_rules! call {
 
 mod audience;
 pub(crate) mod blocked;
+pub(crate) mod caller;
 pub(crate) mod config;
 pub(crate) mod ctx;
 pub(crate) mod events;

@@ -2,10 +2,7 @@
 
 use std::ffi::c_int;
 
-use redis_module::raw;
-
-use crate::server::ctx::reply_type;
-use crate::server::Ctx;
+use crate::server::{caller, Ctx};
 
 /// The socket of a client that is blocked. Only looked at: it stays the server's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,24 +11,7 @@ pub(crate) struct Socket(c_int);
 impl Socket {
     /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` tells.
     pub(crate) fn of_client(ctx: Ctx, id: u64) -> Option<Socket> {
-        let id = i64::try_from(id).ok()?;
-        // SAFETY: "ccl" takes two C strings and a long long; the reply is freed here, and its text not kept.
-        unsafe {
-            let (list, by) = (c"LIST".as_ptr(), c"ID".as_ptr());
-            let reply = call!(RedisModule_Call(ctx.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, by, id));
-            if reply.is_null() {
-                return None;
-            }
-            let is_text =
-                call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_STRING);
-            let mut len = 0;
-            let text = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
-            let socket = (is_text && !text.is_null())
-                .then(|| parse(std::slice::from_raw_parts(text.cast(), len)))
-                .flatten();
-            call!(RedisModule_FreeCallReply(reply));
-            socket
-        }
+        caller::line_of(ctx, id).and_then(|line| parse(&line))
     }
 
     /// True if the other side has closed the connection, or its half of it, even where the server has not
@@ -74,7 +54,7 @@ fn place(client: u64) -> usize {
 }
 
 fn parse(line: &[u8]) -> Option<Socket> {
-    let number = line.split(|byte| *byte == b' ').find_map(|word| word.strip_prefix(b"fd="))?;
+    let number = caller::field(line, "fd=")?;
     std::str::from_utf8(number).ok()?.parse().ok().filter(|fd| *fd >= 0).map(Socket)
 }
 

@@ -16,6 +16,7 @@ crate::on_every_server!(
     what_has_ended_is_no_deadlock,
     who_has_hung_up_does_not_wait,
     a_call_without_block_never_gets_it,
+    keys_that_the_caller_may_not_read_are_masked,
     it_can_be_turned_off,
     odd_names_are_shown_sensibly,
     a_crowd_costs_nothing,
@@ -72,6 +73,50 @@ fn a_long_cycle_names_everybody(flavor: Flavor) {
         );
         // Around the corner, nobody waits for anybody.
         assert_eq!(a.call("LOCK.ACQUIRE k5 x BLOCK 1"), "nil");
+    });
+}
+
+/// Owner names are free: who may use some keys could otherwise learn of all others by making cycles.
+fn keys_that_the_caller_may_not_read_are_masked(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut root = holds(world, &[("x", "app:1"), ("y", "secret:2"), ("z", "secret:3"), ("w", "app:4")]);
+        root.call("ACL SETUSER app on nopass resetkeys ~app:* %R~read:* %W~write:* +@all");
+        root.call("ACL SETUSER all on nopass resetkeys allkeys +@all");
+        let mut app = world.client();
+        assert_eq!(app.call("AUTH app x"), "OK");
+        // x waits for y, y for z, z for w: all by others.
+        let _waits = ["secret:2 x", "secret:3 y", "app:4 z"]
+            .map(|wait| world.waiting(&format!("LOCK.ACQUIRE {wait} BLOCK 0")));
+        let hidden = "a lock that you may not read";
+        assert_eq!(
+            app.call("LOCK.ACQUIRE app:1 w BLOCK 0"),
+            format!(
+                "DEADLOCK waiting could never end: w waits for x (lock app:1), x for somebody ({hidden}), \
+                 somebody for z ({hidden}), z for w (lock app:4)"
+            )
+        );
+        let all = "DEADLOCK waiting could never end: w waits for x (lock app:1), x for y (lock secret:2), \
+             y for z (lock secret:3), z for w (lock app:4)";
+        assert_eq!(root.call("LOCK.ACQUIRE app:1 w BLOCK 0"), all);
+        let mut other = world.client();
+        assert_eq!(other.call("AUTH all x"), "OK");
+        assert_eq!(other.call("LOCK.ACQUIRE app:1 w BLOCK 0"), all);
+        // A key that one may only write is not told of either, one that one may only read is.
+        root.call("LOCK.ACQUIRE write:1 a PX 100000");
+        root.call("LOCK.ACQUIRE read:1 b PX 100000");
+        root.call("LOCK.ACQUIRE app:5 c PX 100000");
+        let _waits =
+            ["write:1 c", "read:1 a"].map(|wait| world.waiting(&format!("LOCK.ACQUIRE {wait} BLOCK 0")));
+        assert_eq!(
+            app.call("LOCK.ACQUIRE app:5 b BLOCK 0"),
+            format!(
+                "DEADLOCK waiting could never end: b waits for c (lock app:5), c for a ({hidden}), \
+                 a for b (lock read:1)"
+            )
+        );
+        assert_eq!(deadlocks(world), "4");
+        // To look is no try: nothing of it stands in the log of what was denied.
+        assert_eq!(root.call("ACL LOG"), "[]");
     });
 }
 

@@ -1,0 +1,132 @@
+//! Who calls: the user, the address, and what that user may read.
+
+use redis_module::raw;
+
+use crate::server::ctx::reply_type;
+use crate::server::load::{self, Version};
+use crate::server::{string, Ctx, Str, OK};
+
+/// Since when every server answers null for the name of a user that there is not: before, most end.
+const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);
+
+/// What `CLIENT LIST` calls the user of a connection that may do everything.
+const NO_USER: &[u8] = b"(superuser)";
+
+/// A client's line in `CLIENT LIST`; `None` if there is none with this id, or if the server has no such command.
+pub(super) fn line_of(ctx: Ctx, id: u64) -> Option<Vec<u8>> {
+    let id = i64::try_from(id).ok()?;
+    // SAFETY: "ccl" takes two C strings and a long long; the reply is freed here, and its text copied before.
+    unsafe {
+        let (list, by) = (c"LIST".as_ptr(), c"ID".as_ptr());
+        let reply = call!(RedisModule_Call(ctx.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, by, id));
+        if reply.is_null() {
+            return None;
+        }
+        let is_text = call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_STRING);
+        let mut len = 0;
+        let text = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
+        let line =
+            (is_text && !text.is_null()).then(|| std::slice::from_raw_parts(text.cast::<u8>(), len).to_vec());
+        call!(RedisModule_FreeCallReply(reply));
+        line
+    }
+}
+
+/// A field of such a line; `name` is with the `=`.
+pub(super) fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    line.split(|byte| byte.is_ascii_whitespace()).find_map(|word| word.strip_prefix(name.as_bytes()))
+}
+
+/// Who calls, as far as the server tells.
+pub(crate) struct Caller {
+    /// `None` too for who may do everything.
+    user: Option<Vec<u8>>,
+    /// It is known to have no user, and so may do everything.
+    unrestricted: bool,
+}
+
+impl Caller {
+    /// Asks the server: not for where it has to be fast.
+    pub(crate) fn of(ctx: Ctx) -> Caller {
+        let line = line_of(ctx, ctx.client_id()).unwrap_or_default();
+        let user = field(&line, "user=");
+        let unrestricted = user == Some(NO_USER);
+        // A script has no connection that is listed, but on some servers a user.
+        let user = user.filter(|name| *name != NO_USER).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
+        Caller { user, unrestricted }
+    }
+
+    /// What it may read.
+    pub(crate) fn reader(&self) -> Reader {
+        let Some(user) = &self.user else {
+            return if self.unrestricted { Reader::Everything } else { Reader::Nothing };
+        };
+        // SAFETY: the name outlives the call; null is the answer for a user that there is not any more.
+        let user = unsafe { call!(RedisModule_GetModuleUserFromUserName(Str::new(user).as_ptr())) };
+        if user.is_null() {
+            return Reader::Nothing;
+        }
+        Reader::User(user)
+    }
+}
+
+/// The name of the user, where to ask for it is safe.
+fn user_name(ctx: Ctx) -> Option<Vec<u8>> {
+    if load::server_version()? < SAFE_USER_NAME_SINCE {
+        return None;
+    }
+    // SAFETY: the context is that of the running callback; the string, if there is one, is ours to free.
+    unsafe {
+        let name = raw::RedisModule_GetCurrentUserName?(ctx.0);
+        if name.is_null() {
+            return None;
+        }
+        let text = string::bytes(name).to_vec();
+        call!(RedisModule_FreeString(ctx.0, name));
+        Some(text)
+    }
+}
+
+/// Which keys somebody may read. Not to be kept beyond the callback: users can be deleted.
+pub(crate) enum Reader {
+    Everything,
+    Nothing,
+    User(*mut raw::RedisModuleUser),
+}
+
+impl Reader {
+    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+        match self {
+            Reader::Everything => true,
+            Reader::Nothing => false,
+            Reader::User(user) => {
+                let key = Str::new(key);
+                let flags = i32::try_from(raw::REDISMODULE_CMD_KEY_ACCESS).unwrap_or(0);
+                // SAFETY: the user was found in this callback; the key outlives the call.
+                unsafe { call!(RedisModule_ACLCheckKeyPermissions(*user, key.as_ptr(), flags)) == OK }
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if let Reader::User(user) = self {
+            // SAFETY: it was made by `reader` and is freed once; the server's user stays.
+            unsafe { call!(RedisModule_FreeModuleUser(*user)) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::field;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let line = b"id=3 addr=1.2.3.4:5 laddr=1.2.3.4:6 name=user=x user=app db=0\n";
+        assert_eq!(field(line, "addr="), Some(&b"1.2.3.4:5"[..]));
+        assert_eq!(field(line, "user="), Some(&b"app"[..]));
+        assert_eq!(field(line, "fd="), None);
+    }
+}
