@@ -103,10 +103,14 @@ impl fmt::Display for Error {
 
 /// Bytes of a client, fit for an error text: printable, on one line, and not too long.
 pub(crate) fn shown(bytes: &[u8]) -> String {
-    const LONGEST: usize = 64;
+    shown_up_to(bytes, 64)
+}
+
+/// The same with another length.
+pub(crate) fn shown_up_to(bytes: &[u8], longest: usize) -> String {
     let mut text =
-        bytes.iter().take(LONGEST).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
-    if bytes.len() > LONGEST {
+        bytes.iter().take(longest).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
+    if bytes.len() > longest {
         text.extend_from_slice(b"...");
     }
     String::from_utf8_lossy(&text).into_owned()

@@ -94,6 +94,7 @@ fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     }
     config::register(ctx, args)?;
     if !server::info::register::<metrics::Section>(ctx)
+        || !server::events::listen_to_settings(ctx, &metrics::EVICTION_SETTINGS, metrics::warn_if_evicts)
         || !runtime::start(ctx)
         || !server::lent_client::watch_copies(ctx)
     {
@@ -126,12 +127,7 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }
-    if metrics::evicts() {
-        ctx.warn(
-            "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
-             owners hold one lock; set maxmemory-policy noeviction",
-        );
-    }
+    metrics::warn_if_evicts(ctx, ());
     Ok(())
 }
 

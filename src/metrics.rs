@@ -1,8 +1,10 @@
 //! What the module counts, and its part of `INFO`.
 
+use std::ffi::CStr;
+
 use crate::core::Decision;
 use crate::server::info::{self, Info, InfoSection};
-use crate::server::InCallback;
+use crate::server::{Ctx, InCallback};
 
 /// Counters since the module was loaded.
 #[derive(Default)]
@@ -54,11 +56,24 @@ impl InfoSection for Section {
             info.number(c"ephemeral_holds", ephemeral);
         });
         info.number(c"internal_errors", crate::server::panics());
-        info.text(c"eviction", if evicts() { c"locks-can-be-evicted" } else { c"off" });
+        info.number(c"eviction", usize::from(evicts()));
     }
 }
 
+/// The settings that decide whether locks can be evicted.
+pub(crate) const EVICTION_SETTINGS: [&CStr; 2] = [c"maxmemory-policy", c"maxmemory"];
+
 /// True if the server may evict lock keys when its memory is full, and so let two owners in.
-pub(crate) fn evicts() -> bool {
+fn evicts() -> bool {
     info::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
+}
+
+/// Warns an operator whose server may evict locks: at the start, and when that is set.
+pub(crate) fn warn_if_evicts(ctx: Ctx, (): ()) {
+    if evicts() {
+        ctx.warn(
+            "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
+             owners hold one lock; set maxmemory-policy noeviction",
+        );
+    }
 }

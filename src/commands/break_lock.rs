@@ -2,10 +2,14 @@
 
 use super::args::Cursor;
 use crate::core::LockRef;
-use crate::error::Error;
+use crate::error::{shown, shown_up_to, Error};
 use crate::runtime;
+use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
+
+/// How many bytes of a key its line in the log has.
+const LONGEST_KEY: usize = 512;
 
 pub(crate) struct Break;
 
@@ -32,7 +36,26 @@ impl Command for Break {
             runtime.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
         });
         runtime::store(ctx, at, &mut lock);
+        if lost > 0 {
+            note(ctx, at, lost);
+        }
         ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
         Ok(())
     }
+}
+
+/// Whoever lost a lock will want to know by whom.
+fn note(ctx: Ctx, lock: LockRef<'_>, lost: usize) {
+    let caller = Caller::of(ctx);
+    let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", shown(user)));
+    let address = match caller.address() {
+        Some(address) => format!("at {}", shown(address)),
+        None => "in a script".to_owned(),
+    };
+    let owners = if lost == 1 { "1 owner".to_owned() } else { format!("{lost} owners") };
+    ctx.note(&format!(
+        "redis-lock: LOCK.BREAK of {} in database {} by {user} {address}: {owners} lost it",
+        shown_up_to(lock.key, LONGEST_KEY),
+        lock.db
+    ));
 }

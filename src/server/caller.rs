@@ -41,6 +41,7 @@ pub(super) fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
 pub(crate) struct Caller {
     /// `None` too for who may do everything.
     user: Option<Vec<u8>>,
+    address: Option<Vec<u8>>,
     /// It is known to have no user, and so may do everything.
     unrestricted: bool,
 }
@@ -53,7 +54,15 @@ impl Caller {
         let unrestricted = user == Some(NO_USER);
         // A script has no connection that is listed, but on some servers a user.
         let user = user.filter(|name| *name != NO_USER).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
-        Caller { user, unrestricted }
+        Caller { user, address: field(&line, "addr=").map(<[u8]>::to_vec), unrestricted }
+    }
+
+    pub(crate) fn user(&self) -> Option<&[u8]> {
+        self.user.as_deref()
+    }
+
+    pub(crate) fn address(&self) -> Option<&[u8]> {
+        self.address.as_deref()
     }
 
     /// What it may read.

@@ -303,6 +303,11 @@ impl Ctx {
     pub(crate) fn warn(self, text: &str) {
         warn(self.0, text);
     }
+
+    /// A line in the server's log about something that is no fault.
+    pub(crate) fn note(self, text: &str) {
+        log(self.0, c"notice", text);
+    }
 }
 
 /// The text of a string or an error; empty if it is neither, or null.
@@ -326,10 +331,14 @@ unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
 
 /// A warning in the server's log; the context may be null.
 pub(super) fn warn(ctx: *mut raw::RedisModuleCtx, text: &str) {
+    log(ctx, c"warning", text);
+}
+
+fn log(ctx: *mut raw::RedisModuleCtx, level: &CStr, text: &str) {
     // A text with a NUL in it cannot be passed; none of ours has one that a client did not escape.
     let Ok(text) = CString::new(text) else { return };
     // SAFETY: "%s" takes one C string. The function is there on every server that has a module API.
-    unsafe { call!(RedisModule_Log(ctx, c"warning".as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
+    unsafe { call!(RedisModule_Log(ctx, level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
 }
 
 /// The type of a reply as [`RedisModule_CallReplyType`](raw::RedisModule_CallReplyType) answers it.

@@ -105,6 +105,39 @@ pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
     listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
 }
 
+/// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
+pub(crate) fn listen_to_settings(ctx: Ctx, names: &'static [&'static CStr], changed: fn(Ctx, ())) -> bool {
+    static CHANGED: Listener<()> = ServerCell::new(Cell::new(None));
+    static NAMES: ServerCell<Cell<&[&CStr]>> = ServerCell::new(Cell::new(&[]));
+    unsafe extern "C" fn change(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        data: *mut c_void,
+    ) {
+        // SAFETY: the data of this event is this structure, whose list has as many C strings as it says.
+        let names = unsafe {
+            let change = &*data.cast::<raw::RedisModuleConfigChangeV1>();
+            std::slice::from_raw_parts(change.config_names, change.num_changes as usize)
+        };
+        let is_wanted = |name: &*const c_char| {
+            // SAFETY: as above.
+            let name = unsafe { CStr::from_ptr(*name) };
+            NAMES
+                .get(Ctx(ctx))
+                .get()
+                .iter()
+                .any(|wanted| wanted.to_bytes().eq_ignore_ascii_case(name.to_bytes()))
+        };
+        if names.iter().any(is_wanted) {
+            tell(&CHANGED, Ctx(ctx), ());
+        }
+    }
+    CHANGED.get(ctx).set(Some(changed));
+    NAMES.get(ctx).set(names);
+    listen(ctx, raw::REDISMODULE_EVENT_CONFIG, Some(change))
+}
+
 /// Calls `closed` with the id of every client whose connection ends. Ends with [`ignore_clients`].
 pub(crate) fn listen_to_clients(ctx: Ctx, closed: fn(Ctx, u64)) {
     static CLOSED: Listener<u64> = ServerCell::new(Cell::new(None));

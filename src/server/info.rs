@@ -21,11 +21,6 @@ impl Info {
         // SAFETY: the context of the callback; the name outlives the call.
         unsafe { call!(RedisModule_InfoAddFieldLongLong(self.0, name.as_ptr(), value)) };
     }
-
-    pub(crate) fn text(&mut self, name: &CStr, value: &CStr) {
-        // SAFETY: the context of the callback; the texts outlive the call. The server does not change the value.
-        unsafe { call!(RedisModule_InfoAddFieldCString(self.0, name.as_ptr(), value.as_ptr().cast_mut())) };
-    }
 }
 
 /// Says what stands in the module's part of `INFO`.

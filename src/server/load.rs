@@ -149,7 +149,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
         RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
-        RedisModule_InfoAddFieldCString RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyExists RedisModule_KeyType RedisModule_LoadConfigs
+        RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyExists RedisModule_KeyType RedisModule_LoadConfigs
         RedisModule_Log RedisModule_Milliseconds RedisModule_MonotonicMicroseconds
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
         RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterEnumConfig

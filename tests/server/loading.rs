@@ -10,6 +10,9 @@ crate::on_every_server!(
     wrong_module_arguments_stop_the_server,
     settings_survive_a_rewrite,
     a_policy_that_evicts_is_warned_of,
+    to_set_a_policy_that_evicts_is_warned_of,
+    who_wants_all_fields_has_to_ask_for_everything,
+    to_break_a_lock_is_logged,
     a_renamed_command_is_refused,
     a_renamed_command_that_is_asked_with_is_warned_of,
     config_is_what_it_was,
@@ -142,11 +145,80 @@ fn a_policy_that_evicts_is_warned_of(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--maxmemory-policy", "volatile-lru"]);
     assert!(server.log().contains(warning), "{}", server.log());
     let mut a = server.client();
-    assert_eq!(a.info("lock", "lock_eviction"), "locks-can-be-evicted");
+    assert_eq!(a.info("lock", "lock_eviction"), "1");
     a.call("CONFIG SET maxmemory-policy noeviction");
-    assert_eq!(a.info("lock", "lock_eviction"), "off");
+    assert_eq!(a.info("lock", "lock_eviction"), "0");
     let server = Server::with_module(flavor, &[]);
     assert!(!server.log().contains(warning));
+}
+
+fn to_set_a_policy_that_evicts_is_warned_of(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let warnings = || server.log().matches("maxmemory-policy lets the server evict locks").count();
+    for (setting, count) in [
+        ("maxmemory 1gb", 0),
+        ("maxmemory-policy allkeys-lru", 1),
+        ("lock.max-waiters 7", 1),
+        ("timeout 100 MAXMEMORY 2gb", 2),
+        ("maxmemory-policy noeviction", 2),
+        ("maxmemory 0", 2),
+        ("maxmemory-policy volatile-ttl maxmemory 1gb", 3),
+    ] {
+        assert_eq!(a.call(&format!("CONFIG SET {setting}")), "OK");
+        assert_eq!(warnings(), count, "after {setting}: {}", server.log());
+    }
+}
+
+/// The server decides which of its answers have fields of modules.
+fn who_wants_all_fields_has_to_ask_for_everything(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    for (section, has) in
+        [("", false), ("all", false), ("everything", true), ("modules", true), ("lock", true)]
+    {
+        let text = a.call(&format!("INFO {section}"));
+        assert_eq!(text.contains("\nlock_waiters:0"), has, "INFO {section}: {text}");
+    }
+    // Whoever graphs them wants numbers.
+    let text = a.call("INFO lock");
+    for line in text.lines().filter(|line| line.starts_with("lock_")) {
+        let (_, value) = line.split_once(':').unwrap();
+        assert!(value.trim().parse::<u64>().is_ok(), "{line}");
+    }
+}
+
+fn to_break_a_lock_is_logged(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut root = server.client();
+    root.call("ACL SETUSER night-shift on nopass allkeys +@all");
+    let mut operator = server.client();
+    assert_eq!(operator.call("AUTH night-shift x"), "OK");
+    let line = operator.call(&format!("CLIENT LIST ID {}", operator.id));
+    let address = line.split_once(" addr=").unwrap().1.split(' ').next().unwrap().to_owned();
+    root.call("SELECT 3");
+    operator.call("SELECT 3");
+    let key = b"order\r\n# fake \x00line%s";
+    assert_eq!(operator.call_args(&[b"LOCK.BREAK", key]), "0");
+    assert!(!server.log().contains("LOCK.BREAK"), "nobody lost a lock that was free");
+    root.call_args(&[b"LOCK.ACQUIRE", key, b"a", b"SHARED"]);
+    root.call_args(&[b"LOCK.ACQUIRE", key, b"b", b"SHARED"]);
+    assert_eq!(operator.call_args(&[b"LOCK.BREAK", key]), "2");
+    let expected = format!(
+        " * <lock> redis-lock: LOCK.BREAK of order\\r\\n# fake \\x00line%s in database 3 by user night-shift at {address}: \
+         2 owners lost it\n"
+    );
+    assert!(server.log().contains(&expected), "{}", server.log());
+    // A script has no address, and on older servers no user that it is safe to ask for.
+    root.call("LOCK.ACQUIRE k a");
+    let script: &[&[u8]] = &[b"EVAL", b"return redis.call('LOCK.BREAK', KEYS[1])", b"1", b"k"];
+    assert_eq!(operator.call_args(script), "1");
+    let user = match flavor {
+        Flavor::Redis86 | Flavor::Valkey8 | Flavor::Valkey9 => "user night-shift",
+        _ => "an unknown user",
+    };
+    let expected = format!("LOCK.BREAK of k in database 3 by {user} in a script: 1 owner lost it\n");
+    assert!(server.log().contains(&expected), "{}", server.log());
 }
 
 fn a_renamed_command_is_refused(flavor: Flavor) {
