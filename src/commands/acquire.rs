@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{Holders, LockRef, Mode, MonoUs, Now, Outcome, Owner, Records, Request};
+use crate::core::{Holders, LockRef, Mode, MonoUs, Now, Outcome, Owner, Records, Request, WallMs};
 use crate::error::Error;
 use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -62,8 +62,9 @@ impl Command for Acquire {
             Outcome::Granted(reply) => runtime::reply_grant(ctx, &reply),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Busy if block.is_some() => {
+                let field_end = lock.first_field_end();
                 let holders = lock.close();
-                return wait(ctx, at, call.request, holders, deadline, now);
+                return wait(ctx, at, call.request, (holders, field_end), deadline, now);
             }
             Outcome::Busy => ctx.reply_null(),
         }
@@ -76,7 +77,7 @@ fn wait(
     ctx: Ctx,
     at: LockRef<'_>,
     request: Request,
-    holders: Holders,
+    (holders, field_end): (Holders, Option<WallMs>),
     deadline: Option<MonoUs>,
     now: Now,
 ) -> Result<(), Error> {
@@ -91,6 +92,7 @@ fn wait(
             .then(|| runtime.service.wait(at, &holders, request, deadline, now))
             .ok_or(Error::TooManyWaiters)
     })?;
+    runtime::watch_field(ctx, at, field_end);
     if config::deadlock_detection() {
         if let Some(cycle) = runtime::deadlock_of(ctx, id, at.to_id(), holders) {
             return Err(Error::Deadlock(cycle));

@@ -146,6 +146,11 @@ impl Holders {
         }
     }
 
+    /// True if its key stays when the field of its only owner's exclusive holds is deleted.
+    pub(crate) fn outlives_its_field(&self) -> bool {
+        matches!(self, Holders::Exclusive(hold) if hold.token.is_some() || hold.shared > 0)
+    }
+
     /// How many owners hold it.
     pub(crate) fn len(&self) -> usize {
         match self {

@@ -11,6 +11,7 @@
 //! * [`serving`]: what they lead to: one lock is brought up to date, and its queue is served.
 //! * [`turns`]: when those who wait elsewhere are let in.
 //! * [`pending`]: what a hold is without the grants that may still be revoked.
+//! * [`watching`]: what ends without an event.
 //! * [`entries`], [`bindings`]: what is remembered about a lock and about the connections that holds depend on.
 //! * [`graph`]: who waits for whom, and who would wait for himself.
 
@@ -25,6 +26,7 @@ pub(crate) mod request;
 pub(crate) mod service;
 mod serving;
 mod turns;
+mod watching;
 
 #[cfg(test)]
 mod model_tests;

@@ -83,6 +83,10 @@ pub(crate) struct Service {
     pub(super) deadlines: BTreeSet<(MonoUs, WaiterId)>,
     /// When the first lease of a lock that somebody waits for ends.
     pub(super) leases: BTreeSet<(WallMs, LockId)>,
+    /// Those of them whose key stays when a stranger deletes the owner's field, which no event tells of.
+    pub(super) fragile: BTreeSet<LockId>,
+    /// The latest of them that was looked at.
+    pub(super) looked_at_fragile: Option<LockId>,
     /// When a watchdog is to renew; none while `suspended`.
     pub(super) renewals: BTreeSet<(MonoUs, LockId, Owner)>,
     /// The holds that depend on a connection, each with a binding in its lock's entry.
@@ -623,6 +627,7 @@ impl Service {
         assert!(self.turns.is_empty() && self.owed.is_empty());
         assert!(self.renewals.is_empty() && self.by_connection.is_empty());
         assert!(self.sweeps.is_empty() && self.ended.is_empty());
+        assert!(self.fragile.is_empty());
     }
 
     /// Frees tables that are empty and were large.

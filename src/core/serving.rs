@@ -399,6 +399,15 @@ impl Service {
             |entry: &Entry| !entry.waiting.is_empty() || (entry.turn.is_heard() && !holders.is_free());
         if self.entries.get(lock).is_some_and(wanted) {
             self.set_lease_end(lock, holders.first_end());
+            let fragile = holders.outlives_its_field();
+            if fragile || !self.fragile.is_empty() {
+                let id = lock.to_id();
+                if fragile {
+                    self.fragile.insert(id);
+                } else {
+                    self.fragile.remove(&id);
+                }
+            }
         } else {
             self.set_lease_end(lock, None);
         }
@@ -406,6 +415,9 @@ impl Service {
 
     pub(super) fn set_lease_end(&mut self, lock: LockRef<'_>, end: Option<WallMs>) {
         let Some((id, entry)) = self.entries.get_with_id(lock) else { return };
+        if end.is_none() && !self.fragile.is_empty() {
+            self.fragile.remove(&id);
+        }
         let before = std::mem::replace(&mut entry.lease_end, end);
         if before == end {
             return;

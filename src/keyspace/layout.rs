@@ -42,7 +42,8 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
             holds.retain(|hold| hold.expires_at >= expires_at);
             holds.push(exclusive);
         }
-        None if holds.is_empty() && !fields.is_empty() => return None,
+        // The token is what somebody has left who took away its owner: nobody holds the lock.
+        None if holds.is_empty() && !fields.is_empty() && fence.is_none() => return None,
         None => {}
     }
     Holders::from_holds(holds)
@@ -128,7 +129,7 @@ fn positive(value: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{fields, has_field, parse, Field, Hold};
+    use super::{fields, has_field, parse, Field, Hold, Holders};
 
     fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
         fields.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn what_is_no_lock_is_refused() {
         for stored in [
-            hash(&[("#fence", "7")]),
+            hash(&[("#fence", "0")]),
             hash(&[("a", "1"), ("b", "1")]),
             hash(&[("a", "1"), ("#fence", "x")]),
             hash(&[("a", "1"), ("#fence", "9007199254740992")]),
@@ -173,6 +174,13 @@ mod tests {
         ] {
             assert_eq!(parse(&stored, 500), None, "{stored:?}");
         }
+    }
+
+    #[test]
+    fn a_token_without_its_owner_is_a_free_lock() {
+        assert_eq!(parse(&hash(&[("#fence", "7")]), 500), Some(Holders::Free));
+        let readers = parse(&hash(&[("#fence", "7"), ("#shared:a", "1:500")]), 500);
+        assert_eq!(readers, parse(&hash(&[("#shared:a", "1:500")]), 500));
     }
 
     #[test]

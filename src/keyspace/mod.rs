@@ -75,6 +75,21 @@ impl<'a> Lock<'a> {
         (Some(stored_end) > self.holders.expires_at()).then_some(first_end)
     }
 
+    /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.
+    pub(crate) fn first_field_end(&self) -> Option<i64> {
+        let holds = || self.holders.iter().collect::<Vec<_>>();
+        let names = || layout::fields(&holds()).into_iter().map(|wanted| wanted.field.0).collect();
+        if self.holders.is_free() {
+            return None;
+        }
+        self.key.first_field_end(self.ctx, names)
+    }
+
+    /// True if the owner whose lease is set has a field that ends by itself: to set it anew ends that, too.
+    fn renews_fields(&self) -> bool {
+        self.holders.iter().any(|hold| hold.renewed) && self.first_field_end().is_some()
+    }
+
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
     /// are told; returns how many heard it, if anything was said.
     pub(crate) fn store(&mut self) -> Option<usize> {
@@ -138,7 +153,9 @@ impl<'a> Lock<'a> {
         match (&self.stored, self.holders.plain()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
             // Who holds it stays the same, or it was deleted.
-            (Stored::Plain(_, before), Some(hold)) if *before == hold.exclusive => false,
+            (Stored::Plain(_, before), Some(hold)) if *before == hold.exclusive && !self.renews_fields() => {
+                false
+            }
             (Stored::Nothing | Stored::Plain(..), Some(hold)) => {
                 let (own, number);
                 let field = match self.caller {
@@ -208,9 +225,10 @@ impl<'a> Lock<'a> {
             };
             at.map(|at| &stored[at].1)
         };
+        let anew = !stored.is_empty() && self.renews_fields();
         let mut args = Vec::new();
         for Wanted { field: (name, value), renewed } in &wanted {
-            if *renewed || value_of(name) != Some(value) {
+            if *renewed || anew || value_of(name) != Some(value) {
                 args.push(Str::new(name));
                 args.push(Str::new(value));
             }

@@ -44,6 +44,10 @@ use waits::{Ended, Wait, Waits};
 /// without a word about its keys.
 const CLUSTER_LOOK_US: MonoUs = 500_000;
 
+/// How often fenced locks that somebody waits for are looked at, in microseconds: when a stranger deletes the owner's field,
+/// the token's is left, and no event comes but of a class that would cost every `HSET` of the server a fifth of its time.
+const FRAGILE_LOOK_US: MonoUs = 3_000;
+
 /// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
 /// done a millisecond later.
 const TIMER_BUDGET_US: MonoUs = 4_000;
@@ -90,6 +94,8 @@ pub(crate) struct Runtime {
     listening_to_clients: bool,
     /// All keys of a database may be gone: those who wait elsewhere have not been told yet.
     flushed: bool,
+    /// When those locks are looked at next that can become free without an event; none as long as there are none.
+    look_at_fragile: Option<MonoUs>,
     /// When all locks are looked at next; in a cluster only.
     look_at_all: Option<MonoUs>,
 }
@@ -179,8 +185,18 @@ fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shorte
             }
         });
     }
+    if with(ctx, |runtime| runtime.service.watches_lease(at)) {
+        watch_field(ctx, at, lock.first_field_end());
+    }
     if let Some(end) = shortened.filter(|_| keyspace::publish::has_listeners(ctx, name)) {
         with(ctx, |runtime| runtime.service.lease_shortened(at, end));
+    }
+}
+
+/// Somebody waits for a lock of which a field ends by itself, at this time.
+pub(crate) fn watch_field(ctx: Ctx, at: LockRef<'_>, end: Option<WallMs>) {
+    if let Some(end) = end {
+        with(ctx, |runtime| runtime.service.field_ends(at, end, ctx.now()));
     }
 }
 
@@ -277,6 +293,9 @@ impl Runtime {
     /// there is nothing: a module that has a timer cannot be unloaded.
     fn set_timer(&mut self, ctx: Ctx, obstacle: Option<Obstacle>) {
         let now = ctx.now();
+        let fragile = self.service.has_fragile() && obstacle.is_none();
+        let planned = self.look_at_fragile.filter(|_| fragile);
+        self.look_at_fragile = fragile.then(|| planned.unwrap_or(now.mono + FRAGILE_LOOK_US));
         let wanted = if self.flushed && obstacle.is_none() {
             Some(0)
         } else {
@@ -290,7 +309,8 @@ impl Runtime {
             };
             let work = work.into_iter().chain(self.listening.then_some(LISTENING_MS)).min();
             let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
-            let look = self.look_at_all.map(|at| at.saturating_sub(now.mono).div_ceil(1000));
+            let looks = self.look_at_all.into_iter().chain(self.look_at_fragile);
+            let look = looks.min().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
             work.into_iter().chain(look).chain(flushed).min()
         };
         let due = wanted.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000)));
@@ -333,6 +353,10 @@ fn fired(ctx: Ctx) {
         }
         if ctx.is_cluster() {
             runtime.plan_look_at_all(started);
+        }
+        if runtime.look_at_fragile.is_some_and(|at| at <= started) && may_write {
+            runtime.look_at_fragile = None;
+            runtime.service.look_at_fragile();
         }
     });
     while ctx.now().mono.saturating_sub(started) < TIMER_BUDGET_US {

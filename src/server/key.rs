@@ -1,10 +1,11 @@
 //! An open key.
 
+use std::cell::OnceCell;
 use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
-use crate::server::{string, Ctx, Str};
+use crate::server::{load, string, Ctx, ServerCell, Str};
 
 /// What is stored under a key, as far as a lock cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,33 @@ pub(crate) struct Key<'a> {
     /// Null: opened for reading, and empty.
     raw: *mut raw::RedisModuleKey,
     name: &'a Str<'a>,
+}
+
+/// How it is found out when the fields of a hash end that have a TTL of their own.
+#[derive(Clone, Copy)]
+enum FieldEnds {
+    /// This server has no such.
+    Never,
+    /// The module API tells (Redis 8).
+    Known,
+    /// A command tells (Redis 7.4, Valkey 9).
+    Asked,
+}
+
+impl FieldEnds {
+    fn of_server(ctx: Ctx) -> FieldEnds {
+        static OF_SERVER: ServerCell<OnceCell<FieldEnds>> = ServerCell::new(OnceCell::new());
+        *OF_SERVER.get(ctx).get_or_init(|| {
+            // SAFETY: the table of functions is filled at load and not changed after.
+            if unsafe { raw::RedisModule_HashFieldMinExpire }.is_some() {
+                FieldEnds::Known
+            } else if load::knows_command(ctx, c"hpexpiretime") {
+                FieldEnds::Asked
+            } else {
+                FieldEnds::Never
+            }
+        })
+    }
 }
 
 /// What a walk over a hash hands its callback; see [`Key::for_each_field`].
@@ -149,6 +177,23 @@ impl<'a> Key<'a> {
             }
             call!(RedisModule_FreeString(std::ptr::null_mut(), last));
             true
+        }
+    }
+
+    /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch. It may be over. The
+    /// names are needed on some servers only.
+    pub(crate) fn first_field_end(&self, ctx: Ctx, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<i64> {
+        if self.raw.is_null() {
+            return None;
+        }
+        match FieldEnds::of_server(ctx) {
+            FieldEnds::Never => None,
+            FieldEnds::Known => {
+                // SAFETY: the key is open; an empty one is answered as one without TTLs.
+                let at = unsafe { raw::RedisModule_HashFieldMinExpire.map(|first| first(self.raw)) };
+                at.filter(|at| *at != i64::from(raw::REDISMODULE_NO_EXPIRE))
+            }
+            FieldEnds::Asked => ctx.first_field_end(self.name, &names()),
         }
     }
 

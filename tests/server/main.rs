@@ -16,6 +16,7 @@ mod errors;
 mod examples;
 mod fair_locks;
 mod fencing;
+mod fields;
 mod followers;
 mod loading;
 mod pauses;
