@@ -28,6 +28,7 @@ impl Metrics {
             | Decision::Moved
             | Decision::Superseded
             | Decision::Cancelled
+            | Decision::Demoted
             | Decision::Refused(_) => {}
         }
     }

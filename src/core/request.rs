@@ -126,6 +126,8 @@ pub(crate) enum Decision {
     Superseded,
     /// The request was cancelled.
     Cancelled,
+    /// This server is not the primary any more.
+    Demoted,
     Refused(Refusal),
 }
 

@@ -490,8 +490,11 @@ impl Service {
         }
     }
 
-    /// This server is not the primary, and grants nothing. Those who still wait leave by themselves.
+    /// This server is not the primary: it grants nothing, and ends every wait.
     pub(crate) fn abdicate(&mut self) {
+        for id in self.waiters.keys().copied().collect::<Vec<_>>() {
+            self.decide(id, Decision::Demoted);
+        }
         self.dirty.clear();
         self.owed.clear();
         self.held = Held::default();

@@ -444,7 +444,9 @@ fn role_changed(ctx: Ctx, primary: bool) {
         if primary {
             runtime.service.resume();
         } else {
+            // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
             runtime.service.abdicate();
+            runtime.pass_on_decisions();
         }
         runtime.set_timer(ctx, None);
     });

@@ -64,6 +64,7 @@ impl BlockedClient for Waits {
             Decision::Moved => Error::Moved,
             Decision::Superseded => Error::Superseded,
             Decision::Cancelled => Error::Cancelled,
+            Decision::Demoted => Error::Demoted,
             Decision::Refused(refusal) => Error::Refused(refusal),
         };
         ctx.reply_error(&error.to_string());

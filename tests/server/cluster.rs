@@ -1,5 +1,6 @@
 //! Locks in a cluster of two nodes.
 
+use crate::support::cluster::Cluster;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
@@ -12,58 +13,6 @@ crate::on_every_server!(
     a_retry_in_a_migration_has_to_wait_for_its_end,
     a_demoted_node_comes_to_rest,
 );
-
-struct Cluster {
-    nodes: [Server; 2],
-}
-
-impl Cluster {
-    /// The first node has the lower half of the slots, the second the upper.
-    fn start(flavor: Flavor) -> Cluster {
-        // Without full coverage the cluster goes on when a slot is lost, and does not end all waits itself.
-        let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
-        let nodes = [Server::with_module(flavor, &args), Server::with_module(flavor, &args)];
-        let [mut first, mut second] = [nodes[0].client(), nodes[1].client()];
-        assert_eq!(first.call("CLUSTER ADDSLOTSRANGE 0 8191"), "OK");
-        assert_eq!(second.call("CLUSTER ADDSLOTSRANGE 8192 16383"), "OK");
-        assert_eq!(second.call("CLUSTER SET-CONFIG-EPOCH 2"), "OK");
-        assert_eq!(first.call(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[1].port)), "OK");
-        for client in [&mut first, &mut second] {
-            until("the cluster is complete", || {
-                client.call("CLUSTER INFO").contains("cluster_state:ok")
-                    && client.call("CLUSTER NODES").matches("connected ").count() == 2
-                    && client.call("CLUSTER INFO").contains("cluster_slots_ok:16384")
-            });
-        }
-        Cluster { nodes }
-    }
-
-    fn id(&self, node: usize) -> String {
-        self.nodes[node].client().call("CLUSTER MYID")
-    }
-
-    fn clients(&self) -> [Client; 2] {
-        [self.nodes[0].client(), self.nodes[1].client()]
-    }
-
-    /// Moves the slot of a key from the first node to the second, with its keys.
-    fn migrate(&self, key: &str) {
-        let [mut first, mut second] = self.clients();
-        let slot = first.call(&format!("CLUSTER KEYSLOT {key}"));
-        let (from, to) = (self.id(0), self.id(1));
-        assert_eq!(second.call(&format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
-        assert_eq!(first.call(&format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
-        let port = self.nodes[1].port;
-        assert_eq!(first.call(&format!("MIGRATE 127.0.0.1 {port} {key} 0 10000")), "OK");
-        for client in [&mut second, &mut first] {
-            assert_eq!(client.call(&format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
-        }
-    }
-
-    fn assert_healthy(mut self) {
-        self.nodes.iter_mut().for_each(Server::assert_healthy);
-    }
-}
 
 /// Key slots: `b` is 3300, of the first node; `a` is 15495, of the second.
 fn a_lock_lives_with_its_slot(flavor: Flavor) {
@@ -236,19 +185,13 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
 
 fn a_demoted_node_comes_to_rest(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
-    let mut replica = Server::with_module(flavor, &["--cluster-enabled", "yes"]);
+    let mut replica = cluster.replica_of(0, &[]);
     let [mut first, _] = cluster.clients();
-    let mut r = replica.client();
-    r.call(&format!("CLUSTER MEET 127.0.0.1 {}", cluster.nodes[0].port));
-    let id = cluster.id(0);
-    until("it knows the node", || r.call("CLUSTER NODES").contains(&id));
-    until("it is a replica", || r.call(&format!("CLUSTER REPLICATE {id}")) == "OK");
-    until("it is in sync", || r.info("replication", "master_link_status") == "up");
     first.call("LOCK.ACQUIRE b a PX 100");
     let mut granted = cluster.nodes[0].waiting("LOCK.ACQUIRE b b BLOCK 0 PX 100000");
     let mut waiter = cluster.nodes[0].waiting("LOCK.ACQUIRE b c BLOCK 0");
     assert_eq!(granted.recv(), "1");
-    assert_eq!(r.call("CLUSTER FAILOVER TAKEOVER"), "OK");
+    assert_eq!(replica.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
     let reply = waiter.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     until("the roles are swapped", || first.call("ROLE").starts_with("[slave"));

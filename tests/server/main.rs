@@ -11,6 +11,7 @@ mod clients;
 mod cluster;
 mod connections;
 mod deadlocks;
+mod demotion;
 mod effects;
 mod errors;
 mod examples;

@@ -756,9 +756,9 @@ impl Model {
 
     /// The server was a replica for a while, in which somebody may have given an owner another lease.
     pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
-        for lock in &mut self.locks {
-            lock.queue.clear();
-        }
+        let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
+        ended.sort_by_key(|waiter| waiter.id);
+        self.decisions.extend(ended.into_iter().map(|waiter| (waiter.id, Decision::Demoted)));
         // What is on its way is left as it is.
         self.in_flight.clear();
         for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {

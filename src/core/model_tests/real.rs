@@ -361,11 +361,10 @@ impl Real {
     }
 
     /// The server is a replica for a while.
-    pub(super) fn away(&mut self, waiting: &[WaiterId], meddle: Option<(usize, i64)>) {
+    pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
         self.service.abdicate();
-        for id in waiting {
-            assert!(self.service.leave(*id));
-        }
+        self.decisions.extend(self.service.take_decisions());
+        assert_eq!(self.service.waiting_total(), 0, "somebody waits for a replica");
         assert!(self.service.only_forgets(), "a replica has nothing to do");
         if let Some((lock, lease)) = meddle {
             self.expire(LOCKS[lock], lease);

@@ -1,0 +1,182 @@
+//! A primary that becomes a replica ends every wait, however it came to it, and whether the server ends waits itself or not.
+
+use crate::support::cluster::Cluster;
+use crate::support::{until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    a_planned_failover_in_a_cluster_ends_all_waits,
+    an_unplanned_failover_in_a_cluster_ends_all_waits,
+    who_waited_before_two_failovers_is_not_granted_after,
+    a_demotion_ends_the_waits_of_clients_that_can_be_redirected,
+    a_demotion_before_any_lock_was_used_is_known,
+    a_lock_that_came_by_replication_is_waited_for_and_left,
+    a_demotion_and_a_promotion_in_one_go_end_all_waits,
+);
+
+/// Every one gets the error, and nothing of it is left.
+fn assert_ended(server: &Server, waiters: Vec<Client>) {
+    for mut waiter in waiters {
+        let reply = waiter.recv();
+        assert!(reply.starts_with("UNBLOCKED "), "{reply}");
+    }
+    let mut watch = server.client();
+    until("nobody is blocked", || watch.info("clients", "blocked_clients") == "0");
+    assert_eq!(watch.info("lock", "lock_waiters"), "0");
+    assert_eq!(watch.info("lock", "lock_contended_locks"), "0");
+    assert_eq!(watch.info("lock", "lock_internal_errors"), "0");
+}
+
+/// Without a limit, with one, behind two kinds of holds, and with what depends on the connection.
+fn waiters_of_all_kinds(server: &Server) -> Vec<Client> {
+    let mut a = server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE {b} a PX 600000"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE {b}s a SHARED PX 600000"), "1");
+    [
+        "LOCK.ACQUIRE {b} b BLOCK 0",
+        "LOCK.ACQUIRE {b} c BLOCK 600000 SHARED",
+        "LOCK.ACQUIRE {b} d BLOCK 0 WATCHDOG EPHEMERAL FENCE ID one",
+        "LOCK.ACQUIRE {b}s b BLOCK 0",
+        "LOCK.ACQUIRE {b}s c BLOCK 0 SHARED",
+    ]
+    .map(|command| server.waiting(command))
+    .into()
+}
+
+fn until_swapped(old: &Server, new: &Server) {
+    until("the old primary follows", || old.client().call("ROLE").starts_with("[slave"));
+    until("the new one leads", || new.client().call("ROLE").starts_with("[master"));
+}
+
+fn a_planned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut replica = cluster.replica_of(0, &[]);
+    let waiters = waiters_of_all_kinds(&cluster.nodes[0]);
+    let mut r = replica.client();
+    until("the failover is begun", || r.call("CLUSTER FAILOVER") == "OK");
+    until_swapped(&cluster.nodes[0], &replica);
+    assert_ended(&cluster.nodes[0], waiters);
+    // The hold has moved, and so may whoever waited.
+    assert_eq!(r.call("HGETALL {b}"), "[a, 1]");
+    let mut there = replica.waiting("LOCK.ACQUIRE {b} b BLOCK 0");
+    assert_eq!(r.call("LOCK.RELEASE {b} a"), "0");
+    assert_eq!(there.recv(), "1");
+    replica.assert_healthy();
+    cluster.assert_healthy();
+}
+
+/// The primary does not answer for a while, and finds that another has taken its place.
+fn an_unplanned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut replica = cluster.replica_of(0, &[]);
+    let waiters = waiters_of_all_kinds(&cluster.nodes[0]);
+    cluster.nodes[0].signal(libc::SIGSTOP);
+    let mut r = replica.client();
+    let taken = r.call("CLUSTER FAILOVER TAKEOVER");
+    until("it leads", || r.call("ROLE").starts_with("[master"));
+    cluster.nodes[0].signal(libc::SIGCONT);
+    assert_eq!(taken, "OK");
+    until_swapped(&cluster.nodes[0], &replica);
+    assert_ended(&cluster.nodes[0], waiters);
+    replica.assert_healthy();
+    cluster.assert_healthy();
+}
+
+fn who_waited_before_two_failovers_is_not_granted_after(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut replica = cluster.replica_of(0, &[]);
+    let first = &cluster.nodes[0];
+    let mut a = first.client();
+    assert_eq!(a.call("LOCK.ACQUIRE b a PX 600000"), "1");
+    let mut before = first.waiting("LOCK.ACQUIRE b before BLOCK 0");
+    assert_eq!(replica.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
+    until_swapped(first, &replica);
+    until("it is in sync", || first.client().info("replication", "master_link_status") == "up");
+    assert_eq!(first.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
+    until_swapped(&replica, first);
+    let mut a = first.client();
+    let mut after = first.waiting("LOCK.ACQUIRE b after BLOCK 0");
+    assert_eq!(a.call("LOCK.RELEASE b a"), "0");
+    assert_eq!(after.recv(), "1", "somebody else was first");
+    let reply = before.recv();
+    assert!(reply.starts_with("UNBLOCKED "), "{reply}");
+    replica.assert_healthy();
+    cluster.assert_healthy();
+}
+
+/// Valkey leaves a client alone that says that it can be redirected, if it waits for no key that the server knows of.
+fn a_demotion_ends_the_waits_of_clients_that_can_be_redirected(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let other = Server::start(flavor, &[]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 600000");
+    let mut waiter = server.client();
+    let able = waiter.call("CLIENT CAPA redirect") == "OK";
+    assert_eq!(able, matches!(flavor, Flavor::Valkey8 | Flavor::Valkey9));
+    waiter.send("LOCK.ACQUIRE k b BLOCK 0");
+    server.until_blocked(&waiter);
+    assert_eq!(a.call(&format!("REPLICAOF 127.0.0.1 {}", other.port)), "OK");
+    assert_ended(&server, vec![waiter]);
+    server.assert_healthy();
+}
+
+fn a_demotion_before_any_lock_was_used_is_known(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let other = Server::start(flavor, &[]);
+    let follow = format!("REPLICAOF 127.0.0.1 {}", other.port);
+    let mut a = server.client();
+    for _ in 0..2 {
+        assert_eq!(a.call(&follow), "OK");
+        assert_eq!(a.call("LOCK.INFO k"), "nil");
+        assert!(a.call("LOCK.ACQUIRE k a").starts_with("READONLY "));
+        assert_eq!(a.call("REPLICAOF NO ONE"), "OK");
+    }
+    // Its first use is a wait that nothing but a lease ends.
+    assert_eq!(a.call("HSET k a 1"), "1");
+    assert_eq!(a.call("PEXPIRE k 600000"), "1");
+    let waiter = server.waiting("LOCK.ACQUIRE k b BLOCK 0");
+    assert_eq!(a.call(&follow), "OK");
+    assert_ended(&server, vec![waiter]);
+    server.assert_healthy();
+}
+
+fn a_lock_that_came_by_replication_is_waited_for_and_left(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut replica = cluster.replica_of(0, &[]);
+    let mut a = cluster.nodes[0].client();
+    assert_eq!(a.call("LOCK.ACQUIRE b a PX 600000"), "1");
+    let mut r = replica.client();
+    until("the replica has it", || r.info("keyspace", "db0").starts_with("keys=1"));
+    assert_eq!(r.call("CLUSTER FAILOVER TAKEOVER"), "OK");
+    until_swapped(&cluster.nodes[0], &replica);
+    until("it is in sync", || a.info("replication", "master_link_status") == "up");
+    let waiter = replica.waiting("LOCK.ACQUIRE b b BLOCK 0");
+    assert_eq!(a.call("CLUSTER FAILOVER TAKEOVER"), "OK");
+    until_swapped(&replica, &cluster.nodes[0]);
+    assert_ended(&replica, vec![waiter]);
+    replica.assert_healthy();
+    cluster.assert_healthy();
+}
+
+/// In one turn of the server's event loop, while a grant is on its way too.
+fn a_demotion_and_a_promotion_in_one_go_end_all_waits(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let other = Server::start(flavor, &[]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 600000");
+    a.call("LOCK.ACQUIRE l a PX 600000");
+    let mut granted = server.waiting("LOCK.ACQUIRE l b BLOCK 0 PX 600000");
+    let waiters =
+        vec![server.waiting("LOCK.ACQUIRE k b BLOCK 0"), server.waiting("LOCK.ACQUIRE l c BLOCK 0")];
+    let follow = format!("REPLICAOF 127.0.0.1 {}", other.port);
+    a.send_at_once(&["LOCK.RELEASE l a", &follow, "REPLICAOF NO ONE", "LOCK.RELEASE k a"]);
+    assert_eq!([a.recv(), a.recv(), a.recv(), a.recv()], ["0", "OK", "OK", "0"]);
+    let reply = granted.recv();
+    assert!(reply.starts_with("UNBLOCKED "), "{reply}");
+    assert_ended(&server, waiters);
+    assert_eq!(a.call("LOCK.INFO k"), "nil");
+    // Nothing that was waited for before is handed on now.
+    let mut after = server.waiting("LOCK.ACQUIRE l after BLOCK 0");
+    assert_eq!(a.call("LOCK.RELEASE l b"), "0");
+    assert_eq!(after.recv(), "1");
+    server.assert_healthy();
+}

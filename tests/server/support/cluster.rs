@@ -1,0 +1,92 @@
+//! A cluster of two nodes.
+
+use super::client::Client;
+use super::server::{until, Flavor, Server};
+
+/// Two nodes with the module, of which each serves half of the slots.
+pub struct Cluster {
+    pub nodes: [Server; 2],
+}
+
+impl Cluster {
+    /// The first node has the lower half of the slots, the second the upper.
+    pub fn start(flavor: Flavor) -> Cluster {
+        Cluster::start_with(flavor, &[])
+    }
+
+    /// The same with more arguments for both nodes.
+    pub fn start_with(flavor: Flavor, more: &[&str]) -> Cluster {
+        // Without full coverage the cluster goes on when a slot is lost, and does not end all waits itself.
+        let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
+        let args = [&args, more].concat();
+        let nodes = [Server::with_module(flavor, &args), Server::with_module(flavor, &args)];
+        let [mut first, mut second] = [nodes[0].client(), nodes[1].client()];
+        assert_eq!(first.call("CLUSTER ADDSLOTSRANGE 0 8191"), "OK");
+        assert_eq!(second.call("CLUSTER ADDSLOTSRANGE 8192 16383"), "OK");
+        assert_eq!(second.call("CLUSTER SET-CONFIG-EPOCH 2"), "OK");
+        assert_eq!(first.call(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[1].port)), "OK");
+        for client in [&mut first, &mut second] {
+            until("the cluster is complete", || {
+                client.call("CLUSTER INFO").contains("cluster_state:ok")
+                    && client.call("CLUSTER NODES").matches("connected ").count() == 2
+                    && client.call("CLUSTER INFO").contains("cluster_slots_ok:16384")
+            });
+        }
+        Cluster { nodes }
+    }
+
+    pub fn id(&self, node: usize) -> String {
+        self.nodes[node].client().call("CLUSTER MYID")
+    }
+
+    pub fn clients(&self) -> [Client; 2] {
+        [self.nodes[0].client(), self.nodes[1].client()]
+    }
+
+    /// Moves the slot of a key from the first node to the second, with its keys.
+    pub fn migrate(&self, key: &str) {
+        let [mut first, mut second] = self.clients();
+        let slot = first.call(&format!("CLUSTER KEYSLOT {key}"));
+        let (from, to) = (self.id(0), self.id(1));
+        assert_eq!(second.call(&format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
+        assert_eq!(first.call(&format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
+        let port = self.nodes[1].port;
+        assert_eq!(first.call(&format!("MIGRATE 127.0.0.1 {port} {key} 0 10000")), "OK");
+        for client in [&mut second, &mut first] {
+            assert_eq!(client.call(&format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
+        }
+    }
+
+    pub fn assert_healthy(mut self) {
+        self.nodes.iter_mut().for_each(Server::assert_healthy);
+    }
+    /// Starts a node that follows one of these, and is in sync.
+    pub fn replica_of(&self, node: usize, more: &[&str]) -> Server {
+        let flavor = self.nodes[node].flavor;
+        let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
+        let replica = Server::with_module(flavor, &[&args, more].concat());
+        let mut client = replica.client();
+        client.call(&format!("CLUSTER MEET 127.0.0.1 {}", self.nodes[node].port));
+        let id = self.id(node);
+        until("it knows the node", || client.call("CLUSTER NODES").contains(&id));
+        until("it is a replica", || client.call(&format!("CLUSTER REPLICATE {id}")) == "OK");
+        until("it is in sync", || client.info("replication", "master_link_status") == "up");
+        // Before, its primary would not listen to it.
+        let myself = client.call("CLUSTER MYID");
+        until("it has links to all", || {
+            let nodes = client.call("CLUSTER NODES");
+            nodes.matches(" connected").count() == 3 && !nodes.contains("handshake")
+        });
+        for primary in &self.nodes {
+            let mut primary = primary.client();
+            until("all know it", || {
+                primary.call("CLUSTER NODES").lines().any(|line| {
+                    line.starts_with(&myself)
+                        && line.contains(&format!("slave {id}"))
+                        && line.ends_with(" connected")
+                })
+            });
+        }
+        replica
+    }
+}
