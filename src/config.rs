@@ -34,6 +34,7 @@ static PUBLISH: AtomicI64 = AtomicI64::new(0);
 static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
 static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
+static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
 const NUMBERS: [Number; 5] = [
     Number { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
@@ -52,7 +53,7 @@ struct Choice {
     value: &'static AtomicI64,
 }
 
-const CHOICES: [Choice; 2] = [
+const CHOICES: [Choice; 3] = [
     Choice {
         name: c"publish",
         default: 0,
@@ -60,6 +61,7 @@ const CHOICES: [Choice; 2] = [
         value: &PUBLISH,
     },
     Choice { name: c"deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
+    Choice { name: c"allow-unload", default: 0, words: &[c"no", c"yes"], value: &ALLOW_UNLOAD },
 ];
 
 /// What the words of `lock.publish` mean.
@@ -112,6 +114,11 @@ pub(crate) fn request_ttl() -> i64 {
 /// Whether an owner that would wait for itself is told so.
 pub(crate) fn deadlock_detection() -> bool {
     DEADLOCK_DETECTION.load(Ordering::Relaxed) != 0
+}
+
+/// Whether `MODULE UNLOAD` does what it says, though it can end the server.
+pub(crate) fn allow_unload() -> bool {
+    ALLOW_UNLOAD.load(Ordering::Relaxed) != 0
 }
 
 /// Registers all settings with the values of the module's arguments, or else their defaults, and takes over

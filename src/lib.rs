@@ -158,7 +158,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     }
 }
 
-/// Called by the server before it unloads the module.
+/// Called by the server before it unloads the module. It tells nobody why the module refuses: the log does.
 ///
 /// # Safety
 /// The context is valid during the call.
@@ -167,7 +167,21 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     // SAFETY: the server passes a context that is valid during this call.
     let ctx = unsafe { Ctx::from_raw(ctx) };
-    server::guard(|| runtime::stop(ctx));
+    let unloads = server::guard(|| {
+        let unloads = config::allow_unload() || !server::unloading::is_in_use(ctx);
+        if unloads {
+            runtime::stop(ctx);
+        } else {
+            ctx.warn(
+                "redis-lock is not unloaded: a client that has used a command of the module, or is about to, can end \
+                 the server afterwards; see docs/operations.md, and CONFIG SET lock.allow-unload yes to do it all the same",
+            );
+        }
+        unloads
+    });
+    if unloads != Some(true) {
+        return server::ERR;
+    }
     load::log_panics_no_more();
     server::OK
 }

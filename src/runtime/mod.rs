@@ -33,7 +33,7 @@ use crate::server::events;
 use crate::server::socket::Sockets;
 use crate::server::stream::Stream;
 use crate::server::timer::{self, TimerId};
-use crate::server::{guard, Ctx, InCallback, Obstacle, ServerCell, Str};
+use crate::server::{guard, unloading, Ctx, InCallback, Obstacle, ServerCell, Str};
 
 pub(crate) use search::{blockers_of, deadlock_of};
 use touches::Touches;
@@ -115,7 +115,9 @@ pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Runti
 /// Starts to listen to what those who wait elsewhere have to be told of, whether a lock was used here or not. False if the
 /// server refuses.
 pub(crate) fn start(ctx: Ctx) -> bool {
-    events::listen_to_databases::<Touches>(ctx)
+    // The first tick says that the module has been loaded: see `unloading`.
+    events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
+    unloading::watch(ctx) && events::listen_to_databases::<Touches>(ctx)
 }
 
 /// Listens to all else, from the first lock that is used: whoever uses none shall not pay for it.
@@ -129,6 +131,10 @@ fn listen(ctx: Ctx) {
         );
     }
     crate::server::start(ctx);
+    unloading::begin(ctx);
+    if !with(ctx, |runtime| runtime.watching_timer) {
+        events::ignore_cron(ctx);
+    }
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
@@ -326,6 +332,7 @@ impl Runtime {
             self.timer = Some((timer::set(ctx, ms, fired), due));
             if !std::mem::replace(&mut self.watching_timer, true) {
                 events::listen_to_cron(ctx, watch_timer);
+                unloading::begin(ctx);
             }
         }
     }

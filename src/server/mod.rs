@@ -31,6 +31,7 @@ pub(crate) mod socket;
 pub(crate) mod stream;
 pub(crate) mod string;
 pub(crate) mod timer;
+pub(crate) mod unloading;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;

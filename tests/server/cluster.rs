@@ -1,6 +1,7 @@
 //! Locks in a cluster of two nodes.
 
 use crate::support::cluster::Cluster;
+use crate::support::server::unload_module;
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
@@ -69,7 +70,7 @@ fn a_slot_that_leaves_unseen_ends_its_waits(flavor: Flavor) {
     let reply = waiter.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     until("nobody is blocked", || first.info("clients", "blocked_clients") == "0");
-    until("no timer is left", || first.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut first);
     cluster.assert_healthy();
 }
 
@@ -195,7 +196,7 @@ fn a_demoted_node_comes_to_rest(flavor: Flavor) {
     let reply = waiter.recv();
     assert!(reply.starts_with("UNBLOCKED "), "{reply}");
     until("the roles are swapped", || first.call("ROLE").starts_with("[slave"));
-    until("no timer is left", || first.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut first);
     replica.assert_healthy();
     cluster.assert_healthy();
 }

@@ -1,6 +1,6 @@
 //! Holds that depend on a connection: `WATCHDOG` renews them while it is open, `EPHEMERAL` ends them when it closes.
 
-use crate::support::server::{load_module, module};
+use crate::support::server::{load_module, module, unload_module};
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
@@ -409,7 +409,7 @@ fn ten_thousand_watchdogs_share_a_timer(flavor: Flavor) {
     until("all are released", || watcher.call("DBSIZE") == "0");
     assert_eq!(bound(&server), (0, 0));
     // Nothing is planned any more: a module that has a timer cannot be unloaded.
-    until("it can be unloaded", || watcher.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut watcher);
 }
 
 fn a_pause_holds_back_and_is_made_up_for(flavor: Flavor) {
@@ -580,5 +580,5 @@ fn nothing_stays_behind(flavor: Flavor) {
         until("all is free", || watcher.call("DBSIZE") == "0");
         assert_eq!(bound(&server), (0, 0), "in round {round}");
     }
-    until("it can be unloaded", || watcher.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut watcher);
 }

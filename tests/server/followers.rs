@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::support::server::{load_module, module};
+use crate::support::server::{load_module, module, unload_module};
 use crate::support::world::{assert_same_keys, replay};
 use crate::support::{until, Client, Flavor, Server};
 
@@ -185,7 +185,7 @@ fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
     // Once more, in case that anything was remembered.
     assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
     assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-    until("it can be unloaded", || a.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut a);
     follow(&replica, &primary);
     assert_eq!(load_module(&mut a), "OK");
     assert_eq!(a.call("LOCK.ACQUIRE k b PX 600000"), "1");

@@ -1,7 +1,7 @@
 //! Loading the module, and its settings.
 
-use crate::support::server::module;
-use crate::support::{Flavor, Server};
+use crate::support::server::{load_module, module, unload_module};
+use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
     settings_have_bounds,
@@ -16,6 +16,10 @@ crate::on_every_server!(
     a_renamed_command_is_refused,
     a_renamed_command_that_is_asked_with_is_warned_of,
     config_is_what_it_was,
+    unloading_is_refused,
+    unloading_is_possible_if_it_is_asked_for,
+    a_load_that_fails_is_undone,
+    a_shutdown_says_nothing_of_unloading,
 );
 
 #[test]
@@ -45,6 +49,7 @@ fn settings_have_bounds(flavor: Flavor) {
         ("lock.fence-retention", "604800000", &["0", "1", "9007199254740991"], &["-1", "x"]),
         ("lock.request-ttl", "20000", &["1", "9007199254740991"], &["0", "-1", "x"]),
         ("lock.deadlock-detection", "yes", &["no", "YES"], &["on", "1", ""]),
+        ("lock.allow-unload", "no", &["yes", "NO"], &["on", "1", ""]),
         ("lock.publish", "auto", &["off", "publish", "SPUBLISH", "both", "auto"], &["on", "yes", "", "0"]),
     ] {
         assert_eq!(a.call(&format!("CONFIG GET {name}")), format!("[{name}, {default}]"));
@@ -83,7 +88,8 @@ fn settings_count_from_the_next_call(flavor: Flavor) {
 fn settings_are_module_arguments(flavor: Flavor) {
     let args = ["lock.default-lease", "5000", "LOCK.MAX-WAITERS", "7", "lock.publish", "Both"];
     let more = ["lock.deadlock-detection", "No", "lock.request-ttl", "9", "lock.fence-retention", "0"];
-    let server = Server::with_module_args(flavor, &[args, more].concat(), &[]);
+    let all = [&args[..], &more, &["lock.allow-unload", "Yes"]].concat();
+    let server = Server::with_module_args(flavor, &all, &[]);
     let mut a = server.client();
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[lock.default-lease, 5000]");
     assert_eq!(a.call("CONFIG GET lock.max-waiters"), "[lock.max-waiters, 7]");
@@ -92,6 +98,7 @@ fn settings_are_module_arguments(flavor: Flavor) {
     assert_eq!(a.call("CONFIG GET lock.deadlock-detection"), "[lock.deadlock-detection, no]");
     assert_eq!(a.call("CONFIG GET lock.request-ttl"), "[lock.request-ttl, 9]");
     assert_eq!(a.call("CONFIG GET lock.fence-retention"), "[lock.fence-retention, 0]");
+    assert_eq!(a.call("CONFIG GET lock.allow-unload"), "[lock.allow-unload, yes]");
 }
 
 fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
@@ -276,4 +283,70 @@ fn config_is_what_it_was(flavor: Flavor) {
     assert_eq!(reader.call("CONFIG GET lock.max-lease"), "[lock.max-lease, 0]");
     assert!(reader.call("CONFIG SET lock.max-lease 1").starts_with("NOPERM "));
     assert_eq!(a.call("CONFIG GET lock.max-lease"), "{lock.max-lease: 0}");
+}
+
+/// In each of these ways a server follows a pointer to a command that is not there any more, and most end in one of them.
+fn unloading_is_refused(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let refused = "ERR Error unloading module: operation not possible.";
+    let mut a = server.client();
+    until("it is refused", || a.call("MODULE UNLOAD lock") == refused);
+    let (mut b, mut queued, mut paused) = (server.client(), server.client(), server.client());
+    assert_eq!(b.call("LOCK.ACQUIRE k b"), "1");
+    assert_eq!(queued.call("MULTI"), "OK");
+    assert_eq!(queued.call("LOCK.ACQUIRE q q"), "QUEUED");
+    assert_eq!(a.call("CLIENT PAUSE 100000 WRITE"), "OK");
+    paused.send("LOCK.ACQUIRE p p");
+    server.until_blocked(&paused);
+    a.send_at_once(&["MODULE UNLOAD lock", "CLIENT UNPAUSE", "LOCK.ACQUIRE a a"]);
+    assert_eq!([a.recv(), a.recv(), a.recv()], [refused, "OK", "1"]);
+    assert_eq!(b.call("LOCK.ACQUIRE k b"), "2");
+    assert_eq!(queued.call("EXEC"), "[1]");
+    assert_eq!(paused.recv(), "1");
+    let why = "redis-lock is not unloaded: a client that has used a command";
+    assert!(server.log().contains(why), "{}", server.log());
+    server.assert_healthy();
+}
+
+fn unloading_is_possible_if_it_is_asked_for(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let mut b = server.client();
+    assert_eq!(b.call("LOCK.ACQUIRE k b"), "1");
+    b.close();
+    unload_module(&mut a);
+    assert_eq!(a.call("MODULE LIST").matches("lock").count(), 0);
+    // What was allowed is not any more.
+    assert_eq!(load_module(&mut a), "OK");
+    assert_eq!(a.call("CONFIG GET lock.allow-unload"), "[lock.allow-unload, no]");
+    until("it is in use", || a.call("MODULE UNLOAD lock").starts_with("ERR "));
+    server.assert_healthy();
+}
+
+/// A server that has loaded a module with settings that it does not know unloads it, and may end if that is refused.
+fn a_load_that_fails_is_undone(flavor: Flavor) {
+    let mut server = Server::start(flavor, &[]);
+    let mut a = server.client();
+    let path = module().to_str().unwrap();
+    let load = |settings: &str| format!("MODULE LOADEX {path} {settings}");
+    for _ in 0..2 {
+        let reply = a.call(&load("CONFIG lock.nothing 1"));
+        assert!(reply.starts_with("ERR Error loading the extension"), "{reply}");
+        assert_eq!(a.call("MODULE LIST").matches("lock").count(), 0);
+    }
+    assert_eq!(a.call(&load("CONFIG lock.max-waiters 9")), "OK");
+    assert_eq!(a.call("CONFIG GET lock.max-waiters"), "[lock.max-waiters, 9]");
+    assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
+    server.assert_healthy();
+}
+
+/// Some unload all modules when they end.
+fn a_shutdown_says_nothing_of_unloading(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
+    a.send("SHUTDOWN NOSAVE");
+    assert!(server.ended_well());
+    let log = server.log();
+    assert!(!log.contains("not unloaded") && !log.contains("Failed to unload"), "{log}");
 }

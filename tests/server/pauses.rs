@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::server::unload_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
@@ -224,7 +225,7 @@ fn a_demotion_ends_all_waits(flavor: Flavor) {
     }
     let mut again = server.client();
     until("nothing of it is left", || again.info("clients", "blocked_clients") == "0");
-    until("it can be unloaded", || again.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut again);
     server.assert_healthy();
 }
 

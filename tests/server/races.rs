@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::server::load_module;
+use crate::support::server::{load_module, unload_module};
 use crate::support::{in_world, until, Flavor, Server, World};
 
 crate::on_every_server!(
@@ -259,7 +259,7 @@ fn many_waiters_come_and_go(flavor: Flavor) {
         until("all are gone", || a.info("lock", "lock_waiters") == "0");
         until("all locks are free", || a.call("EXISTS k0 k1 k2") == "0");
         until("no client is blocked", || a.info("clients", "blocked_clients") == "0");
-        until("no timer is left", || a.call("MODULE UNLOAD lock") == "OK");
+        unload_module(&mut a);
         assert_eq!(load_module(&mut a), "OK");
     });
 }
@@ -272,7 +272,7 @@ fn waiters_of_an_unloaded_module(flavor: Flavor) {
     assert!(a.call("MODULE UNLOAD lock").starts_with("ERR "), "unloaded under a waiter");
     a.call("LOCK.RELEASE k a");
     assert_eq!(b.recv(), "1");
-    until("it can be unloaded", || a.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut a);
     assert!(a.call("LOCK.INFO k").starts_with("ERR unknown command"));
     assert_eq!(a.call("HGETALL k"), "[b, 1]", "the lock needs no module");
     assert_eq!(a.call("CONFIG GET lock.default-lease"), "[]");

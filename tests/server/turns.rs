@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::support::server::load_module;
+use crate::support::server::{load_module, unload_module};
 use crate::support::{in_world, until, Client, Flavor, Server};
 
 crate::on_every_server!(
@@ -298,7 +298,7 @@ fn a_stranger_may_keep_the_lock_for_long(flavor: Flavor) {
         until("its lease is over", || a.call("EXISTS k") == "0");
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 BLOCK 10"), "1");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-        until("no timer is left", || a.call("MODULE UNLOAD lock") == "OK");
+        unload_module(&mut a);
         assert_eq!(load_module(&mut a), "OK");
     });
 }
@@ -340,7 +340,7 @@ fn nothing_is_remembered_for_long(flavor: Flavor) {
     let mut a = server.client();
     until("all are gone", || a.info("clients", "connected_clients") == "1");
     // It has no timer any more.
-    until("it can be unloaded", || a.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut a);
     assert_eq!(load_module(&mut a), "OK");
     server.assert_healthy();
 }

@@ -126,6 +126,12 @@ pub fn load_module(client: &mut Client) -> String {
     client.call_args(&[b"MODULE", b"LOAD", module().to_str().unwrap().as_bytes()])
 }
 
+/// Unloads it again, as soon as nothing of it is at work. No client that has used a command of it may be used again.
+pub fn unload_module(client: &mut Client) {
+    assert_eq!(client.call("CONFIG SET lock.allow-unload yes"), "OK");
+    until("nothing of the module is at work", || client.call("MODULE UNLOAD lock") == "OK");
+}
+
 /// A running server.
 pub struct Server {
     pub flavor: Flavor,
