@@ -20,6 +20,15 @@ crate::on_every_server!(
     changes_that_nobody_follows_count_for_the_next_snapshot,
 );
 
+/// Also when a test fails: it would have to wait for its workers.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Uses locks of all kinds without pause, for as long as `act` takes and a while before and after.
 fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
     let over = AtomicBool::new(false);
@@ -27,6 +36,7 @@ fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
     let calls =
         |watch: &mut Client| -> u64 { watch.info("stats", "total_commands_processed").parse().unwrap() };
     thread::scope(|scope| {
+        let _ends = Ends(&over);
         for worker in 0..2 {
             let (mut client, over) = (server.client(), &over);
             scope.spawn(move || {
@@ -54,7 +64,6 @@ fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
         used_for_a_while(&mut watch);
         act();
         used_for_a_while(&mut watch);
-        over.store(true, Ordering::Relaxed);
     });
 }
 

@@ -1,8 +1,7 @@
 //! The servers that the module is tested on. Each has one line here, and nothing else lists them: [`Flavor`] and the tests
 //! are made of these lines, `tests/setup-servers.sh` unpacks what they name, and `tests/run.py` sorts the tests by them.
 //!
-//! * The name is what test functions are called. A line of the long run must not have a name that one of the short run
-//!   begins with.
+//! * The name is what test functions are called.
 //! * The program is in `target/servers/`, or, if no folder is named, an installed one, which is the Makefile's business.
 //! * The package is Debian's, with the release that it comes from. `required` ones are to be there if `REQUIRE_ALL_SERVERS`
 //!   is set. Debian 11 is at the end of its life: the one test that wants a server which is too old may do without.
