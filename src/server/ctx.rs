@@ -264,30 +264,6 @@ impl Ctx {
         }
     }
 
-    /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch.
-    pub(super) fn first_field_end(self, key: &Str<'_>, fields: &[Vec<u8>]) -> Option<i64> {
-        let words = [Str::new(b"FIELDS"), Str::from_number(i64::try_from(fields.len()).ok()?)];
-        let fields: Vec<Str<'_>> = fields.iter().map(|field| Str::new(field)).collect();
-        let args = std::iter::once(key).chain(&words).chain(&fields);
-        let argv: Vec<*mut raw::RedisModuleString> = args.map(|arg| arg.as_ptr()).collect();
-        // SAFETY: "v" takes a list of strings with its length. The reply is null or the server's, and so are its elements: a
-        // number for each field, negative for one that has no TTL or is not there.
-        unsafe {
-            let (list, len) = (argv.as_ptr(), argv.len());
-            let reply = call!(RedisModule_Call(self.0, c"HPEXPIRETIME".as_ptr(), c"v".as_ptr(), list, len));
-            if reply.is_null() {
-                return None;
-            }
-            let count = call!(RedisModule_CallReplyLength(reply));
-            let elements = (0..count).map(|at| call!(RedisModule_CallReplyArrayElement(reply, at)));
-            let ends =
-                elements.filter(|end| !end.is_null()).map(|end| call!(RedisModule_CallReplyInteger(end)));
-            let first = ends.filter(|end| *end >= 0).min();
-            call!(RedisModule_FreeCallReply(reply));
-            first
-        }
-    }
-
     /// False if the slot of these keys, which is one, is not served here (any more), or if it is on its way to or from
     /// another node and not all of them are here. Only to be asked in a cluster.
     pub(crate) fn serves_slot_of(self, keys: &[&Str<'_>]) -> bool {
@@ -338,7 +314,7 @@ impl Ctx {
 ///
 /// # Safety
 /// `reply` is null or a reply of the server.
-unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
+pub(super) unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
     let mut len = 0;
     if reply.is_null() {
         return Vec::new();

@@ -1,11 +1,11 @@
 //! An open key.
 
-use std::cell::OnceCell;
 use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
-use crate::server::{load, string, Ctx, ServerCell, Str};
+use crate::server::field_ends::{self, FieldEnds};
+use crate::server::{string, Ctx, Str};
 
 /// What is stored under a key, as far as a lock cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,33 +22,6 @@ pub(crate) struct Key<'a> {
     /// Null: opened for reading, and empty.
     raw: *mut raw::RedisModuleKey,
     name: &'a Str<'a>,
-}
-
-/// How it is found out when the fields of a hash end that have a TTL of their own.
-#[derive(Clone, Copy)]
-enum FieldEnds {
-    /// This server has no such.
-    Never,
-    /// The module API tells (Redis 8).
-    Known,
-    /// A command tells (Redis 7.4, Valkey 9).
-    Asked,
-}
-
-impl FieldEnds {
-    fn of_server(ctx: Ctx) -> FieldEnds {
-        static OF_SERVER: ServerCell<OnceCell<FieldEnds>> = ServerCell::new(OnceCell::new());
-        *OF_SERVER.get(ctx).get_or_init(|| {
-            // SAFETY: the table of functions is filled at load and not changed after.
-            if unsafe { raw::RedisModule_HashFieldMinExpire }.is_some() {
-                FieldEnds::Known
-            } else if load::knows_command(ctx, c"hpexpiretime") {
-                FieldEnds::Asked
-            } else {
-                FieldEnds::Never
-            }
-        })
-    }
 }
 
 /// What a walk over a hash hands its callback; see [`Key::for_each_field`].
@@ -193,7 +166,7 @@ impl<'a> Key<'a> {
                 let at = unsafe { raw::RedisModule_HashFieldMinExpire.map(|first| first(self.raw)) };
                 at.filter(|at| *at != i64::from(raw::REDISMODULE_NO_EXPIRE))
             }
-            FieldEnds::Asked => ctx.first_field_end(self.name, &names()),
+            FieldEnds::Asked => field_ends::ask(ctx, self.name, &names()),
         }
     }
 

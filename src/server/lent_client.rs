@@ -16,7 +16,7 @@ use std::ffi::c_int;
 
 use redis_module::raw;
 
-use crate::server::{guard, info, string, Ctx, InCallback, ServerCell, OK};
+use crate::server::{field_ends, guard, info, string, Ctx, InCallback, ServerCell, OK};
 
 /// The database that the latest `MOVE` moved from.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
@@ -43,10 +43,15 @@ pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
 pub(crate) fn watch_copies(ctx: Ctx) -> bool {
     unsafe extern "C" fn filter(command: *mut raw::RedisModuleCommandFilterCtx) {
         // This runs for every command of every client: leave at once.
-        if matches!(Filtered(command).bytes(0), [b'c' | b'C', ..]) {
+        let command = Filtered(command);
+        let name = command.bytes(0);
+        if matches!(name, [b'c' | b'C' | b'h' | b'H', ..]) {
             // SAFETY: this is a callback.
             let proof = unsafe { InCallback::claim() };
-            guard(|| look_at(proof, &Filtered(command)));
+            guard(|| match name {
+                [b'c' | b'C', ..] => look_at(proof, &command),
+                _ => field_ends::seen(proof, name),
+            });
         }
     }
     if info::is_redis() {
@@ -54,7 +59,11 @@ pub(crate) fn watch_copies(ctx: Ctx) -> bool {
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
     // SAFETY: the callback has the type that the server calls it with.
-    unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.0, Some(filter), flags)).is_null() }
+    let sees = unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.0, Some(filter), flags)).is_null() };
+    if sees {
+        field_ends::start(ctx);
+    }
+    sees
 }
 
 /// Notes the client of a `COPY key other DB db`.

@@ -22,6 +22,7 @@ pub(crate) mod caller;
 pub(crate) mod config;
 pub(crate) mod ctx;
 pub(crate) mod events;
+mod field_ends;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod lent_client;

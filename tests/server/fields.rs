@@ -10,6 +10,7 @@ crate::on_every_server!(
     many_fenced_locks_whose_owners_are_deleted,
     by_the_end_of_the_owners_field,
     to_renew_ends_what_ends_a_field,
+    a_field_that_ends_is_known_wherever_it_comes_from,
 );
 
 /// The token stays behind, and so does the hash: no event says that the key is gone.
@@ -67,15 +68,16 @@ fn a_token_without_its_owner_is_no_lock(flavor: Flavor) {
         let leave_token = |a: &mut Client| {
             assert!(a.call("LOCK.ACQUIRE k a FENCE PX 100000").contains("token"));
             assert_eq!(a.call("HDEL k a"), "1");
-            assert!(a.call("HGETALL k").starts_with("[#fence, "));
         };
         leave_token(&mut a);
+        assert!(a.call("HGETALL k").starts_with("[#fence, "));
         assert_eq!(a.call("LOCK.INFO k"), "nil");
         assert_eq!(a.call("LOCK.ACQUIRE k b"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert!(redisson.recv().ends_with("{k}, 0]"));
-        // Who notices first that it is free, tells those who wait elsewhere.
+        // Who notices first that it is free, tells those who wait elsewhere, once. If they have been told before, the lock is
+        // looked at for their sake, too.
         for notice in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
             leave_token(&mut a);
             let reply = a.call(notice);
@@ -222,4 +224,53 @@ fn to_renew_ends_what_ends_a_field(flavor: Flavor) {
             a.call("DEL k");
         }
     });
+}
+
+/// A key can come with such a field: from a dump, from a file, from a script, in a transaction.
+fn a_field_that_ends_is_known_wherever_it_comes_from(flavor: Flavor) {
+    if !has_field_ttls(flavor) {
+        return;
+    }
+    let file: &[&str] = &["--appendonly", "yes", "--aof-use-rdb-preamble", "yes"];
+    let server = Server::with_module(flavor, file);
+    let mut a = server.client();
+    let renewed = |a: &mut Client, key: &str, why: &str| {
+        assert_ne!(a.call(&format!("HPTTL {key} FIELDS 1 a")), "[-1]", "{why}");
+        assert_eq!(a.call(&format!("LOCK.RENEW {key} a PX 90000")), "1");
+        assert_eq!(a.call(&format!("HPTTL {key} FIELDS 1 a")), "[-1]", "{why}");
+    };
+    // It was asked before whether there is any.
+    for key in ["dumped", "script", "queued", "filed"] {
+        a.call(&format!("LOCK.ACQUIRE {key} a PX 90000"));
+        a.call(&format!("LOCK.RENEW {key} a PX 90000"));
+    }
+    let script = b"return redis.call('HPEXPIRE', KEYS[1], 90000, 'FIELDS', 1, 'a')";
+    a.call_args(&[b"EVAL", script, b"1", b"script"]);
+    renewed(&mut a, "script", "set by a script");
+    a.send_at_once(&["MULTI", "HEXPIRE queued 90 FIELDS 1 a", "EXEC"]);
+    assert_eq!([a.recv(), a.recv(), a.recv()], ["OK", "QUEUED", "[[1]]"]);
+    renewed(&mut a, "queued", "set in a transaction");
+    a.call("HPEXPIRE dumped 90000 FIELDS 1 a");
+    a.call("HPEXPIRE filed 90000 FIELDS 1 a");
+    // Another server has seen no command.
+    let dump = match a.call_value("DUMP dumped") {
+        redis::Value::BulkString(dump) => dump,
+        other => panic!("{other:?}"),
+    };
+    let other = Server::with_module(flavor, &[]);
+    let mut b = other.client();
+    b.call("LOCK.ACQUIRE k a");
+    b.call("LOCK.RENEW k a");
+    assert_eq!(b.call_args(&[b"RESTORE", b"dumped", b"90000", &dump]), "OK");
+    std::thread::sleep(Duration::from_millis(150));
+    renewed(&mut b, "dumped", "restored");
+    a.call("BGREWRITEAOF");
+    until("the file is written", || a.info("persistence", "aof_rewrite_in_progress") == "0");
+    let again = Server::start_in(
+        flavor,
+        server.stop(),
+        &[&["--loadmodule", crate::support::server::module().to_str().unwrap()], file].concat(),
+    );
+    let mut c = again.client();
+    renewed(&mut c, "filed", "loaded");
 }
