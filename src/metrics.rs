@@ -55,6 +55,9 @@ impl InfoSection for Section {
             let (watchdogs, ephemeral) = runtime.service.bound();
             info.number(c"watchdogs", watchdogs);
             info.number(c"ephemeral_holds", ephemeral);
+            for (table, size) in runtime.service.tables().into_iter().chain(runtime.tables()) {
+                info.number(table, size);
+            }
         });
         info.number(c"internal_errors", crate::server::panics());
         info.number(c"eviction", usize::from(evicts()));

@@ -6,8 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use foldhash::HashMap;
-
+use super::ended::rounded;
 use super::entries::Entry;
 use super::pending::SetLease;
 use super::service::Service;
@@ -17,9 +16,6 @@ use super::{
 
 /// The shortest time between two renewals, in microseconds, however short the lease.
 const SHORTEST_INTERVAL_US: MonoUs = 1_000;
-
-/// How often what cannot come again is forgotten, in microseconds.
-const SWEEP_US: MonoUs = 1_000_000;
 
 /// How many bindings are looked through at a time for what cannot come again.
 const SWEEP_BATCH: usize = 1_000;
@@ -125,70 +121,6 @@ impl Binding {
         let over = self.requests.iter().all(|request| request.until < now);
         self.watchdogs.is_empty() && self.ephemeral.is_empty() && !self.closed && over
     }
-}
-
-/// Requests whose hold has ended, and until when they may come again: what they bound before is not to be bound
-/// to a later hold of the same owner.
-///
-/// They are forgotten a table at a time: none before it cannot come again, all within twice that time, and their memory
-/// with them.
-#[derive(Default)]
-pub(super) struct Ended {
-    young: HashMap<(LockId, RequestId), MonoUs>,
-    /// Until when the last of the young may come again.
-    young_until: MonoUs,
-    old: HashMap<(LockId, RequestId), MonoUs>,
-    old_until: MonoUs,
-}
-
-impl Ended {
-    fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
-        self.young_until = self.young_until.max(until);
-        self.young.insert((lock, id), until);
-        if self.old.is_empty() {
-            self.grow_old();
-        }
-    }
-
-    fn contains(&self, request: &(LockId, RequestId), now: MonoUs) -> bool {
-        let until = |table: &HashMap<_, MonoUs>| table.get(request).copied();
-        // Of two, the later one is the young one.
-        until(&self.young).or_else(|| until(&self.old)).is_some_and(|until| until >= now)
-    }
-
-    fn remove(&mut self, request: &(LockId, RequestId)) {
-        self.young.remove(request);
-        self.old.remove(request);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.young.is_empty() && self.old.is_empty()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.young.len() + self.old.len()
-    }
-
-    /// When [`sweep`](Ended::sweep) will forget some.
-    pub(super) fn due(&self) -> Option<MonoUs> {
-        (!self.is_empty()).then(|| rounded(self.old_until))
-    }
-
-    pub(super) fn sweep(&mut self, now: MonoUs) {
-        while self.due().is_some_and(|due| due <= now) {
-            self.grow_old();
-        }
-    }
-
-    fn grow_old(&mut self) {
-        self.old = std::mem::take(&mut self.young);
-        self.old_until = std::mem::take(&mut self.young_until);
-    }
-}
-
-/// A time after this one at which many things are forgotten at once.
-fn rounded(until: MonoUs) -> MonoUs {
-    (until / SWEEP_US + 1).saturating_mul(SWEEP_US)
 }
 
 /// A lease that an owner was given.

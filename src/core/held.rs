@@ -56,6 +56,11 @@ impl Held {
         self.tags.get(place) == Some(&tag)
     }
 
+    /// Of how many keys it is remembered.
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }

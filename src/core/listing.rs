@@ -1,5 +1,7 @@
 //! Who waits: for those who look, not for those who decide.
 
+use std::ffi::CStr;
+
 use super::entries::Entry;
 use super::service::{asked, Service};
 use super::{LockRef, Mode, MonoUs, Now, Owner, Request, WaiterId};
@@ -27,6 +29,29 @@ pub(crate) struct Contended {
 }
 
 impl Service {
+    /// How many things each table has, by its name in `INFO`.
+    pub(crate) fn tables(&self) -> [(&'static CStr, usize); 17] {
+        [
+            (c"table_locks", self.entries.iter().count()),
+            (c"table_waiters", self.waiters.len()),
+            (c"table_waiting_owners", self.waits_of.len()),
+            (c"table_waiting_requests", self.asked.len()),
+            (c"table_grants_in_flight", self.in_flight.len()),
+            (c"table_deadlines", self.deadlines.len()),
+            (c"table_leases", self.leases.len()),
+            (c"table_fragile_locks", self.fragile.len()),
+            (c"table_renewals", self.renewals.len()),
+            (c"table_connections", self.by_connection.len()),
+            (c"table_ended_requests", self.ended.len()),
+            (c"table_sweeps", self.sweeps.len()),
+            (c"table_turns", self.turns.len()),
+            (c"table_unannounced_locks", self.owed.len()),
+            (c"table_ready_locks", self.dirty.len()),
+            (c"table_decisions", self.decisions.len()),
+            (c"table_granted_key_hints", self.held.len()),
+        ]
+    }
+
     /// How many wait for this lock.
     pub(crate) fn waiting(&self, lock: LockRef<'_>) -> usize {
         self.entries.get(lock).map_or(0, |entry| entry.waiting.len())

@@ -7,21 +7,24 @@
 //! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who
 //!   excludes whom.
 //! * [`request`]: what is asked for, what is answered, and what is stored beside a lock.
-//! * [`service`]: the inputs: calls, connections, strangers, the clock.
+//! * [`service`], [`cancelling`], [`planning`]: the inputs: calls, connections, strangers, the clock.
 //! * [`serving`]: what they lead to: one lock is brought up to date, and its queue is served.
 //! * [`turns`]: when those who wait elsewhere are let in.
 //! * [`pending`]: what a hold is without the grants that may still be revoked.
 //! * [`watching`]: what ends without an event.
-//! * [`entries`], [`bindings`]: what is remembered about a lock and about the connections that holds depend on.
+//! * [`entries`], [`bindings`], [`ended`]: what is remembered about a lock and about the connections that holds depend on.
 //! * [`graph`]: who waits for whom, and who would wait for himself.
 
 mod bindings;
+mod cancelling;
+mod ended;
 mod entries;
 pub(crate) mod graph;
 mod held;
 pub(crate) mod holders;
 mod listing;
 mod pending;
+mod planning;
 pub(crate) mod request;
 pub(crate) mod service;
 mod serving;

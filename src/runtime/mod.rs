@@ -23,6 +23,7 @@ mod waits;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 
 use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId, WallMs};
 use crate::error::Error;
@@ -233,6 +234,16 @@ impl Runtime {
     /// The client that this waiter blocks.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
         self.waits.get(&id).map(|wait| wait.client)
+    }
+
+    /// As [`Service::tables`], of the tables beside it.
+    pub(crate) fn tables(&self) -> [(&'static CStr, usize); 4] {
+        [
+            (c"table_blocked_clients", self.waits.len()),
+            (c"table_blocked_handles", self.by_handle.len()),
+            (c"table_answered_grants", self.answered.len()),
+            (c"table_sockets", self.sockets.len()),
+        ]
     }
 
     fn pass_on_decisions(&mut self) {

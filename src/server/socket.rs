@@ -39,6 +39,11 @@ impl Sockets {
         (known.0 == client).then_some(known.1)
     }
 
+    /// How many are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+
     pub(crate) fn put(&mut self, client: u64, socket: Option<Socket>) {
         if self.0.is_empty() {
             self.0.resize(REMEMBERED, None);

@@ -150,7 +150,7 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
                 "MULTI",
                 "HSET k #shared:c 1:<time>",
                 "PEXPIREAT k <time>",
-                "SET lock_request:{k}:c:r 1 a1@<time> PXAT <time>",
+                "SET lock_request:{k}:c:r 1 s1@<time> PXAT <time>",
                 "EXEC",
                 "MULTI",
                 "DEL k",

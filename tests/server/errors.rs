@@ -136,7 +136,6 @@ fn what_is_no_lock_is_left_alone(flavor: Flavor) {
             "HSETLOCK s a 01",
             "HSETLOCK s a 1e3",
             "HSETLOCK s a 99999999999999999999",
-            "HSETLOCK s #fence 7",
         ] {
             a.call("DEL s");
             match make.strip_prefix("HSETLOCK ") {

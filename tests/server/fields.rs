@@ -124,7 +124,7 @@ fn many_fenced_locks_whose_owners_are_deleted(flavor: Flavor) {
 
 /// Fields can have a TTL of their own there.
 fn has_field_ttls(flavor: Flavor) -> bool {
-    matches!(flavor, Flavor::Redis8 | Flavor::Redis86 | Flavor::Valkey9)
+    matches!(flavor, Flavor::Redis8 | Flavor::Redis8_6 | Flavor::Valkey9)
 }
 
 fn by_the_end_of_the_owners_field(flavor: Flavor) {

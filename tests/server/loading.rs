@@ -221,7 +221,7 @@ fn to_break_a_lock_is_logged(flavor: Flavor) {
     let script: &[&[u8]] = &[b"EVAL", b"return redis.call('LOCK.BREAK', KEYS[1])", b"1", b"k"];
     assert_eq!(operator.call_args(script), "1");
     let user = match flavor {
-        Flavor::Redis86 | Flavor::Valkey8 | Flavor::Valkey9 => "user night-shift",
+        Flavor::Redis8_6 | Flavor::Valkey8 | Flavor::Valkey9 => "user night-shift",
         _ => "an unknown user",
     };
     let expected = format!("LOCK.BREAK of k in database 3 by {user} in a script: 1 owner lost it\n");

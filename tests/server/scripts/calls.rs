@@ -140,7 +140,8 @@ impl Call {
 
     fn as_command(self, key: &str, variant: Variant) -> String {
         match self {
-            Call::Acquire { owner, lease } => format!("LOCK.ACQUIRE {key} {}{}", OWNERS[owner], px(lease)),
+            // Without a lease a re-entry would shorten none, as a script's does.
+            Call::Acquire { owner, lease } => format!("LOCK.ACQUIRE {key} {} PX {lease}", OWNERS[owner]),
             Call::Release { owner, lease, request } => {
                 let id = if variant == Variant::Latched { format!(" ID {request}") } else { String::new() };
                 format!("LOCK.RELEASE {key} {} PX {lease}{id}", OWNERS[owner])

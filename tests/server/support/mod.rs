@@ -1,6 +1,7 @@
 //! The harness: real servers, clients under full control, and what must hold after every scenario.
 
 pub mod client;
+pub mod cluster;
 pub mod programs;
 pub mod proxy;
 pub mod redisson;

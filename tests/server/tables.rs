@@ -1,0 +1,73 @@
+//! Nothing stays in memory of calls that are over: every table of the module is empty then (9).
+
+use std::time::Duration;
+
+use crate::support::{until, Client, Flavor, Server};
+
+crate::on_every_server!(re_entries_with_an_id_are_forgotten, every_table_is_empty_in_the_end);
+
+/// All tables of `INFO lock` that have something in them, but for those that are of one size for ever.
+fn full_tables(client: &mut Client) -> Vec<String> {
+    let info = client.call("INFO lock");
+    let tables = info.lines().filter(|line| line.starts_with("lock_table_"));
+    assert!(tables.clone().count() >= 20, "{info}");
+    let bounded = ["lock_table_granted_key_hints", "lock_table_sockets"];
+    let full =
+        tables.filter(|line| !line.ends_with(":0") && !bounded.iter().any(|name| line.starts_with(name)));
+    full.map(str::to_owned).collect()
+}
+
+/// Requests with an id that bound a hold: 4 MB of them stayed for ever, as they were swept only when their table was
+/// exactly full.
+fn re_entries_with_an_id_are_forgotten(flavor: Flavor) {
+    const ROUNDS: usize = 4_000;
+    let server = Server::with_module(flavor, &[]);
+    let mut client = server.client();
+    client.call("CONFIG SET lock.request-ttl 100");
+    let round = |client: &mut Client, round: usize| {
+        let mut calls: Vec<String> =
+            (0..5).map(|n| format!("LOCK.ACQUIRE k a WATCHDOG ID {round}-{n}")).collect();
+        calls.push("LOCK.RELEASE k a ALL".to_owned());
+        calls.push(format!("LOCK.ACQUIRE e{} a EPHEMERAL ID {round}", round % 50));
+        calls.push(format!("LOCK.RELEASE e{} a", round % 50));
+        client.send_at_once(&calls.iter().map(String::as_str).collect::<Vec<_>>());
+        calls.iter().for_each(|_| drop(client.recv()));
+    };
+    let memory = |client: &mut Client| client.info("memory", "used_memory").parse::<i64>().unwrap();
+    (0..50).for_each(|n| round(&mut client, n));
+    until("all is forgotten", || full_tables(&mut client).is_empty());
+    until("the keys are, too", || client.call("DBSIZE") == "0");
+    let before = memory(&mut client);
+    (0..ROUNDS).for_each(|n| round(&mut client, n));
+    until("all is forgotten", || full_tables(&mut client).is_empty());
+    until("the keys are, too", || client.call("DBSIZE") == "0");
+    // The server gives back its own buffers and tables step by step.
+    until("the memory is given back", || memory(&mut client) < before + 500_000);
+}
+
+/// A bit of everything that is remembered, and then nothing of it.
+fn every_table_is_empty_in_the_end(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let mut client = server.client();
+    client.call("CONFIG SET lock.request-ttl 200");
+    let mut clients: Vec<Client> = (0..20).map(|_| server.client()).collect();
+    for (number, other) in clients.iter_mut().enumerate() {
+        let key = number % 4;
+        other.send(&format!(
+            "LOCK.ACQUIRE k{key} o{number} PX 400 BLOCK 3000 FENCE WATCHDOG EPHEMERAL ID {number}"
+        ));
+        other.send(&format!("LOCK.ACQUIRE other o{number} SHARED PX 300 BLOCK 50 ID {number}"));
+    }
+    until("somebody waits", || client.info("lock", "lock_waiters") != "0");
+    assert!(!full_tables(&mut client).is_empty());
+    for number in 0..20 {
+        client.call(&format!("LOCK.CANCEL k{} o{number} ID {number}", number % 4));
+        if number % 7 == 0 {
+            clients.pop().unwrap().close();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    drop(clients);
+    until("all is forgotten", || full_tables(&mut client).is_empty());
+    server.assert_healthy();
+}
