@@ -120,7 +120,7 @@ fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
         ));
     }
     load::log_panics();
-    load::set_options(ctx);
+    load::set_options(ctx, server);
     MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
     register(ctx, args)?;
     for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {

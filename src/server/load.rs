@@ -7,7 +7,7 @@ use redis_module::raw;
 use crate::server::ctx::reply_type;
 use crate::server::ctx::warn;
 use crate::server::reply::INTERNAL_ERROR;
-use crate::server::{guard, Ctx, Str, OK};
+use crate::server::{guard, info, Ctx, Str, OK};
 
 /// A version as `RedisModule_GetServerVersion` packs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,11 +179,22 @@ pub(crate) fn log_panics_no_more() {
     drop(std::panic::take_hook());
 }
 
-/// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands
-/// in the way of a replica that loads while it serves.
-pub(crate) fn set_options(ctx: Ctx) {
-    let options =
+/// The option by which Valkey is told that a module is ready for slots that move as a whole.
+const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
+
+/// Valkey sends what a module writes to the new node if the command that stands for it has a key of the slot: also from a
+/// timer, where no client's command is being carried out. Those before this one have not been looked at.
+const MOVES_WHAT_TIMERS_WRITE: Version = Version::new(9, 0, 5);
+
+/// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands in the way
+/// of a replica that loads while it serves, or of a slot that moves as a whole: keys of a slot that is not served here
+/// are not touched (`look_at` in the runtime asks), and what is written is sent as commands with their keys.
+pub(crate) fn set_options(ctx: Ctx, server: Version) {
+    let mut options =
         raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
+    if !info::is_redis() && server >= MOVES_WHAT_TIMERS_WRITE {
+        options |= HANDLE_ATOMIC_SLOT_MIGRATION;
+    }
     // SAFETY: the context is that of the module.
     unsafe { call!(RedisModule_SetModuleOptions(ctx.0, options.cast_signed())) };
 }

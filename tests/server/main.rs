@@ -20,6 +20,7 @@ mod fencing;
 mod fields;
 mod followers;
 mod loading;
+mod moving;
 mod pauses;
 mod races;
 mod redisson;

@@ -57,6 +57,49 @@ impl Cluster {
         }
     }
 
+    fn is_valkey(&self) -> bool {
+        matches!(self.nodes[0].flavor, Flavor::Valkey8 | Flavor::Valkey9)
+    }
+
+    /// Begins to move the slot of a key as a whole. Only some servers can.
+    pub fn begin_to_move(&self, key: &str, from: usize, to: usize) {
+        let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
+        let slot = source.call(&format!("CLUSTER KEYSLOT {key}"));
+        if self.is_valkey() {
+            let to = self.id(to);
+            let reply = source.call(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to}"));
+            assert_eq!(reply, "OK");
+        } else {
+            let reply = target.call(&format!("CLUSTER MIGRATION IMPORT {slot} {slot}"));
+            assert!(!reply.starts_with("ERR"), "{reply}");
+        }
+    }
+
+    /// How the latest move stands, as a node sees it.
+    pub fn state_of_move(&self, node: usize) -> String {
+        let mut client = self.nodes[node].client();
+        let all = if self.is_valkey() { "GETSLOTMIGRATIONS" } else { "MIGRATION STATUS ALL" };
+        let reply = client.call(&format!("CLUSTER {all}"));
+        let state = reply.split("state, ").nth(1).and_then(|rest| rest.split(',').next());
+        state.unwrap_or_default().to_owned()
+    }
+
+    /// Waits until a slot that moves as a whole is served by its new node, and both know.
+    pub fn until_moved(&self, key: &str, from: usize, to: usize) {
+        let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
+        let question = format!("LOCK.INFO {key}");
+        until("the slot has moved", || {
+            let state = self.state_of_move(from);
+            assert!(!matches!(state.as_str(), "failed" | "cancelled" | "canceled"), "{state}");
+            source.call(&question).starts_with("MOVED") && !target.call(&question).starts_with("MOVED")
+        });
+        until("the move is over", || {
+            [from, to]
+                .into_iter()
+                .all(|node| matches!(self.state_of_move(node).as_str(), "success" | "completed"))
+        });
+    }
+
     pub fn assert_healthy(mut self) {
         self.nodes.iter_mut().for_each(Server::assert_healthy);
     }

@@ -1,0 +1,251 @@
+//! Slots that move to another node as a whole, while their locks are used (`CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER
+//! MIGRATION` of Redis 8.4): what is written meanwhile moves, too, whether a client's command leads to it or not.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::support::cluster::Cluster;
+use crate::support::world::keys;
+use crate::support::{show, until, Client, Flavor, Server};
+
+/// A test for each server that can do so.
+macro_rules! on_servers_that_move_slots {
+    ($($name:ident),* $(,)?) => { $(
+        mod $name {
+            use crate::support::Flavor;
+            #[test]
+            fn redis_8_6() { on(Flavor::Redis86) }
+            #[test]
+            fn valkey_9() { on(Flavor::Valkey9) }
+            fn on(flavor: Flavor) {
+                if flavor.is_installed() {
+                    super::$name(flavor);
+                }
+            }
+        }
+    )* };
+}
+
+on_servers_that_move_slots!(
+    a_lock_moves_with_its_slot,
+    what_is_written_during_the_move_moves_too,
+    locks_that_are_used_move_to_and_fro,
+);
+
+/// Without the keys that only make the move slow.
+fn locks(server: &Server) -> BTreeMap<(usize, String), String> {
+    let mut found = keys(&mut server.client());
+    found.retain(|(_, key), _| !key.contains("filler"));
+    found
+}
+
+fn a_lock_moves_with_its_slot(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, mut second] = cluster.clients();
+    let fenced = first.call("LOCK.ACQUIRE b o FENCE ID one PX 600000");
+    assert_eq!(first.call("LOCK.ACQUIRE b o PX 600000"), "2");
+    let mut waiters = [
+        cluster.nodes[0].waiting("LOCK.ACQUIRE b w BLOCK 0"),
+        cluster.nodes[0].waiting("LOCK.ACQUIRE b v BLOCK 600000 FENCE"),
+    ];
+    let before = locks(&cluster.nodes[0]);
+    cluster.begin_to_move("b", 0, 1);
+    cluster.until_moved("b", 0, 1);
+    for waiter in &mut waiters {
+        let reply = waiter.recv();
+        assert!(reply.starts_with("UNBLOCKED ") || reply.starts_with("MOVED "), "{reply}");
+        assert!(waiter.call("LOCK.ACQUIRE b w BLOCK 0").starts_with("MOVED 3300 "));
+    }
+    assert_eq!(first.info("lock", "lock_waiters"), "0");
+    assert_eq!(locks(&cluster.nodes[1]), before);
+    // Who asks again gets the same answer, and whoever comes next a greater token.
+    assert_eq!(second.call("LOCK.ACQUIRE b o FENCE ID one PX 600000"), fenced);
+    let mut next = cluster.nodes[1].waiting("LOCK.ACQUIRE b w BLOCK 0 FENCE");
+    assert_eq!(second.call("LOCK.RELEASE b o ALL"), "0");
+    let granted = next.recv();
+    let token = |reply: &str| -> i64 {
+        reply.trim_end_matches([']', '}']).rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(token(&granted) > token(&fenced), "{granted} after {fenced}");
+    // And back, where nothing is remembered of those who waited.
+    cluster.begin_to_move("b", 1, 0);
+    cluster.until_moved("b", 1, 0);
+    let mut again = cluster.nodes[0].waiting("LOCK.ACQUIRE b x BLOCK 0");
+    assert_eq!(first.call("LOCK.RELEASE b w"), "0");
+    assert_eq!(again.recv(), "1");
+    cluster.assert_healthy();
+}
+
+/// The new node is frozen while it receives, so that all of this happens in the middle of the move.
+fn what_is_written_during_the_move_moves_too(flavor: Flavor) {
+    let cluster =
+        Cluster::start_with(flavor, &["--rdb-key-save-delay", "10000", "--repl-diskless-sync", "yes"]);
+    let (source, target) = (&cluster.nodes[0], &cluster.nodes[1]);
+    let mut a = source.client();
+    for filler in 0..50 {
+        assert_eq!(a.call(&format!("SET filler{filler}:{{b}} x")), "OK");
+    }
+    for key in ["release", "break", "deleted", "queue"] {
+        assert_eq!(a.call(&format!("LOCK.ACQUIRE {{b}}{key} a PX 600000")), "1");
+    }
+    let mut ephemeral = source.client();
+    assert_eq!(ephemeral.call("LOCK.ACQUIRE {b}ephemeral a EPHEMERAL PX 600000"), "1");
+    let mut watchdog = source.client();
+    assert_eq!(watchdog.call("LOCK.ACQUIRE {b}watchdog a WATCHDOG PX 12000"), "1");
+    let watched_until = a.number("PEXPIRETIME {b}watchdog");
+    assert_eq!(a.call("LOCK.ACQUIRE {b}lease a PX 1500"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE {b}shared a SHARED PX 1500"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE {b}shared b SHARED PX 600000"), "1");
+    assert!(a.call("LOCK.ACQUIRE {b}expires a FENCE PX 1500").starts_with("[owner, a, holds, 1, token, "));
+    let names = ["release", "break", "deleted", "ephemeral", "lease"];
+    let mut waiters =
+        names.map(|key| source.waiting(&format!("LOCK.ACQUIRE {{b}}{key} w BLOCK 0 FENCE ID one PX 500000")));
+    cluster.begin_to_move("b", 0, 1);
+    until("the source sends", || {
+        ["snapshotting", "send-bulk-and-stream"].contains(&cluster.state_of_move(0).as_str())
+    });
+    target.signal(libc::SIGSTOP);
+    assert_eq!(a.call("LOCK.RELEASE {b}release a"), "0");
+    assert_eq!(a.call("LOCK.BREAK {b}break"), "1");
+    assert_eq!(a.call("DEL {b}deleted"), "1");
+    ephemeral.close();
+    for (waiter, name) in waiters.iter_mut().zip(names) {
+        let reply = waiter.recv();
+        assert!(reply.starts_with("[owner, w, holds, 1, token, "), "{name}: {reply}");
+    }
+    until("a lease is over", || a.call("LOCK.INFO {b}expires") == "nil");
+    until("a lease is renewed", || a.number("PEXPIRETIME {b}watchdog") > watched_until);
+    watchdog.close();
+    let state = cluster.state_of_move(0);
+    let sends = ["snapshotting", "replicating", "send-bulk-and-stream", "send-stream"];
+    assert!(sends.contains(&state.as_str()), "{state}");
+    let before = locks(source);
+    target.signal(libc::SIGCONT);
+    cluster.until_moved("b", 0, 1);
+    assert_eq!(locks(target), before);
+    cluster.assert_healthy();
+}
+
+/// One who uses locks of the slot wherever it is.
+struct User<'a> {
+    cluster: &'a Cluster,
+    clients: [Option<Client>; 2],
+    at: usize,
+}
+
+impl User<'_> {
+    /// Calls until a node takes the call, within reason.
+    fn call(&mut self, command: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            assert!(Instant::now() < deadline, "no node takes {command}");
+            let cluster = self.cluster;
+            let at = self.at;
+            let client = self.clients[at].get_or_insert_with(|| cluster.nodes[at].client());
+            client.send(command);
+            let reply = client.try_recv();
+            match reply {
+                Ok(Value::ServerError(error)) => {
+                    let error = show(&Value::ServerError(error));
+                    let moved = ["MOVED ", "UNBLOCKED ", "TRYAGAIN ", "ASK ", "CLUSTERDOWN "];
+                    if !moved.iter().any(|prefix| error.starts_with(prefix)) {
+                        return error;
+                    }
+                    self.at = 1 - at;
+                }
+                Ok(reply) => return show(&reply),
+                Err(_) => self.clients[at] = None,
+            }
+        }
+    }
+}
+
+fn token_of(reply: &str) -> i64 {
+    reply
+        .trim_end_matches([']', '}'])
+        .rsplit(' ')
+        .next()
+        .and_then(|token| token.parse().ok())
+        .unwrap_or_else(|| panic!("{reply}"))
+}
+
+/// Nobody is granted a lock twice, no hold is lost, and no token comes again, wherever the slot is.
+fn locks_that_are_used_move_to_and_fro(flavor: Flavor) {
+    const LOCKS: usize = 2;
+    const LEASE_MS: u32 = 20;
+    let cluster = Cluster::start(flavor);
+    let over = AtomicBool::new(false);
+    let inside = [const { AtomicI64::new(0) }; LOCKS];
+    let tokens = [const { AtomicI64::new(0) }; LOCKS];
+    let leases = Mutex::new(BTreeMap::new());
+    let rounds = AtomicI64::new(0);
+    thread::scope(|scope| {
+        for worker in 0..4_usize {
+            let (cluster, over, inside, tokens, leases, rounds) =
+                (&cluster, &over, &inside, &tokens, &leases, &rounds);
+            scope.spawn(move || {
+                let mut user = User { cluster, clients: [None, None], at: 0 };
+                let lock = worker % LOCKS;
+                for round in 0_u64.. {
+                    if over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    // Held for longer than the test: given back by a call, and handed on.
+                    let reply = user.call(&format!(
+                        "LOCK.ACQUIRE {{b}}{lock} w{worker} PX 600000 BLOCK 0 FENCE ID a{worker}:{round}"
+                    ));
+                    let token = token_of(&reply);
+                    assert!(reply.contains("holds, 1"), "{reply}");
+                    assert_eq!(inside[lock].fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    assert!(tokens[lock].fetch_max(token, Ordering::SeqCst) < token, "an old token");
+                    assert_eq!(inside[lock].fetch_sub(1, Ordering::SeqCst), 1);
+                    let left = user.call(&format!("LOCK.RELEASE {{b}}{lock} w{worker} ID r{worker}:{round}"));
+                    assert_eq!(left, "0", "a hold is lost");
+                    // Never given back: handed on by a timer, when its lease is over.
+                    let sent = Instant::now();
+                    let reply = user.call(&format!(
+                        "LOCK.ACQUIRE {{b}}lease l{worker}:{round} PX {LEASE_MS} BLOCK 0 FENCE ID a{worker}:{round}"
+                    ));
+                    let granted = (sent, Instant::now());
+                    let before = leases.lock().unwrap().insert(token_of(&reply), granted);
+                    assert!(before.is_none(), "a token comes again");
+                    rounds.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        // The workers end even if this fails.
+        let moved = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for (from, to) in [(0, 1), (1, 0), (0, 1), (1, 0)] {
+                let before = rounds.load(Ordering::SeqCst);
+                until("the locks are used", || rounds.load(Ordering::SeqCst) > before + 10);
+                cluster.begin_to_move("b", from, to);
+                cluster.until_moved("b", from, to);
+            }
+            let before = rounds.load(Ordering::SeqCst);
+            until("the locks are used", || rounds.load(Ordering::SeqCst) > before + 10);
+        }));
+        over.store(true, Ordering::SeqCst);
+        if let Err(panic) = moved {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    // Between two grants lie as many leases as there are grants.
+    let leases: Vec<_> = leases.into_inner().unwrap().into_values().collect();
+    for (at, (sent, _)) in leases.iter().enumerate() {
+        let lease = Duration::from_millis(LEASE_MS.into());
+        for (count, (_, granted)) in (1_u32..).zip(&leases[at + 1..]) {
+            assert!(granted.duration_since(*sent) >= lease * count, "a lease was cut short");
+        }
+    }
+    for node in &cluster.nodes {
+        let mut client = node.client();
+        until("nobody waits", || client.info("lock", "lock_waiters") == "0");
+        assert_eq!(client.info("lock", "lock_internal_errors"), "0");
+    }
+    cluster.assert_healthy();
+}
