@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use redis_module::raw;
 
 use crate::server::ctx::reply_type;
-use crate::server::load::{Version, KNOWN_UNTIL};
+use crate::server::load::{is_known, Version};
 use crate::server::{events, Ctx, ServerCell};
 
 static OTHERS: ServerCell<Cell<Others>> = ServerCell::new(Cell::new(Others::Possible));
@@ -36,7 +36,7 @@ pub(super) fn start(ctx: Ctx, server: Version) {
     }
     let fixed = ctx.setting(c"enable-module-command").is_some_and(|value| value == b"no");
     let change = raw::REDISMODULE_EVENT_MODULE_CHANGE;
-    let told = server < KNOWN_UNTIL && (fixed || events::listen(ctx, change, Some(changed)));
+    let told = is_known(server) && (fixed || events::listen(ctx, change, Some(changed)));
     OTHERS.get(ctx).set(if told { Others::Unknown } else { Others::Possible });
 }
 

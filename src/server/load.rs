@@ -25,8 +25,15 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// What rests on how servers work, and not only on what they promise, is not done on this one and later.
-pub(super) const KNOWN_UNTIL: Version = Version::new(9, 0, 0);
+/// What rests on how servers work, and not only on what they promise, is not done on this one and later. The sources of
+/// Redis 7.0, 8.0 and 8.6 were read for it, and those of Valkey 8.1 and 9.1.
+const REDIS_KNOWN_UNTIL: Version = Version::new(9, 0, 0);
+const VALKEY_KNOWN_UNTIL: Version = Version::new(9, 2, 0);
+
+/// True if it is known how this server works.
+pub(super) fn is_known(server: Version) -> bool {
+    server < if info::is_redis() { REDIS_KNOWN_UNTIL } else { VALKEY_KNOWN_UNTIL }
+}
 
 /// A command of the module.
 pub(crate) trait Command {

@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_void, CStr};
 use redis_module::raw;
 use smallvec::SmallVec;
 
-use crate::server::load::{Version, KNOWN_UNTIL};
+use crate::server::load::{is_known, Version};
 use crate::server::{audience, events, info, Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
@@ -50,7 +50,7 @@ pub(super) fn start(ctx: Ctx, server: Version) {
         look_again(Ctx(ctx));
     }
     look_again(ctx);
-    let told = server < KNOWN_UNTIL && events::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
+    let told = is_known(server) && events::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
     TOLD.get(ctx).set(told);
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::server::unload_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
 crate::on_every_server!(
@@ -119,7 +120,7 @@ fn many_fenced_locks_whose_owners_are_deleted(flavor: Flavor) {
     }
     // Nobody waits: nothing is looked at any more, and nothing keeps the module.
     drop(waiters);
-    until("it can be unloaded", || a.call("MODULE UNLOAD lock") == "OK");
+    unload_module(&mut a);
 }
 
 /// Fields can have a TTL of their own there.

@@ -18,6 +18,7 @@ crate::on_every_server!(
     a_new_primary_feeds_an_old_one_without_the_module,
     a_module_that_is_loaded_late_feeds_the_replicas,
     changes_that_nobody_follows_count_for_the_next_snapshot,
+    what_nobody_follows_is_not_put_together,
 );
 
 /// Also when a test fails: it would have to wait for its workers.
@@ -225,4 +226,18 @@ fn changes_that_nobody_follows_count_for_the_next_snapshot(flavor: Flavor) {
     for command in ["LOCK.RELEASE k a", "LOCK.INFO k", "LOCK.BREAK k", "LOCK.RELEASE k a ID 1"] {
         assert_eq!(changes(command), 0, "{command}");
     }
+}
+
+/// Each command that is put together counts as a change, and so does all of it at once if none is.
+fn what_nobody_follows_is_not_put_together(flavor: Flavor) {
+    let changes = |args: &[&str]| {
+        let server = Server::with_module(flavor, args);
+        let mut a = server.client();
+        let mut count = || a.info("persistence", "rdb_changes_since_last_save").parse::<u64>().unwrap();
+        let before = count();
+        assert_eq!(server.client().call("LOCK.ACQUIRE k a"), "1");
+        count() - before
+    };
+    assert_eq!(changes(&[]), 1);
+    assert_eq!(changes(&["--appendonly", "yes"]), 2, "a field and its TTL");
 }
