@@ -19,7 +19,7 @@ macro_rules! on_servers_that_move_slots {
         mod $name {
             use crate::support::Flavor;
             #[test]
-            fn redis_8_6() { on(Flavor::Redis86) }
+            fn redis_8_6() { on(Flavor::Redis8_6) }
             #[test]
             fn valkey_9() { on(Flavor::Valkey9) }
             fn on(flavor: Flavor) {
