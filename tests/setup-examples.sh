@@ -3,10 +3,11 @@
 #
 #   go/worker                         the program
 #   node/worker.mjs                   beside its node_modules
+#   python/venv/                      a Python with the newest redis-py, beside the one that this machine has
 #   java-lettuce/, java-jedis/        classes in target/classes, what they need in target/dependency
 #
-# Python and Rust need nothing of this. What is downloaded comes from wherever this machine's go, npm and mvn get
-# theirs. Nothing is done for an example that is built and has not changed since.
+# Rust needs nothing of this. What is downloaded comes from wherever this machine's pip, go, npm and mvn get theirs.
+# Nothing is done for an example that is built and has not changed since.
 #
 # An example whose tools are missing is skipped with a loud word. With REQUIRE_ALL_SERVERS=1 that is a failure.
 
@@ -45,6 +46,7 @@ get() {
     case $1 in
     go) version=$(GOTOOLCHAIN=local go version) ;;
     node) version=$(node --version) ;;
+    python3) version=$(python3 --version) ;;
     *) version=$(javac -version 2>&1) ;;
     esac
     now=$(fingerprint "$name" "$version")
@@ -76,6 +78,13 @@ build_node() {
     node --check worker.mjs
 }
 
+# The interpreter finds what is beside it, so the folder may be moved.
+build_python() {
+    python3 -m venv venv
+    venv/bin/python3 -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+    venv/bin/python3 -m py_compile worker.py worker_async.py
+}
+
 build_java() {
     mvn --batch-mode --quiet compile dependency:copy-dependencies -DincludeScope=runtime
 }
@@ -90,6 +99,7 @@ trap 'exit 1' HUP INT TERM
 
 get go build_go go
 get node build_node node npm
+get python build_python python3
 get java-lettuce build_java javac mvn
 get java-jedis build_java javac mvn
 

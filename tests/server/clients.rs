@@ -1,17 +1,24 @@
 //! The programs of `examples/clients/`: one for each client, with the same arguments and the same words, and so with
 //! the same tests. Those that must be built are put into `target/examples-clients/` by `tests/setup-examples.sh`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use crate::support::programs::{python, rust, Printed, Run};
+use crate::support::programs::{python, rust, set_up, Printed, Run};
 use crate::support::proxy::Proxy;
 use crate::support::{until, Client, Flavor, Server};
 
-/// The client that a program is written for.
+/// A program, and the client that it is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    /// With the redis-py that this machine has: Debian 12 has version 4.3.
     Python,
+    /// With the version that `examples/clients/python/requirements.txt` names.
+    PythonNew,
+    /// With asyncio.
+    Asyncio,
+    AsyncioNew,
     Node,
     Go,
     Lettuce,
@@ -19,70 +26,96 @@ enum Kind {
     Rust,
 }
 
+/// The tests of a program. What depends on the server is tested on every one, if so much is asked for.
 macro_rules! tests_of {
-    ($($client:ident: $kind:ident),* $(,)?) => { $(
+    ($($client:ident: $kind:ident on $servers:ident;)*) => { $(
         mod $client {
             use super::Kind;
-            use $crate::support::Flavor;
 
-            $crate::on_every_server!(
-                two_exclude_each_other,
-                a_lost_lock_is_told,
-                a_wait_in_vain_is_begun_anew,
-                a_lost_reply_is_no_second_hold,
-            );
+            tests_of!(@$servers two_exclude_each_other);
+            tests_of!(@$servers a_lost_lock_is_told);
+            tests_of!(@$servers a_wait_in_vain_is_begun_anew);
+            tests_of!(@$servers a_lost_reply_is_no_second_hold);
+            // What the others rely on: programs that do not exclude each other are found out.
+            tests_of!(@one two_with_different_locks_overlap);
+            tests_of!(@one the_token_is_read);
+            tests_of!(@one many_tasks_of_one_process_take_turns);
+            tests_of!(@one a_holder_renews_while_many_wait);
+            tests_of!(@one a_lock_is_lost_while_the_network_is_frozen);
+            tests_of!(@two a_cancelled_wait_leaves_nothing);
+            tests_of!(@one a_grant_that_nobody_heard_of_is_cancelled);
 
-            fn two_exclude_each_other(flavor: Flavor) {
-                super::two_exclude_each_other(Kind::$kind, flavor);
-            }
-
-            fn a_lost_lock_is_told(flavor: Flavor) {
-                super::a_lost_lock_is_told(Kind::$kind, flavor);
-            }
-
-            fn a_wait_in_vain_is_begun_anew(flavor: Flavor) {
-                super::a_wait_in_vain_is_begun_anew(Kind::$kind, flavor);
-            }
-
-            fn a_lost_reply_is_no_second_hold(flavor: Flavor) {
-                super::a_lost_reply_is_no_second_hold(Kind::$kind, flavor);
-            }
-
-            /// What the others rely on: programs that do not exclude each other are found out.
-            #[test]
-            fn two_with_different_locks_overlap() {
-                if Flavor::Redis7.is_installed() {
-                    super::two_with_different_locks_overlap(Kind::$kind, Flavor::Redis7);
-                }
-            }
+            const KIND: Kind = Kind::$kind;
         }
     )* };
+    (@every $name:ident) => {
+        $crate::on_every_server!($name);
+        fn $name(flavor: $crate::support::Flavor) {
+            super::$name(KIND, flavor);
+        }
+    };
+    // The servers differ in how a wait is ended: one of the old kind and one of the new.
+    (@two $name:ident) => { tests_of!(@on $name redis_7: Redis7, valkey_8: Valkey8); };
+    (@one $name:ident) => { tests_of!(@on $name redis_7: Redis7); };
+    (@on $name:ident $($server:ident: $flavor:ident),*) => {
+        mod $name {
+            $(
+                #[test]
+                fn $server() {
+                    let flavor = $crate::support::Flavor::$flavor;
+                    if flavor.is_installed() {
+                        super::super::$name(super::KIND, flavor);
+                    }
+                }
+            )*
+        }
+    };
 }
 
-tests_of!(python: Python, node: Node, go: Go, lettuce: Lettuce, jedis: Jedis, rust: Rust);
+tests_of! {
+    python: Python on every;
+    python_new: PythonNew on one;
+    asyncio: Asyncio on one;
+    asyncio_new: AsyncioNew on one;
+    node: Node on every;
+    go: Go on every;
+    lettuce: Lettuce on every;
+    jedis: Jedis on every;
+    rust: Rust on every;
+}
 
 const LOCK: &str = "example:lock";
 const OTHER_LOCK: &str = "example:other-lock";
 /// What the programs read and write under the lock.
 const RESOURCE: &str = "example:resource";
+/// The fencing token of whoever has written that last.
+const TOKEN: &str = "example:token";
 /// How many are at it.
 const INSIDE: &str = "example:inside";
 
 /// A wait that is longer than any test.
 const LONG: u64 = 600_000;
 
-/// The arguments of a program after its lock: rounds, and in milliseconds lease, work and wait.
+/// The arguments of a program after its lock.
+#[derive(Clone)]
 struct Plan {
+    /// How often each of its tasks works under the lock.
     rounds: u64,
     lease: u64,
     work: u64,
     wait: u64,
+    tasks: u64,
+    /// Within this time each call that acquires is cancelled, at a random moment; 0 for never.
+    cancel: u64,
 }
+
+/// One round of one task that is in no hurry.
+const CALM: Plan = Plan { rounds: 1, lease: LONG, work: 1, wait: LONG, tasks: 1, cancel: 0 };
 
 fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
     // The work of the first is longer than its lease, which must be renewed so that the second stays out.
-    let first = Plan { rounds: 1, lease: 3_000, work: 4_000, wait: LONG };
-    let second = Plan { rounds: 5, lease: 20_000, work: 20, wait: LONG };
+    let first = Plan { lease: 3_000, work: 4_000, ..CALM };
+    let second = Plan { rounds: 5, lease: 20_000, work: 20, ..CALM };
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = run_both(kind, &server, (LOCK, &first), (LOCK, &second)) else { return };
     for printed in &printed {
@@ -96,7 +129,7 @@ fn two_exclude_each_other(kind: Kind, flavor: Flavor) {
 }
 
 fn two_with_different_locks_overlap(kind: Kind, flavor: Flavor) {
-    let plan = Plan { rounds: 1, lease: 20_000, work: 3_000, wait: LONG };
+    let plan = Plan { lease: 20_000, work: 3_000, ..CALM };
     let server = Server::with_module(flavor, &[]);
     let Some(printed) = run_both(kind, &server, (LOCK, &plan), (OTHER_LOCK, &plan)) else { return };
     let told = printed.iter().filter(|printed| printed.stderr.contains("OVERLAP")).count();
@@ -133,15 +166,10 @@ fn run_both(
 /// A lock that is broken under the work, when the lease has been renewed at least once.
 fn a_lost_lock_is_told(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let plan = Plan { rounds: 1, lease: 4_000, work: LONG, wait: LONG };
+    let plan = Plan { lease: 4_000, work: LONG, ..CALM };
     let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
-    until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
-    let mut before = i64::MAX;
-    until("the lease is renewed", || {
-        let lease = client.number(&format!("PTTL {LOCK}"));
-        std::mem::replace(&mut before, lease) < lease
-    });
+    until_renewed(&mut client);
     assert_eq!(client.call(&format!("LOCK.BREAK {LOCK}")), "1");
 
     let output = run.finish();
@@ -160,7 +188,7 @@ fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut holder = server.client();
     assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
-    let plan = Plan { rounds: 1, lease: 20_000, work: 1, wait: 100 };
+    let plan = Plan { lease: 20_000, wait: 100, ..CALM };
     let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
     until("a wait has ended", || holder.info("lock", "lock_waiters_timed_out") != "0");
     assert_eq!(holder.call(&format!("GET {INSIDE}")), "nil");
@@ -175,12 +203,12 @@ fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
 }
 
 /// The connection breaks when the lock is granted, but nobody has been told. Some clients call again by themselves:
-/// that must not count twice. Others give up, and the lease ends the hold.
+/// that must not count twice. With others the program gives up; whether it was granted the lock it does not know, so
+/// it cancels the call.
 fn a_lost_reply_is_no_second_hold(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::loses_the_reply_to(server.port, "LOCK.ACQUIRE");
-    let plan = Plan { rounds: 1, lease: LONG, work: 1, wait: LONG };
-    let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
+    let Some(run) = start(kind, proxy.port, (LOCK, &CALM)) else { return };
     let output = run.finish();
     let printed = Printed::new(&output);
     assert!(proxy.has_lost_a_reply(), "{printed}");
@@ -192,9 +220,143 @@ fn a_lost_reply_is_no_second_hold(kind: Kind, flavor: Flavor) {
         assert!(!output.status.success(), "{printed}");
         assert_eq!(printed.stdout, "");
         assert_eq!(calls_of_acquire(&mut client), 1, "{printed}");
-        assert_eq!(client.call(&format!("HVALS {LOCK}")), "[1]");
-        assert_eq!(client.call(&format!("LOCK.BREAK {LOCK}")), "1");
     }
+    assert_nothing_stays(server, client);
+}
+
+/// The token that the program stores is the last that was granted, and newer than one that was granted before.
+fn the_token_is_read(kind: Kind, flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut client = server.client();
+    let counter = format!("GET redisson_lock_token:{{{LOCK}}}");
+    assert_eq!(client.call(&format!("LOCK.ACQUIRE {LOCK} test FENCE")).matches("token").count(), 1);
+    let before = client.number(&counter);
+    assert_eq!(client.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
+    let Some(run) = start(kind, server.port, (LOCK, &Plan { rounds: 2, ..CALM })) else { return };
+    let output = run.finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    assert!(client.number(&format!("GET {TOKEN}")) > before, "{printed}");
+    assert_eq!(client.call(&format!("GET {TOKEN}")), client.call(&counter), "{printed}");
+    assert_nothing_stays(server, client);
+}
+
+/// So many that no pool's default is enough for them.
+const MANY: u64 = 200;
+
+fn many_tasks_of_one_process_take_turns(kind: Kind, flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let plan = Plan { lease: 3_000, tasks: MANY, ..CALM };
+    let Some((run, mut client)) = start_many(kind, &server, &plan) else { return };
+    let output = run.finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    assert_eq!(errors_in(&printed), "");
+    assert_eq!(client.number(&format!("GET {RESOURCE}")), i64::try_from(MANY).unwrap(), "{printed}");
+    assert_nothing_stays(server, client);
+}
+
+/// Each works for longer than its lease, and all that wait want something of the client at the same time.
+fn a_holder_renews_while_many_wait(kind: Kind, flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let plan = Plan { lease: 3_000, work: 4_000, tasks: MANY, ..CALM };
+    let Some((run, mut client)) = start_many(kind, &server, &plan) else { return };
+    for done in ["1", "2", "3"] {
+        until("another has done its work", || client.call(&format!("GET {RESOURCE}")) == done);
+    }
+    // All of them would take a quarter of an hour.
+    let printed = Printed::new(&run.kill());
+    assert_eq!(errors_in(&printed), "");
+    until("nobody waits", || client.info("lock", "lock_waiters") == "0");
+    let releases = client.info("commandstats", "cmdstat_lock.release");
+    assert!(releases.contains("failed_calls=0"), "{releases}; {printed}");
+}
+
+/// Starts a program with many tasks, all of which wait for the lock at the same time, and lets them have it.
+fn start_many(kind: Kind, server: &Server, plan: &Plan) -> Option<(Run, Client)> {
+    let mut holder = server.client();
+    assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
+    let run = start(kind, server.port, (LOCK, plan))?;
+    until("all wait", || holder.info("lock", "lock_waiters") == plan.tasks.to_string());
+    assert_eq!(holder.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
+    Some((run, holder))
+}
+
+/// What a program has told of going wrong, but for what Java says about itself.
+fn errors_in(printed: &Printed) -> String {
+    let about_itself = |line: &&str| line.starts_with("SLF4J") || line.starts_with("WARNING: ");
+    printed.stderr.lines().filter(|line| !about_itself(line)).collect::<Vec<_>>().join("\n")
+}
+
+/// The network passes nothing on, and says nothing about it, when the lease has been renewed at least once. The lease
+/// ends, and the next one is granted the lock. The program must know by its own clock.
+fn a_lock_is_lost_while_the_network_is_frozen(kind: Kind, flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let proxy = Proxy::freezable(server.port);
+    let plan = Plan { lease: 3_000, work: LONG, ..CALM };
+    let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
+    let mut client = server.client();
+    until_renewed(&mut client);
+    proxy.freeze();
+    assert_eq!(client.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG} BLOCK 15000")), "1");
+
+    // What it still tries, such as to release, gives up after a time-out of some seconds.
+    let output = run.finish_within(Duration::from_secs(30));
+    let printed = Printed::new(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.stderr.contains("must not be trusted"), "{printed}");
+    assert_eq!(printed.stdout, "");
+    assert_eq!(client.call(&format!("GET {RESOURCE}")), "nil");
+
+    // What it tried arrives now, and does no harm to the lock's new owner.
+    proxy.thaw();
+    until("the program's connections are closed", || client.info("clients", "connected_clients") == "1");
+    assert_eq!(client.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
+    client.call(&format!("DEL {INSIDE}"));
+    assert_nothing_stays(server, client);
+}
+
+/// Waits until the program works, and has renewed its lease.
+fn until_renewed(client: &mut Client) {
+    until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
+    let mut before = i64::MAX;
+    until("the lease is renewed", || {
+        let lease = client.number(&format!("PTTL {LOCK}"));
+        std::mem::replace(&mut before, lease) < lease
+    });
+}
+
+/// Calls are cancelled when the lock is free and nearly everyone is granted it, and when there is a queue: before,
+/// while and after it is their turn. A hold that stayed would stay for long.
+fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
+    for cancel in [20, 300] {
+        let server = Server::with_module(flavor, &[]);
+        let plan = Plan { rounds: 3, tasks: 100, cancel, ..CALM };
+        let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
+        let output = run.finish();
+        let printed = Printed::new(&output);
+        assert!(output.status.success(), "{printed}");
+        assert_eq!(errors_in(&printed), "");
+        let lines = |what: &str| printed.stdout.lines().filter(|line| line.contains(what)).count();
+        let (done, cancelled) = (lines("is done"), lines("cancelled"));
+        assert_eq!(done + cancelled, 300, "{printed}");
+        assert!(done > 0 && cancelled > 0, "{printed}");
+        let mut client = server.client();
+        assert_eq!(client.call(&format!("GET {RESOURCE}")), done.to_string(), "{printed}");
+        assert_nothing_stays(server, client);
+    }
+}
+
+/// The lock was granted, and the program that is to be cancelled has not been told.
+fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let proxy = Proxy::keeps_back_the_reply_to(server.port, "LOCK.ACQUIRE");
+    let Some(run) = start(kind, proxy.port, (LOCK, &Plan { cancel: 500, ..CALM })) else { return };
+    let output = run.finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    assert_eq!((printed.stdout.as_str(), errors_in(&printed).as_str()), ("cancelled\n", ""));
+    let client = server.client();
     assert_nothing_stays(server, client);
 }
 
@@ -218,43 +380,44 @@ fn assert_nothing_stays(mut server: Server, mut client: Client) {
 fn start(kind: Kind, port: u16, (lock, plan): (&str, &Plan)) -> Option<Run> {
     let mut program = program(kind)?;
     program.arg(format!("redis://127.0.0.1:{port}")).arg(lock);
-    program.args([plan.rounds, plan.lease, plan.work, plan.wait].map(|number| number.to_string()));
+    let Plan { rounds, lease, work, wait, tasks, cancel } = *plan;
+    program.args([rounds, lease, work, wait, tasks, cancel].map(|number| number.to_string()));
     Some(Run::spawn(program))
 }
 
 fn program(kind: Kind) -> Option<Command> {
     match kind {
-        Kind::Python => python("examples/clients/python/worker.py"),
+        Kind::Python => python(PYTHON_WORKER),
+        Kind::Asyncio => python(ASYNCIO_WORKER),
+        Kind::PythonNew => python_new(PYTHON_WORKER),
+        Kind::AsyncioNew => python_new(ASYNCIO_WORKER),
         Kind::Rust => Some(rust("worker")),
-        Kind::Node => built("node/worker.mjs").map(|program| {
+        Kind::Node => set_up("node/worker.mjs").map(|program| {
             let mut command = Command::new("node");
             command.arg(program);
             command
         }),
-        Kind::Go => built("go/worker").map(Command::new),
+        Kind::Go => set_up("go/worker").map(Command::new),
         Kind::Lettuce => java("java-lettuce"),
         Kind::Jedis => java("java-jedis"),
     }
 }
 
+const PYTHON_WORKER: &str = "examples/clients/python/worker.py";
+const ASYNCIO_WORKER: &str = "examples/clients/python/worker_async.py";
+
+fn python_new(path: &str) -> Option<Command> {
+    let mut command = Command::new(set_up("python/venv/bin/python3")?);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    Some(command)
+}
+
 fn java(name: &str) -> Option<Command> {
-    let target = built(&format!("{name}/target/classes/Worker.class"))?;
+    let target = set_up(&format!("{name}/target/classes/Worker.class"))?;
     let target = Path::new(&target).ancestors().nth(2)?.to_owned();
     let mut command = Command::new("java");
     // It starts faster so, and many run at once.
     command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-cp"]);
     command.arg(format!("{0}/classes:{0}/dependency/*", target.display())).arg("Worker");
     Some(command)
-}
-
-/// A file that `tests/setup-examples.sh` makes; nothing, with a word about it, if it has not. With
-/// `REQUIRE_ALL_SERVERS` set, that is a failure.
-fn built(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/examples-clients").join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "{name} is not built");
-    eprintln!("SKIPPED: the example {name} is not built, see tests/setup-examples.sh");
-    None
 }

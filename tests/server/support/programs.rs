@@ -1,40 +1,77 @@
 //! The programs of `examples/`, as a reader would run them: each in a process of its own.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::thread::sleep;
+use std::thread::{self, sleep, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The slowest run takes a few seconds on an idle machine.
 const RUN_PATIENCE: Duration = Duration::from_secs(120);
 
 /// An example that runs; killed if its test fails.
-pub struct Run(Option<std::process::Child>);
+pub struct Run {
+    child: Child,
+    /// What it prints, read all the time: a pipe that is full would stop it.
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+}
 
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Run(Some(program.spawn().unwrap_or_else(|error| panic!("{program:?} cannot be started: {error}"))))
+        let mut child =
+            program.spawn().unwrap_or_else(|error| panic!("{program:?} cannot be started: {error}"));
+        let stdout = Some(read_all(child.stdout.take().unwrap()));
+        let stderr = Some(read_all(child.stderr.take().unwrap()));
+        Run { child, stdout, stderr }
     }
 
-    /// Waits for its end. What it prints fits into a pipe's buffer, so it need not be read before.
-    pub fn finish(mut self) -> Output {
-        let deadline = Instant::now() + RUN_PATIENCE;
-        while self.0.as_mut().unwrap().try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "the example does not end");
+    /// Waits for its end.
+    pub fn finish(self) -> Output {
+        self.finish_within(RUN_PATIENCE)
+    }
+
+    /// Waits for its end, and fails if that takes longer.
+    pub fn finish_within(mut self, patience: Duration) -> Output {
+        let deadline = Instant::now() + patience;
+        while self.child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                let printed = Printed::new(&self.kill());
+                panic!("the example does not end within {patience:?}; {printed}");
+            }
             sleep(Duration::from_millis(5));
         }
-        self.0.take().unwrap().wait_with_output().unwrap()
+        self.output()
     }
+
+    /// Ends it as `kill -9` would.
+    pub fn kill(mut self) -> Output {
+        let _ = self.child.kill();
+        self.output()
+    }
+
+    fn output(&mut self) -> Output {
+        let status = self.child.wait().unwrap();
+        let [stdout, stderr] =
+            [&mut self.stdout, &mut self.stderr].map(|reader| reader.take().unwrap().join().unwrap());
+        Output { status, stdout, stderr }
+    }
+}
+
+fn read_all(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -106,4 +143,16 @@ pub fn python(path: &str) -> Option<Command> {
     let mut command = Command::new(python);
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
     Some(command)
+}
+
+/// An example's file that `tests/setup-examples.sh` makes, by its path in `target/examples-clients`; nothing, with a
+/// word about it, if it has not. With `REQUIRE_ALL_SERVERS` set, that is a failure.
+pub fn set_up(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/examples-clients").join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "{name} is not built");
+    eprintln!("SKIPPED: the example {name} is not built, see tests/setup-examples.sh");
+    None
 }

@@ -1,87 +1,159 @@
-//! A connection that breaks when it hurts most.
+//! A connection that breaks, or falls silent, when it hurts most.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-/// Passes on what a program and a server say to each other, and breaks one of their connections: the one with the
-/// first call of a command, when the server has carried it out and before the program hears of that.
+/// Passes on what a program and a server say to each other, but for what it is there for: it loses one reply, keeps
+/// one back, or freezes everything.
 pub struct Proxy {
     pub port: u16,
-    has_lost: Arc<AtomicBool>,
-    is_over: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    server: u16,
+    trap: Option<Trap>,
+    /// The command of the trap was called, and was the first.
+    called: AtomicBool,
+    has_sprung: AtomicBool,
+    is_over: AtomicBool,
+    is_frozen: Mutex<bool>,
+    thawed: Condvar,
+}
+
+/// What becomes of the reply to the first call of a command, when the server has carried it out and before the program
+/// hears of that. Other connections are not concerned.
+struct Trap {
+    command: &'static str,
+    breaks: bool,
 }
 
 impl Proxy {
+    /// The connection of that call breaks.
     pub fn loses_the_reply_to(server: u16, command: &'static str) -> Proxy {
+        Proxy::start(server, Some(Trap { command, breaks: true }))
+    }
+
+    /// The connection of that call stays open, and nothing more arrives on it.
+    pub fn keeps_back_the_reply_to(server: u16, command: &'static str) -> Proxy {
+        Proxy::start(server, Some(Trap { command, breaks: false }))
+    }
+
+    /// Passes everything on until it is told to [`freeze`](Proxy::freeze).
+    pub fn freezable(server: u16) -> Proxy {
+        Proxy::start(server, None)
+    }
+
+    fn start(server: u16, trap: Option<Trap>) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (has_lost, is_over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let proxy = Proxy { port, has_lost: has_lost.clone(), is_over: is_over.clone() };
-        let called = Arc::new(AtomicBool::new(false));
+        let shared = Arc::new(Shared {
+            server,
+            trap,
+            called: AtomicBool::new(false),
+            has_sprung: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            is_frozen: Mutex::new(false),
+            thawed: Condvar::new(),
+        });
+        let proxy = Proxy { port, shared: shared.clone() };
         thread::spawn(move || {
             for program in listener.incoming().map_while(Result::ok) {
-                if is_over.load(Ordering::SeqCst) {
+                shared.wait_while_frozen();
+                if shared.is_over.load(Ordering::SeqCst) {
                     return;
                 }
-                let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { return };
-                pass_on(program, server, command, called.clone(), has_lost.clone());
+                let Ok(server) = TcpStream::connect(("127.0.0.1", shared.server)) else { return };
+                pass_on(program, server, shared.clone());
             }
         });
         proxy
     }
 
+    /// From now on nothing is passed on, not even that a connection is closed. All stay open, and new ones can be
+    /// made: as if a cable had been pulled.
+    pub fn freeze(&self) {
+        *self.shared.is_frozen.lock().unwrap() = true;
+    }
+
+    /// What was kept back arrives, late.
+    pub fn thaw(&self) {
+        *self.shared.is_frozen.lock().unwrap() = false;
+        self.shared.thawed.notify_all();
+    }
+
     pub fn has_lost_a_reply(&self) -> bool {
-        self.has_lost.load(Ordering::SeqCst)
+        self.shared.has_sprung.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
+        self.shared.is_over.store(true, Ordering::SeqCst);
+        self.thaw();
         // The listener waits for a connection, and sees then that it is over.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
 
-fn pass_on(
-    program: TcpStream,
-    server: TcpStream,
-    command: &'static str,
-    called: Arc<AtomicBool>,
-    has_lost: Arc<AtomicBool>,
-) {
-    // Whether this is the connection that breaks.
-    let breaks = Arc::new(AtomicBool::new(false));
+impl Shared {
+    fn wait_while_frozen(&self) {
+        let frozen = self.is_frozen.lock().unwrap();
+        drop(self.thawed.wait_while(frozen, |frozen| *frozen).unwrap());
+    }
+}
+
+fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
+    // Commands are small and each is waited for: without this some would wait for an acknowledgement, too.
+    for stream in [&program, &server] {
+        let _ = stream.set_nodelay(true);
+    }
+    // Whether this is the connection of the trap.
+    let trapped = Arc::new(AtomicBool::new(false));
     let (from_program, to_program) = (program.try_clone().unwrap(), program);
     let (from_server, to_server) = (server.try_clone().unwrap(), server);
-    let will_break = breaks.clone();
+    let (will_be_trapped, to_shared) = (trapped.clone(), shared.clone());
     thread::spawn(move || {
-        copy(from_program, to_server, |bytes| {
+        copy(from_program, to_server, &to_shared, |bytes| {
+            let Some(Trap { command, .. }) = to_shared.trap else { return Some(bytes) };
             let calls = bytes.windows(command.len()).any(|part| part == command.as_bytes());
-            if calls && !called.swap(true, Ordering::SeqCst) {
-                will_break.store(true, Ordering::SeqCst);
+            if calls && !to_shared.called.swap(true, Ordering::SeqCst) {
+                will_be_trapped.store(true, Ordering::SeqCst);
             }
-            true
+            Some(bytes)
         });
     });
     thread::spawn(move || {
-        copy(from_server, to_program, |_| {
-            let passes = !breaks.load(Ordering::SeqCst);
-            has_lost.fetch_or(!passes, Ordering::SeqCst);
-            passes
+        copy(from_server, to_program, &shared, |bytes| {
+            let Some(Trap { breaks, .. }) = shared.trap else { return Some(bytes) };
+            if !trapped.load(Ordering::SeqCst) {
+                return Some(bytes);
+            }
+            shared.has_sprung.store(true, Ordering::SeqCst);
+            (!breaks).then_some(&[])
         });
     });
 }
 
-/// Copies for as long as both ends are open and `passes` says so; then closes both, in both directions.
-fn copy(mut from: TcpStream, mut to: TcpStream, mut passes: impl FnMut(&[u8]) -> bool) {
+/// Copies what `passes` makes of it, for as long as both ends are open and it says something; then closes both, in both
+/// directions.
+fn copy(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    shared: &Shared,
+    passes: impl for<'a> Fn(&'a [u8]) -> Option<&'a [u8]>,
+) {
     let mut bytes = [0; 4096];
-    while let Ok(len @ 1..) = from.read(&mut bytes) {
-        if !passes(&bytes[..len]) || to.write_all(&bytes[..len]).is_err() {
-            break;
+    loop {
+        let read = from.read(&mut bytes);
+        shared.wait_while_frozen();
+        let Ok(len @ 1..) = read else { break };
+        match passes(&bytes[..len]) {
+            Some(passed) if to.write_all(passed).is_ok() => {}
+            _ => break,
         }
     }
     let _ = from.shutdown(Shutdown::Both);
