@@ -57,8 +57,8 @@ class Clients:
         # nor fail because there is none.
         self.shared = connect(5, 2**31)
         # A call that waits has a client with a connection of its own, so that nothing queues behind it and it can
-        # be closed alone. Its time-out must be longer than BLOCK.
-        self._connect_waiting = lambda: connect(wait_ms / 1000 + 5, 1)
+        # be closed alone. Its time-out must be longer than BLOCK; BLOCK 0 waits without limit.
+        self._connect_waiting = lambda: connect(wait_ms / 1000 + 5 if wait_ms else None, 1)
         self._idle = []
 
     def take_waiting(self):
@@ -183,12 +183,13 @@ def lock(clients, acquire, key, owner, lease_ms):
         yield hold
     finally:
         done.set()
+        was_lost = hold.is_lost()
         renewing.join()
         try:
             clients.shared.execute_command("LOCK.RELEASE", key, owner, "ID", str(uuid.uuid4()))
         except redis.RedisError as error:
             # NOTOWNER: the lease ran out, or somebody broke the lock. Others may have worked at the same time.
-            if is_not_owner(error) or hold.is_lost():
+            if is_not_owner(error) or was_lost:
                 raise LockLost(error) from error
             raise
 

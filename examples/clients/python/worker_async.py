@@ -53,8 +53,8 @@ class Clients:
         # nor fail because there is none.
         self.shared = connect(5, 2**31)
         # A call that waits has a client with a connection of its own, so that nothing queues behind it and it can
-        # be closed alone. Its time-out must be longer than BLOCK.
-        self._connect_waiting = lambda: connect(wait_ms / 1000 + 5, 1)
+        # be closed alone. Its time-out must be longer than BLOCK; BLOCK 0 waits without limit.
+        self._connect_waiting = lambda: connect(wait_ms / 1000 + 5 if wait_ms else None, 1)
         self._idle = []
 
     def take_waiting(self):
