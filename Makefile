@@ -41,8 +41,9 @@ setup: ## Installs what the tests need, and puts more servers into target/server
 	sh tests/setup-servers.sh
 
 clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
-	@for what in java node go; do
+	@for what in venv java node go; do
 		case $$what in
+		venv) ($(call install,venv)) ;;
 		java) ($(call install,java)) ;;
 		node) ($(call install,node)) ;;
 		go) ($(call install,go)) ;;
@@ -133,6 +134,10 @@ for need in $(1); do
     python)
         { python3 -c "import redis" || /usr/bin/python3 -c "import redis"; } &>/dev/null ||
             missing+=(python3 python3-redis)
+        ;;
+    venv)
+        # Debian has the part of Python that puts pip into it in a package of its own.
+        python3 -c "import ensurepip" &>/dev/null || missing+=(python3-venv)
         ;;
     valgrind)
         command -v valgrind >/dev/null || missing+=(valgrind)

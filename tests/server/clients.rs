@@ -28,7 +28,7 @@ enum Kind {
 
 /// The tests of a program. What depends on the server is tested on every one, if so much is asked for.
 macro_rules! tests_of {
-    ($($client:ident: $kind:ident on $servers:ident;)*) => { $(
+    ($($client:ident: $kind:ident on $servers:ident $(and $more:ident)*;)*) => { $(
         mod $client {
             use super::Kind;
 
@@ -44,6 +44,8 @@ macro_rules! tests_of {
             tests_of!(@one a_lock_is_lost_while_the_network_is_frozen);
             tests_of!(@two a_cancelled_wait_leaves_nothing);
             tests_of!(@one a_grant_that_nobody_heard_of_is_cancelled);
+
+            $(tests_of!(@one $more);)*
 
             const KIND: Kind = Kind::$kind;
         }
@@ -73,10 +75,10 @@ macro_rules! tests_of {
 }
 
 tests_of! {
-    python: Python on every;
-    python_new: PythonNew on one;
-    asyncio: Asyncio on one;
-    asyncio_new: AsyncioNew on one;
+    python: Python on every and an_interrupted_program_leaves_nothing;
+    python_new: PythonNew on one and an_interrupted_program_leaves_nothing;
+    asyncio: Asyncio on one and an_interrupted_program_leaves_nothing;
+    asyncio_new: AsyncioNew on one and an_interrupted_program_leaves_nothing;
     node: Node on every;
     go: Go on every;
     lettuce: Lettuce on every;
@@ -357,6 +359,24 @@ fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
     assert!(output.status.success(), "{printed}");
     assert_eq!((printed.stdout.as_str(), errors_in(&printed).as_str()), ("cancelled\n", ""));
     let client = server.client();
+    assert_nothing_stays(server, client);
+}
+
+/// Ctrl-C, for the holder and for the one who waits. Python makes an exception of it.
+fn an_interrupted_program_leaves_nothing(kind: Kind, flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let plan = Plan { work: LONG, ..CALM };
+    let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
+    let mut client = server.client();
+    until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
+    let Some(second) = start(kind, server.port, (LOCK, &plan)) else { return };
+    until("the second waits", || client.info("lock", "lock_waiters") == "1");
+    for run in [second, run] {
+        run.interrupt();
+        let output = run.finish();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{}", Printed::new(&output));
+    }
+    assert_eq!(client.call(&format!("GET {RESOURCE}")), "nil");
     assert_nothing_stays(server, client);
 }
 

@@ -1,6 +1,7 @@
 //! The programs of `examples/`, as a reader would run them: each in a process of its own.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -44,6 +45,12 @@ impl Run {
             sleep(Duration::from_millis(5));
         }
         self.output()
+    }
+
+    /// What Ctrl-C does.
+    pub fn interrupt(&self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
     }
 
     /// Ends it as `kill -9` would.
