@@ -22,6 +22,13 @@ pub struct Run {
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A test that runs in the background ignores it, and so would its children.
+        unsafe {
+            program.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                Ok(())
+            });
+        }
         let mut child =
             program.spawn().unwrap_or_else(|error| panic!("{program:?} cannot be started: {error}"));
         let stdout = Some(read_all(child.stdout.take().unwrap()));
