@@ -328,10 +328,10 @@ fn until_renewed(client: &mut Client) {
     });
 }
 
-/// Calls are cancelled when the lock is free and nearly everyone is granted it, and when there is a queue: before,
-/// while and after it is their turn. A hold that stayed would stay for long.
+/// Calls are cancelled before, while and after it is their turn: that is so when some are granted and some are not. How
+/// much time that takes depends on how fast the program is here. A hold that stayed would stay for long.
 fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
-    for cancel in [20, 300] {
+    for cancel in [30, 300, 3_000] {
         let server = Server::with_module(flavor, &[]);
         let plan = Plan { rounds: 3, tasks: 100, cancel, ..CALM };
         let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
@@ -339,14 +339,17 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
         let printed = Printed::new(&output);
         assert!(output.status.success(), "{printed}");
         assert_eq!(errors_in(&printed), "");
-        let lines = |what: &str| printed.stdout.lines().filter(|line| line.contains(what)).count();
-        let (done, cancelled) = (lines("is done"), lines("cancelled"));
+        let [done, cancelled] = ["is done", "cancelled"].map(|what| printed.stdout.matches(what).count());
         assert_eq!(done + cancelled, 300, "{printed}");
-        assert!(done > 0 && cancelled > 0, "{printed}");
         let mut client = server.client();
-        assert_eq!(client.call(&format!("GET {RESOURCE}")), done.to_string(), "{printed}");
+        let resource = client.call(&format!("GET {RESOURCE}")).replace("nil", "0");
+        assert_eq!(resource, done.to_string(), "{printed}");
         assert_nothing_stays(server, client);
+        if done >= 30 && cancelled >= 30 {
+            return;
+        }
     }
+    panic!("calls are always cancelled, or never");
 }
 
 /// The lock was granted, and the program that is to be cancelled has not been told.

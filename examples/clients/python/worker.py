@@ -97,13 +97,19 @@ class Acquire:
                 sent = time.monotonic()
                 self._waiting.execute_command("LOCK.RENEW", self._key, self._owner, "PX", self._lease_ms)
         except BaseException as error:
-            # A time-out, a broken connection, Ctrl-C: whether the lock was granted is not known.
-            if not self.cancel():
+            # A time-out, a broken connection, Ctrl-C: whether the lock was granted is not known. Or UNBLOCKED.
+            was_first = self.cancel()
+            # The reply may still come, and must not be taken for that to the next call. Also, if the server could not
+            # be told, it takes a call whose connection is closed out of the queue. This is done here, as redis-py does
+            # not let one thread close what another one reads.
+            self._waiting.connection_pool.disconnect()
+            if not was_first:
                 raise Cancelled from None
             if is_not_owner(error):
                 raise LockLost(error) from error
             raise
         if not self._decided.acquire(blocking=False):
+            self._waiting.connection_pool.disconnect()
             raise Cancelled
         self._clients.give_back(self._waiting)
         if reply is None:
@@ -114,13 +120,10 @@ class Acquire:
         """Undoes the call, whatever has become of it. False if it is over: then there is nothing to cancel."""
         if not self._decided.acquire(blocking=False):
             return False
-        # On another connection, as this one is occupied. Closing it would not do: if the lock was granted, and the
-        # reply is on its way, nobody gives it back.
+        # On another connection, as that one is occupied. If the call waits, it gets the error UNBLOCKED. Closing its
+        # connection would not do: if the lock was granted, and the reply is on its way, nobody gives it back.
         with suppress(redis.RedisError):
             self._clients.shared.execute_command("LOCK.CANCEL", self._key, self._owner, "ID", self._request)
-        # The reply to the call may still come, and must not be taken for that to the next one. Also, if the server
-        # could not be told, it takes a call whose connection is closed out of the queue.
-        self._waiting.connection_pool.disconnect()
         return True
 
 
