@@ -4,19 +4,18 @@
 //	cd examples/clients/go
 //	go run . redis://127.0.0.1:6379 example:lock 5
 //
-// After the address, the lock's name and how many rounds, it takes three times in milliseconds: the lease, what
-// a round takes, and how long to wait for the lock at most.
+// After the address, the lock's name and how many rounds, it takes three times in milliseconds: the lease, what a round
+// takes, and how long to wait for the lock at most. Then how many goroutines do so many rounds each, and after how many
+// milliseconds at most an attempt to get the lock is cancelled (0: never).
 package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,67 +23,58 @@ import (
 
 const (
 	resource = "example:resource"
+	token    = "example:token"
 	inside   = "example:inside"
 )
 
-var errNotGranted = errors.New("not granted in time")
+// How long a round may take, in parts.
+type plan struct{ lease, work, wait, cancel time.Duration }
 
-func isNotOwner(err error) bool {
-	return err != nil && strings.HasPrefix(err.Error(), "NOTOWNER")
+func task(rdb *redis.Client, locker *Locker, key string, rounds int, plan plan) error {
+	for finished := 0; finished < rounds; {
+		err := round(rdb, locker, key, plan)
+		var lost *LostError
+		switch {
+		case err == nil:
+			finished++
+			fmt.Printf("round %d of %d is done\n", finished, rounds)
+		case err == context.Canceled:
+			finished++
+			fmt.Println("cancelled")
+		case err == ErrNotGranted:
+			fmt.Printf("not granted within %d ms, trying again\n", plan.wait.Milliseconds())
+		case errors.As(err, &lost):
+			return fmt.Errorf("the lock was lost, the result of this round must not be trusted: %w", lost)
+		default:
+			return err
+		}
+	}
+	return nil
 }
 
-// withLock runs work while owner holds the lock. The context that work gets is cancelled if the lock is lost.
-func withLock(
-	ctx context.Context, rdb *redis.Client, key, owner string, lease, wait time.Duration,
-	work func(context.Context) error,
-) (err error) {
-	// A call that waits takes a connection of the pool for itself. Its read timeout, 3 s unless set, must be longer
-	// than BLOCK: otherwise go-redis gives up and sends the call again. It does so after a broken connection, too.
-	// With an ID that is new for each call, a repetition gets the reply that was lost instead of a second hold.
-	waiting := rdb.WithTimeout(wait + 5*time.Second)
-	err = waiting.Do(ctx, "LOCK.ACQUIRE", key, owner, "PX", lease.Milliseconds(), "BLOCK", wait.Milliseconds(),
-		"ID", newID()).Err()
-	if err == redis.Nil {
-		return errNotGranted
-	} else if err != nil {
+func round(rdb *redis.Client, locker *Locker, key string, plan plan) (err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if plan.cancel > 0 {
+		time.AfterFunc(time.Duration(rand.Int63n(int64(plan.cancel))), cancel)
+	}
+	hold, err := locker.Acquire(ctx, key, plan.lease, plan.wait)
+	if err != nil {
 		return err
 	}
-
-	// The server can do the renewing instead: acquire with WATCHDOG on a connection that stays open and is not given
-	// back to the pool, waiting.Conn().Process(ctx, redis.NewCmd(ctx, "LOCK.ACQUIRE", …)).
-	working, stop := context.WithCancel(ctx)
-	renewed := make(chan struct{})
-	go func() {
-		defer close(renewed)
-		ticker := time.NewTicker(lease / 3)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-working.Done():
-				return
-			case <-ticker.C:
-				// Any other error, such as a broken connection, may be over the next time.
-				if isNotOwner(rdb.Do(working, "LOCK.RENEW", key, owner, "PX", lease.Milliseconds()).Err()) {
-					stop()
-				}
-			}
-		}
-	}()
 	defer func() {
-		stop()
-		<-renewed
-		// NOTOWNER if the lease ran out, or somebody broke the lock: others may have worked at the same time. It is
-		// what the caller gets then, whatever else the work has returned.
-		released := rdb.Do(context.Background(), "LOCK.RELEASE", key, owner, "ID", newID()).Err()
-		if err == nil || isNotOwner(released) {
+		released := hold.Release()
+		var lost *LostError
+		if err == nil || errors.As(released, &lost) {
 			err = released
 		}
 	}()
-	return work(working)
+	return increment(hold, rdb, plan.work)
 }
 
 // increment reads, and writes what it has read plus one: wrong if anybody else works in between.
-func increment(ctx context.Context, rdb *redis.Client, takes time.Duration) error {
+func increment(hold *Hold, rdb *redis.Client, takes time.Duration) error {
+	ctx := hold.Context()
 	count, err := rdb.Incr(ctx, inside).Result()
 	if err != nil {
 		return err
@@ -103,62 +93,52 @@ func increment(ctx context.Context, rdb *redis.Client, takes time.Duration) erro
 		return ctx.Err()
 	case <-time.After(takes):
 	}
-	return rdb.Set(ctx, resource, value+1, 0).Err()
+	// With the token beside it, whoever reads it knows under which grant it was written.
+	return rdb.MSet(ctx, resource, value+1, token, hold.Token).Err()
 }
 
-func newID() string {
-	id := make([]byte, 16)
-	if _, err := rand.Read(id); err != nil {
-		panic(err)
-	}
-	return hex.EncodeToString(id)
-}
-
-func run(url, key string, rounds int, lease, takes, wait time.Duration) error {
+// run gives the exit status.
+func run(url, key string, rounds, tasks int, plan plan) int {
 	options, err := redis.ParseURL(url)
 	if err != nil {
-		return err
+		fmt.Fprintln(os.Stderr, err)
+		return 2
 	}
+	locker := NewLocker(options)
+	defer locker.Close()
+	// An INCR whose reply was lost must not be repeated: that would look like an overlap.
+	options.MaxRetries, options.ReadTimeout = -1, callTimeout
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
-	// Whoever uses the same string is the same owner: so it is random, and one for each goroutine that locks.
-	owner := newID()
-	for finished := 0; finished < rounds; {
-		err := withLock(context.Background(), rdb, key, owner, lease, wait, func(ctx context.Context) error {
-			return increment(ctx, rdb, takes)
-		})
-		switch {
-		case err == nil:
-			finished++
-			fmt.Printf("round %d of %d is done\n", finished, rounds)
-		case err == errNotGranted:
-			fmt.Printf("not granted within %d ms, trying again\n", wait.Milliseconds())
-		case isNotOwner(err):
-			return fmt.Errorf("the lock was lost, the result of this round must not be trusted: %w", err)
-		default:
-			return err
+
+	errs := make(chan error, tasks)
+	for i := 0; i < tasks; i++ {
+		go func() { errs <- task(rdb, locker, key, rounds, plan) }()
+	}
+	status := 0
+	for i := 0; i < tasks; i++ {
+		if err := <-errs; err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = 1
 		}
 	}
-	return nil
+	return status
 }
 
 func main() {
 	args := os.Args[1:]
-	// rounds, and in milliseconds: lease, work, wait
-	numbers := []int{0, 3000, 5000, 30000}
-	for i := 2; i < len(args) && i < 6; i++ {
+	// rounds; in milliseconds lease, work, wait; tasks; in milliseconds cancel
+	numbers := []int{0, 3000, 5000, 30000, 1, 0}
+	wrong := len(args) < 3 || len(args) > 2+len(numbers)
+	for i := 2; i < len(args) && !wrong; i++ {
 		var err error
-		if numbers[i-2], err = strconv.Atoi(args[i]); err != nil {
-			args = nil
-		}
+		numbers[i-2], err = strconv.Atoi(args[i])
+		wrong = err != nil
 	}
-	if len(args) < 3 || len(args) > 6 {
-		fmt.Fprintln(os.Stderr, "usage: worker URL LOCK ROUNDS [LEASE_MS [WORK_MS [WAIT_MS]]]")
+	if wrong {
+		fmt.Fprintln(os.Stderr, "usage: worker URL LOCK ROUNDS [LEASE_MS [WORK_MS [WAIT_MS [TASKS [CANCEL_MS]]]]]")
 		os.Exit(2)
 	}
 	ms := func(i int) time.Duration { return time.Duration(numbers[i]) * time.Millisecond }
-	if err := run(args[0], args[1], numbers[0], ms(1), ms(2), ms(3)); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	os.Exit(run(args[0], args[1], numbers[0], numbers[4], plan{ms(1), ms(2), ms(3), ms(5)}))
 }
