@@ -83,8 +83,10 @@ guard-record: ## Takes what is counted now for what `make guard` compares with
 	@$(call install,rust cc libclang redis valgrind)
 	cargo bench --bench guard -- --record
 
-lint: ## Format, clippy and documentation, with warnings as errors
-	@$(call install,rust cc libclang)
+lint: ## Format, clippy, documentation and the width of its lines, with warnings as errors
+	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md || [ $$? = 1 ])
+	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
+	$(call install,rust cc libclang)
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	# Nothing of a module is public, so links to what is private are the point.
