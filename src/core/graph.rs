@@ -156,11 +156,10 @@ impl Service {
         }
     }
 
-    /// Those whom a waiter waits for directly, but for those who were found already.
+    /// The owners that a waiter waits for directly, without those that were found already.
     ///
-    /// If only the way back to one owner is wanted, those of the queue are left out that lead nowhere else than
-    /// this waiter itself does: who waits for this lock only, waits for its holders and for those ahead, as this one
-    /// does.
+    /// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
+    /// them waits for the lock's holders and for those ahead, as this waiter does itself, and so leads to nobody new.
     fn blockers(&self, waiter: &Waiter, seen: &mut Seen, wanted: Option<&Owner>, now: Now) -> Vec<Owner> {
         let Waiter { lock, request, .. } = waiter;
         let mut found = seen.pass_holders(&request.owner, request.mode);

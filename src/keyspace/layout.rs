@@ -38,7 +38,7 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
             if let Some(at) = holds.iter().position(|hold| hold.owner == exclusive.owner) {
                 exclusive.shared = holds.swap_remove(at).shared;
             }
-            // Of others only what a lease left behind can stand beside it, which is nobody's any more.
+            // Fields of other owners beside an exclusive hold are left over from leases that have ended.
             holds.retain(|hold| hold.expires_at >= expires_at);
             holds.push(exclusive);
         }

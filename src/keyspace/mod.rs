@@ -68,7 +68,8 @@ impl<'a> Lock<'a> {
         self.key.name()
     }
 
-    /// When the first lease ends, if the lock will be free earlier than whoever has read it knows.
+    /// The end of the first lease, if the lock will be free earlier than the stored TTL says. An external client that has
+    /// read that TTL would sleep too long.
     pub(crate) fn shortened_to(&self) -> Option<i64> {
         let stored_end = self.stored_end?;
         let first_end = self.holders.first_end()?;
