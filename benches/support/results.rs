@@ -151,13 +151,29 @@ pub fn dir() -> Outcome<PathBuf> {
     Ok(dir)
 }
 
-/// With columns as wide as they have to be. The first and the last ones are words, the others numbers.
+/// The widest that the column of names may be, so that no line is wider than 130.
+const NAME_WIDTH: usize = 50;
+
+/// With columns as wide as they have to be. The first and the last ones are words, the others numbers. A name that is too
+/// long takes several lines, and the numbers stand in its last one.
 pub fn print_table(rows: &[Row]) {
     let head = ["", "measured", "baseline", "ratio", "target", "met"].map(str::to_owned);
-    let rows: Vec<&Row> = std::iter::once(&head).chain(rows).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let mut lines: Vec<Row> = Vec::new();
+    for row in std::iter::once(&head).chain(rows) {
+        let mut names = folded(&row[0]);
+        let last = names.pop().unwrap_or_default();
+        for name in names {
+            let mut line = Row::default();
+            line[0] = name;
+            lines.push(line);
+        }
+        let mut row = row.clone();
+        row[0] = last;
+        lines.push(row);
+    }
+    let width = |column: usize| lines.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; 6] = std::array::from_fn(width);
-    for row in rows {
+    for row in &lines {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
             line += &match column {
@@ -167,4 +183,24 @@ pub fn print_table(rows: &[Row]) {
         }
         println!("{}", line.trim_end());
     }
+}
+
+/// A name in pieces that fit into its column. All but the first are indented.
+fn folded(name: &str) -> Vec<String> {
+    let words = name.trim_start();
+    let indent = " ".repeat(name.len() - words.len());
+    let (mut lines, mut line) = (Vec::new(), indent.clone());
+    for word in words.split(' ') {
+        let begins = line.trim_start().is_empty();
+        if !begins && line.chars().count() + 1 + word.chars().count() > NAME_WIDTH {
+            lines.push(std::mem::replace(&mut line, format!("{indent}    {word}")));
+            continue;
+        }
+        if !begins {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
 }

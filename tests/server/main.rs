@@ -1,4 +1,5 @@
-//! What clients see, on real servers. Each test starts its own; see `support`.
+//! What clients see, on real servers. Each test starts its own; see `support`. The numbers in brackets in the first lines of a
+//! file are those of the invariants in `docs/design.md`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, unreachable_pub)]
 

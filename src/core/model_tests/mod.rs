@@ -1,7 +1,7 @@
 //! Random histories, through the core and through a model that is obviously right: one ordered list per lock,
 //! looked at in every millisecond.
 //!
-//! The numbers in the names of the checks are those of the invariants in `docs/design.md`.
+//! The numbers in brackets are those of the invariants in `docs/design.md`.
 
 mod model;
 mod real;
