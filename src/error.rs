@@ -58,13 +58,15 @@ impl fmt::Display for Error {
                 "WRONGTYPE the key is a fair lock of Redisson, and somebody waits for it; choose another key",
             ),
             Error::NotOwner => f.write_str(
-                "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over",
+                "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over; \
+                 stop what the lock protects, and acquire again",
             ),
             Error::Moved => f.write_str(
                 "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",
             ),
             Error::HungUp => f.write_str(
-                "UNBLOCKED the connection was closed on the client's side; the lock was given to the next in line",
+                "UNBLOCKED the connection was closed on the client's side, and the lock went to the next in line; \
+                 connect and acquire again",
             ),
             // As the server words it for commands with several keys.
             Error::TryAgain => f.write_str("TRYAGAIN Multiple keys request during rehashing of slot"),
@@ -96,7 +98,7 @@ impl fmt::Display for Error {
                 }
             }),
             Error::Superseded => f.write_str(
-                "UNBLOCKED the same request was sent again on another connection, and waits there",
+                "UNBLOCKED the same request was sent again on another connection, and waits there; wait for that reply",
             ),
             Error::Cancelled => f.write_str(CANCELLED),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),

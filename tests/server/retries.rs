@@ -150,7 +150,8 @@ fn lost_while_it_waited_and_nobody_knows_yet(flavor: Flavor) {
             let mut first = world.waiting(&call);
             let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
             let mut again = world.waiting(&call);
-            let ended = "UNBLOCKED the same request was sent again on another connection, and waits there";
+            let ended =
+                "UNBLOCKED the same request was sent again on another connection, and waits there; wait for that reply";
             assert_eq!(first.recv(), ended);
             assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 2);
             a.call("LOCK.RELEASE k a");
