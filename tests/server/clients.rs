@@ -262,9 +262,9 @@ fn many_tasks_of_one_process_take_turns(kind: Kind, flavor: Flavor) {
 fn a_holder_renews_while_many_wait(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let plan = Plan { lease: 3_000, work: 4_000, tasks: MANY, ..CALM };
-    let Some((run, mut client)) = start_many(kind, &server, &plan) else { return };
+    let Some((mut run, mut client)) = start_many(kind, &server, &plan) else { return };
     for done in ["1", "2", "3"] {
-        until("another has done its work", || client.call(&format!("GET {RESOURCE}")) == done);
+        run.until("another has done its work", || client.call(&format!("GET {RESOURCE}")) == done);
     }
     // All of them would take a quarter of an hour.
     let printed = Printed::new(&run.kill());
@@ -278,8 +278,8 @@ fn a_holder_renews_while_many_wait(kind: Kind, flavor: Flavor) {
 fn start_many(kind: Kind, server: &Server, plan: &Plan) -> Option<(Run, Client)> {
     let mut holder = server.client();
     assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
-    let run = start(kind, server.port, (LOCK, plan))?;
-    until("all wait", || holder.info("lock", "lock_waiters") == plan.tasks.to_string());
+    let mut run = start(kind, server.port, (LOCK, plan))?;
+    run.until("all wait", || holder.info("lock", "lock_waiters") == plan.tasks.to_string());
     assert_eq!(holder.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
     Some((run, holder))
 }
@@ -356,7 +356,9 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
 fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::keeps_back_the_reply_to(server.port, "LOCK.ACQUIRE");
-    let Some(run) = start(kind, proxy.port, (LOCK, &Plan { cancel: 500, ..CALM })) else { return };
+    // Where a thread cannot be interrupted, it ends with its time-out.
+    let plan = Plan { wait: 2_000, cancel: 500, ..CALM };
+    let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
     let output = run.finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");

@@ -54,6 +54,18 @@ impl Run {
         self.output()
     }
 
+    /// Waits for a condition that the program brings about, and fails if it ends before, or takes longer than a run may.
+    pub fn until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + RUN_PATIENCE;
+        while !condition() {
+            if self.child.try_wait().unwrap().is_some() || Instant::now() > deadline {
+                let _ = self.child.kill();
+                panic!("waited in vain until {what}; {}", Printed::new(&self.output()));
+            }
+            sleep(Duration::from_millis(5));
+        }
+    }
+
     /// What Ctrl-C does.
     pub fn interrupt(&self) {
         let pid = i32::try_from(self.child.id()).unwrap();
