@@ -59,7 +59,7 @@ impl fmt::Display for Error {
             ),
             Error::NotOwner => f.write_str(
                 "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over; \
-                 stop what the lock protects, and acquire again",
+                 stop, and acquire anew",
             ),
             Error::Moved => f.write_str(
                 "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",

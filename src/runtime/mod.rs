@@ -47,7 +47,7 @@ const CLUSTER_LOOK_US: MonoUs = 500_000;
 
 /// How often fenced locks that somebody waits for are looked at, in microseconds: when a stranger deletes the owner's field,
 /// the token's is left, and no event comes but of a class that would cost every `HSET` of the server a fifth of its time.
-const FRAGILE_LOOK_US: MonoUs = 3_000;
+const FRAGILE_LOOK_US: MonoUs = 4_000;
 
 /// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
 /// done a millisecond later.

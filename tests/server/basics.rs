@@ -44,7 +44,7 @@ fn an_owner_takes_and_gives_back(flavor: Flavor) {
 
 fn not_owner() -> &'static str {
     "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over; \
-     stop what the lock protects, and acquire again"
+     stop, and acquire anew"
 }
 
 fn leases_are_given_and_set_anew(flavor: Flavor) {
