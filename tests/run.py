@@ -62,9 +62,9 @@ LONG_SERVERS = servers("long")
 
 
 def is_long(name):
-    """A test of another server than one of each kind, or of an older version of a client."""
+    """A test of another server than one of each kind, or of an older version of a client, or one that says so."""
     last = name.rsplit("::", 1)[-1]
-    return last in LONG_SERVERS or last.startswith("redisson_")
+    return last in LONG_SERVERS or last.startswith(("redisson_", "long_"))
 
 
 def build():

@@ -36,6 +36,6 @@ impl Service {
 
     /// True if the end of this lock's first lease is waited for.
     pub(crate) fn watches_lease(&self, lock: LockRef<'_>) -> bool {
-        self.entries.get(lock).is_some_and(|entry| entry.lease_end.is_some())
+        !self.leases.is_empty() && self.entries.get(lock).is_some_and(|entry| entry.lease_end.is_some())
     }
 }

@@ -351,6 +351,16 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 60_000, ..ProptestConfig::default() })]
+
+    /// As `the_core_is_the_model`, for what comes together in one of ten thousand histories only.
+    #[test]
+    fn long_the_core_is_the_model(ops in prop::collection::vec(op(), 1..120)) {
+        compare(&ops)?;
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig { cases: 8192, ..ProptestConfig::default() })]
 
     /// Every reply, every decision and every stored hold is the model's (1, 2, 3, 4, 5).
