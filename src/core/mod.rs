@@ -29,6 +29,7 @@ pub(crate) mod request;
 pub(crate) mod service;
 mod serving;
 mod turns;
+mod upkeep;
 mod watching;
 
 #[cfg(test)]

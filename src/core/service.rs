@@ -467,47 +467,6 @@ impl Service {
     pub(crate) fn take_decisions(&mut self) -> Vec<(WaiterId, Decision)> {
         std::mem::take(&mut self.decisions)
     }
-
-    /// True if nothing is remembered: no input but an acquire can matter.
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.entries.is_empty() && self.dirty.is_empty()
-    }
-
-    /// True if [`touched`](Service::touched) would do nothing, whatever the key.
-    pub(crate) fn ignores(&self, gone: bool) -> bool {
-        self.entries.is_empty() && (!gone || self.held.is_empty())
-    }
-
-    /// Fails if anything is kept but decisions that nobody has taken yet.
-    #[cfg(test)]
-    pub(crate) fn assert_empty_but_decisions(&self) {
-        assert!(self.entries.is_empty() && self.waiters.is_empty() && self.leases.is_empty());
-        assert!(self.turns.is_empty() && self.dirty.is_empty() && self.owed.is_empty());
-    }
-
-    /// Fails if anything is kept.
-    #[cfg(test)]
-    pub(crate) fn assert_empty(&self) {
-        assert!(self.entries.is_empty() && self.waiters.is_empty() && self.waits_of.is_empty());
-        assert!(self.in_flight.is_empty() && self.deadlines.is_empty() && self.leases.is_empty());
-        assert!(self.dirty.is_empty() && self.decisions.is_empty() && self.asked.is_empty());
-        assert!(self.turns.is_empty() && self.owed.is_empty());
-        assert!(self.renewals.is_empty() && self.by_connection.is_empty());
-        assert!(self.sweeps.is_empty() && self.ended.is_empty());
-        assert!(self.fragile.is_empty());
-    }
-
-    /// Frees tables that are empty and were large.
-    pub(crate) fn give_memory_back(&mut self) {
-        if self.waiters.is_empty() && self.waits_of.capacity() > 1024 {
-            self.waits_of = HashMap::default();
-            self.asked = HashMap::default();
-        }
-        if self.decisions.is_empty() {
-            self.decisions = Vec::new();
-        }
-    }
 }
 
 /// What makes two waits the same request.
