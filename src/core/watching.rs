@@ -1,8 +1,10 @@
 //! Locks that end without a word: what strangers do to the fields of a hash.
 
+use std::ops::Bound;
+
 use super::{LockId, LockRef, Now, Service, WallMs};
 
-/// How many locks are looked at in one go, of those that a stranger may have freed without a word.
+/// How many locks are looked at in one go, of those that a foreign write may have freed without a word.
 const FRAGILE_BATCH: usize = 16;
 
 impl Service {
@@ -12,11 +14,16 @@ impl Service {
         !self.fragile.is_empty()
     }
 
+    /// True if some of them are still to be looked at.
+    pub(crate) fn is_looking_at_fragile(&self) -> bool {
+        self.looked_at_fragile.is_some()
+    }
+
     /// A stranger may have deleted the owner's field of a fenced lock that somebody waits for. Some of these are looked at,
     /// and the next time the next.
     pub(crate) fn look_at_fragile(&mut self) {
-        let after = self.looked_at_fragile.take();
-        let next = self.fragile.iter().filter(|lock| after.as_ref().is_none_or(|after| *lock > after));
+        let after = self.looked_at_fragile.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.fragile.range((after, Bound::Unbounded));
         let next: Vec<LockId> = next.take(FRAGILE_BATCH).cloned().collect();
         if next.len() == FRAGILE_BATCH {
             self.looked_at_fragile = next.last().cloned();

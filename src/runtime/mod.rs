@@ -45,9 +45,13 @@ use waits::{Ended, Wait, Waits};
 /// without a word about its keys.
 const CLUSTER_LOOK_US: MonoUs = 500_000;
 
-/// How often fenced locks that somebody waits for are looked at, in microseconds: when a stranger deletes the owner's field,
-/// the token's is left, and no event comes but of a class that would cost every `HSET` of the server a fifth of its time.
+/// How soon after the server has been woken up fenced locks that somebody waits for are looked at, in microseconds: when a
+/// stranger deletes the owner's field, the token's is left, and no event comes but of a class that would cost every `HSET` of
+/// the server a fifth of its time. A server that sleeps has nothing to look at.
 const FRAGILE_LOOK_US: MonoUs = 4_000;
+
+/// When the next of them are looked at, if there are too many for one go.
+const NEXT_FRAGILE_US: MonoUs = 1_000;
 
 /// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
 /// done a millisecond later.
@@ -95,7 +99,9 @@ pub(crate) struct Runtime {
     listening_to_clients: bool,
     /// All keys of a database may be gone: those who wait elsewhere have not been told yet.
     flushed: bool,
-    /// When those locks are looked at next that can become free without an event; none as long as there are none.
+    /// The server was woken up since those locks were looked at that can become free without an event.
+    fragile_touched: bool,
+    /// When they are looked at next.
     look_at_fragile: Option<MonoUs>,
     /// When all locks are looked at next; in a cluster only.
     look_at_all: Option<MonoUs>,
@@ -310,9 +316,11 @@ impl Runtime {
     /// there is nothing: a module that has a timer cannot be unloaded.
     fn set_timer(&mut self, ctx: Ctx, obstacle: Option<Obstacle>) {
         let now = ctx.now();
-        let fragile = self.service.has_fragile() && obstacle.is_none();
-        let planned = self.look_at_fragile.filter(|_| fragile);
-        self.look_at_fragile = fragile.then(|| planned.unwrap_or(now.mono + FRAGILE_LOOK_US));
+        if self.service.has_fragile() {
+            self.listen_to_wakeups(ctx);
+        } else {
+            self.look_at_fragile = None;
+        }
         let wanted = if self.flushed && obstacle.is_none() {
             Some(0)
         } else {
@@ -358,7 +366,7 @@ fn fired(ctx: Ctx) {
     with(ctx, |runtime| {
         // First of all: this timer must not be stopped any more.
         runtime.timer = None;
-        if runtime.listening && runtime.answered.is_empty() {
+        if runtime.listening && runtime.answered.is_empty() && !runtime.service.has_fragile() {
             runtime.listening = false;
             events::ignore_wakeups(ctx);
         }
@@ -372,9 +380,8 @@ fn fired(ctx: Ctx) {
         if ctx.is_cluster() {
             runtime.plan_look_at_all(started);
         }
-        if runtime.look_at_fragile.is_some_and(|at| at <= started) && may_write {
-            runtime.look_at_fragile = None;
-            runtime.service.look_at_fragile();
+        if may_write {
+            runtime.look_at_fragile(started);
         }
     });
     while ctx.now().mono.saturating_sub(started) < TIMER_BUDGET_US {
@@ -422,6 +429,43 @@ fn watch_timer(ctx: Ctx, (): ()) {
 }
 
 impl Runtime {
+    /// Listens to the event loop, from now until the timer fires and there is no need to.
+    fn listen_to_wakeups(&mut self, ctx: Ctx) {
+        if !std::mem::replace(&mut self.listening, true) {
+            events::listen_to_wakeups(ctx, waits::turn_is_over);
+        }
+    }
+
+    /// The server was woken up, and carries out what it has been sent before any timer fires.
+    fn plan_look_at_fragile(&mut self, ctx: Ctx) {
+        if !self.service.has_fragile() {
+            return;
+        }
+        self.fragile_touched = true;
+        let at = ctx.now().mono + FRAGILE_LOOK_US;
+        // Whenever the timer fires, whatever it is for, they are looked at.
+        if self.timer.as_ref().is_none_or(|(_, due)| *due > at) {
+            self.look_at_fragile = Some(at);
+            self.set_timer(ctx, None);
+        }
+    }
+
+    fn look_at_fragile(&mut self, now: MonoUs) {
+        let goes_on = self.look_at_fragile.take().is_some() || self.service.is_looking_at_fragile();
+        if !goes_on && !self.fragile_touched {
+            return;
+        }
+        if !self.service.is_looking_at_fragile() {
+            self.fragile_touched = false;
+        }
+        self.service.look_at_fragile();
+        if self.service.is_looking_at_fragile() {
+            self.look_at_fragile = Some(now + NEXT_FRAGILE_US);
+        } else if self.fragile_touched {
+            self.look_at_fragile = Some(now + FRAGILE_LOOK_US);
+        }
+    }
+
     fn plan_look_at_all(&mut self, now: MonoUs) {
         if self.look_at_all.is_some_and(|at| at <= now) {
             self.service.look_at_all();

@@ -95,9 +95,7 @@ impl BlockedClient for Waits {
                 events::wake_up(ctx);
             } else {
                 runtime.answered.push((id, wait.client));
-                if !std::mem::replace(&mut runtime.listening, true) {
-                    events::listen_to_wakeups(ctx, turn_is_over);
-                }
+                runtime.listen_to_wakeups(ctx);
             }
             runtime.set_timer(ctx, None);
         });
@@ -112,8 +110,9 @@ impl Runtime {
 }
 
 /// The event loop has sent what it had to send and freed what it had to free, and has read nothing since.
-fn turn_is_over(ctx: Ctx, (): ()) {
+pub(super) fn turn_is_over(ctx: Ctx, (): ()) {
     with(ctx, |runtime| {
+        runtime.plan_look_at_fragile(ctx);
         if runtime.answered.is_empty() {
             return;
         }
