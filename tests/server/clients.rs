@@ -152,8 +152,8 @@ fn run_both(
     for lock in [LOCK, OTHER_LOCK] {
         assert_eq!(holder.call(&format!("LOCK.ACQUIRE {lock} test PX {LONG}")), "1");
     }
-    let runs = [start(kind, server.port, first)?, start(kind, server.port, second)?];
-    until("both wait", || holder.info("lock", "lock_waiters") == "2");
+    let mut runs = [start(kind, server.port, first)?, start(kind, server.port, second)?];
+    runs[1].until("both wait", || holder.info("lock", "lock_waiters") == "2");
     for lock in [LOCK, OTHER_LOCK] {
         assert_eq!(holder.call(&format!("LOCK.RELEASE {lock} test")), "0");
     }
@@ -169,9 +169,9 @@ fn run_both(
 fn a_lost_lock_is_told(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let plan = Plan { lease: 4_000, work: LONG, ..CALM };
-    let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
+    let Some(mut run) = start(kind, server.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
-    until_renewed(&mut client);
+    until_renewed(&mut run, &mut client);
     assert_eq!(client.call(&format!("LOCK.BREAK {LOCK}")), "1");
 
     let output = run.finish();
@@ -191,8 +191,8 @@ fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
     let mut holder = server.client();
     assert_eq!(holder.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG}")), "1");
     let plan = Plan { lease: 20_000, wait: 100, ..CALM };
-    let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
-    until("a wait has ended", || holder.info("lock", "lock_waiters_timed_out") != "0");
+    let Some(mut run) = start(kind, server.port, (LOCK, &plan)) else { return };
+    run.until("a wait has ended", || holder.info("lock", "lock_waiters_timed_out") != "0");
     assert_eq!(holder.call(&format!("GET {INSIDE}")), "nil");
     assert_eq!(holder.call(&format!("LOCK.RELEASE {LOCK} test")), "0");
 
@@ -296,9 +296,9 @@ fn a_lock_is_lost_while_the_network_is_frozen(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::freezable(server.port);
     let plan = Plan { lease: 3_000, work: LONG, ..CALM };
-    let Some(run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
+    let Some(mut run) = start(kind, proxy.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
-    until_renewed(&mut client);
+    until_renewed(&mut run, &mut client);
     proxy.freeze();
     assert_eq!(client.call(&format!("LOCK.ACQUIRE {LOCK} test PX {LONG} BLOCK 15000")), "1");
 
@@ -319,8 +319,8 @@ fn a_lock_is_lost_while_the_network_is_frozen(kind: Kind, flavor: Flavor) {
 }
 
 /// Waits until the program works, and has renewed its lease.
-fn until_renewed(client: &mut Client) {
-    until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
+fn until_renewed(run: &mut Run, client: &mut Client) {
+    run.until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
     let mut before = i64::MAX;
     until("the lease is renewed", || {
         let lease = client.number(&format!("PTTL {LOCK}"));
@@ -371,11 +371,11 @@ fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
 fn an_interrupted_program_leaves_nothing(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let plan = Plan { work: LONG, ..CALM };
-    let Some(run) = start(kind, server.port, (LOCK, &plan)) else { return };
+    let Some(mut run) = start(kind, server.port, (LOCK, &plan)) else { return };
     let mut client = server.client();
-    until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
-    let Some(second) = start(kind, server.port, (LOCK, &plan)) else { return };
-    until("the second waits", || client.info("lock", "lock_waiters") == "1");
+    run.until("it works", || client.call(&format!("GET {INSIDE}")) == "1");
+    let Some(mut second) = start(kind, server.port, (LOCK, &plan)) else { return };
+    second.until("the second waits", || client.info("lock", "lock_waiters") == "1");
     for run in [second, run] {
         run.interrupt();
         let output = run.finish();
