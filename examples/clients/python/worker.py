@@ -82,6 +82,7 @@ class Acquire:
         self._waiting = clients.take_waiting()
         # Taken by whoever comes first: the reply, or who cancels.
         self._decided = threading.Lock()
+        self._undone = threading.Event()
 
     def __call__(self):
         """Waits for the lock. Returns the reply, and when the call was sent that the server has confirmed."""
@@ -104,12 +105,15 @@ class Acquire:
             # not let one thread close what another one reads.
             self._waiting.connection_pool.disconnect()
             if not was_first:
+                self._undone.wait()
                 raise Cancelled from None
             if is_not_owner(error):
                 raise LockLost(error) from error
             raise
         if not self._decided.acquire(blocking=False):
             self._waiting.connection_pool.disconnect()
+            # Else the process could end before the server is told.
+            self._undone.wait()
             raise Cancelled
         self._clients.give_back(self._waiting)
         if reply is None:
@@ -122,8 +126,11 @@ class Acquire:
             return False
         # On another connection, as that one is occupied. If the call waits, it gets the error UNBLOCKED. Closing its
         # connection would not do: if the lock was granted, and the reply is on its way, nobody gives it back.
-        with suppress(redis.RedisError):
-            self._clients.shared.execute_command("LOCK.CANCEL", self._key, self._owner, "ID", self._request)
+        try:
+            with suppress(redis.RedisError):
+                self._clients.shared.execute_command("LOCK.CANCEL", self._key, self._owner, "ID", self._request)
+        finally:
+            self._undone.set()
         return True
 
 
