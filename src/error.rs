@@ -93,6 +93,8 @@ impl fmt::Display for Error {
                      choose another ID"
                 }
                 Refusal::Cancelled => CANCELLED,
+                // As the server words it.
+                Refusal::NoMemory => "OOM command not allowed when used memory > 'maxmemory'.",
                 Refusal::OthersRecord => {
                     "ERR another owner's request has the same name as this one; choose another ID"
                 }

@@ -282,6 +282,7 @@ impl Service {
     pub(super) fn unbind_request(&mut self, lock: LockRef<'_>, owner: &Owner, id: &RequestId, now: Now) {
         let Some((lock, entry)) = self.entries.get_with_id(lock) else { return };
         let Some(binding) = entry.bindings.get_mut(owner) else { return };
+        binding.forget_requests(now.mono);
         let Some(at) = binding.requests.iter().position(|request| request.id == *id) else { return };
         let connection = binding.requests.swap_remove(at).connection;
         let others = binding.requests.iter().any(|request| request.connection == connection);

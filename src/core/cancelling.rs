@@ -31,12 +31,18 @@ impl Service {
         if let Some(undone) = records.cancelled(id)? {
             return Ok(undone);
         }
-        let granted = records.granted(id)?;
+        // A release with the same id gave it back already.
+        let given_back = records.released(id)?.is_some();
+        let granted = records.granted(id)?.filter(|_| !given_back);
         let waits = self.asked.get(&(lock.to_id(), id.clone())).copied();
         let undone = if let Some(waiter) = waits.and_then(|waiter| self.decide(waiter, Decision::Cancelled)) {
             self.left_behind(&waiter);
             true
-        } else if let Some(waiter) = self.in_flight_of(lock, id) {
+        } else if let Some(waiter) = self.in_flight_of(lock, id).filter(|waiter| {
+            // Its lease may be over, which nobody has looked at yet.
+            let owner = self.in_flight.get(waiter).map(|grant| &grant.request.owner);
+            owner.is_some_and(|owner| holders.of(owner.as_bytes()).is_some())
+        }) {
             // It may be told in the same turn of the event loop, but not of a grant.
             self.decisions.push((waiter, Decision::Cancelled));
             self.undelivered(waiter);
@@ -52,6 +58,9 @@ impl Service {
         } else {
             false
         };
+        if !undone && !records.may_grow() {
+            return Err(Refusal::NoMemory);
+        }
         records.remember_cancel(id, undone, now);
         Ok(undone)
     }

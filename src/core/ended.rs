@@ -1,5 +1,7 @@
 //! Requests whose hold has ended and that may come again.
 
+use std::collections::BTreeMap;
+
 use foldhash::HashMap;
 
 use super::{LockId, MonoUs, RequestId};
@@ -7,62 +9,66 @@ use super::{LockId, MonoUs, RequestId};
 /// How often what cannot come again is forgotten, in microseconds.
 const SWEEP_US: MonoUs = 1_000_000;
 
+/// How many are forgotten at a time.
+const FORGET_BATCH: usize = 2_000;
+
 /// Requests whose hold has ended, and until when they may come again: what they bound before is not to be bound
 /// to a later hold of the same owner.
-///
-/// They are forgotten a table at a time: none before it cannot come again, all within twice that time, and their memory
-/// with them.
 #[derive(Default)]
 pub(super) struct Ended {
-    young: HashMap<(LockId, RequestId), MonoUs>,
-    /// Until when the last of the young may come again.
-    young_until: MonoUs,
-    old: HashMap<(LockId, RequestId), MonoUs>,
-    old_until: MonoUs,
+    until: HashMap<(LockId, RequestId), MonoUs>,
+    /// All of them by the time at which they are forgotten. One that has come again meanwhile is not in `until` any more, or
+    /// has a later time there.
+    forgotten_at: BTreeMap<MonoUs, Vec<(LockId, RequestId)>>,
 }
 
 impl Ended {
     pub(super) fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
-        self.young_until = self.young_until.max(until);
-        self.young.insert((lock, id), until);
-        if self.old.is_empty() {
-            self.grow_old();
-        }
+        let request = (lock, id);
+        self.until.insert(request.clone(), until);
+        self.forgotten_at.entry(rounded(until)).or_default().push(request);
     }
 
     pub(super) fn contains(&self, request: &(LockId, RequestId), now: MonoUs) -> bool {
-        let until = |table: &HashMap<_, MonoUs>| table.get(request).copied();
-        // Of two, the later one is the young one.
-        until(&self.young).or_else(|| until(&self.old)).is_some_and(|until| until >= now)
+        self.until.get(request).is_some_and(|until| *until >= now)
     }
 
     pub(super) fn remove(&mut self, request: &(LockId, RequestId)) {
-        self.young.remove(request);
-        self.old.remove(request);
+        self.until.remove(request);
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.young.is_empty() && self.old.is_empty()
+        self.forgotten_at.is_empty()
     }
 
+    /// How many there are, with those that have come again and are still to be forgotten.
     pub(super) fn len(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.forgotten_at.values().map(Vec::len).sum()
     }
 
     /// When [`sweep`](Ended::sweep) will forget some.
     pub(super) fn due(&self) -> Option<MonoUs> {
-        (!self.is_empty()).then(|| rounded(self.old_until))
+        self.forgotten_at.first_key_value().map(|(at, _)| *at)
     }
 
+    /// Forgets what cannot come again; of very many, some, and the others the next time.
     pub(super) fn sweep(&mut self, now: MonoUs) {
-        while self.due().is_some_and(|due| due <= now) {
-            self.grow_old();
+        let Some(mut bucket) = self.forgotten_at.first_entry().filter(|bucket| *bucket.key() <= now) else {
+            return;
+        };
+        let requests = bucket.get_mut();
+        for request in requests.drain(requests.len().saturating_sub(FORGET_BATCH)..) {
+            if self.until.get(&request).is_some_and(|until| *until < now) {
+                self.until.remove(&request);
+            }
         }
-    }
-
-    fn grow_old(&mut self) {
-        self.old = std::mem::take(&mut self.young);
-        self.old_until = std::mem::take(&mut self.young_until);
+        if requests.is_empty() {
+            bucket.remove();
+        }
+        // The memory of a crowd that has gone.
+        if self.until.capacity() > 8 * self.until.len().max(128) {
+            self.until.shrink_to(2 * self.until.len());
+        }
     }
 }
 
@@ -81,7 +87,26 @@ mod tests {
         (LockId { db: 0, key: b"k".as_slice().into() }, RequestId { asked: Owner::new(b"a"), id, ttl_ms: 1 })
     }
 
-    /// None is forgotten too early, and all are in twice their time.
+    /// One that is remembered for long keeps no other.
+    #[test]
+    fn a_long_one_keeps_no_other() {
+        let mut ended = Ended::default();
+        let (lock, id) = request(0);
+        ended.insert(lock, id, u64::MAX);
+        for number in 1..10_000 {
+            let (lock, id) = request(number);
+            ended.insert(lock, id, 50);
+        }
+        let mut sweeps = 0;
+        while ended.due() == Some(SWEEP_US) {
+            ended.sweep(SWEEP_US);
+            sweeps += 1;
+        }
+        assert_eq!((ended.len(), sweeps), (1, 5));
+        assert!(ended.contains(&request(0), SWEEP_US) && !ended.contains(&request(1), SWEEP_US));
+    }
+
+    /// None is forgotten too early, and all are soon after their time.
     #[test]
     fn each_is_known_until_its_time_and_forgotten_soon_after() {
         let ttl = 20 * SWEEP_US;
@@ -94,15 +119,15 @@ mod tests {
             ended.insert(lock, id, now + ttl);
             let oldest = number.saturating_sub(20_000);
             assert!(ended.contains(&request(oldest), now) && !ended.contains(&request(number + 1), now));
-            assert!(ended.len() < 45_000, "{} are remembered", ended.len());
+            assert!(ended.len() < 23_000, "{} are remembered", ended.len());
         }
         let mut now = u64::from(end) * 1_000;
         assert!(!ended.contains(&request(end - 1), now + ttl));
         while let Some(due) = ended.due() {
-            assert!(due > now && due <= now + ttl + SWEEP_US);
+            assert!(due >= now && due <= now + ttl + SWEEP_US);
             now = due;
             ended.sweep(now);
         }
-        assert!(ended.is_empty() && ended.young.capacity() + ended.old.capacity() == 0);
+        assert!(ended.is_empty() && ended.until.is_empty() && ended.until.capacity() < 2_000);
     }
 }

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use super::bindings::Lease;
 use super::entries::{Entry, Undelivered};
 use super::service::InFlight;
 use super::{Holders, LockRef, Now, Owner, Part, Service, Token, WaiterId, WallMs};
@@ -156,9 +157,10 @@ impl Pending {
         Some(end)
     }
 
-    /// When the lease ends that this server wrote last.
-    pub(super) fn written(&self) -> WallMs {
-        self.written
+    /// When the lease ends that this server wrote last, and when it will end as far as that is certain.
+    fn ends(&self) -> (WallMs, WallMs) {
+        let certain = self.lease.filter(|_| self.lease_is_certain());
+        (self.written, certain.unwrap_or(self.written))
     }
 
     /// True if there is nothing left that may be revoked.
@@ -266,18 +268,20 @@ impl Service {
         }
     }
 
-    /// A grant has reached its client. If that makes the lease shorter, it is written at the next look. Returns when
-    /// the lease ends that was written last.
-    pub(super) fn settle_delivered(&mut self, id: WaiterId, grant: &InFlight, now: Now) -> WallMs {
-        let (InFlight { lock, request, .. }, mut written) = (grant, grant.written);
+    /// A grant has reached its client. If that makes the lease shorter, it is written at the next look. Returns the
+    /// lease that it has.
+    pub(super) fn settle_delivered(&mut self, id: WaiterId, grant: &InFlight, now: Now) -> Lease {
+        let InFlight { lock, request, .. } = grant;
+        let (mut written, mut end) = (grant.written, grant.written);
         let entry = self.entries.get_mut(lock.as_ref());
         if let Some(pending) = entry.and_then(|entry| entry.pending.get_mut(&request.owner)) {
             pending.delivered(id);
-            written = pending.written();
+            (written, end) = pending.ends();
             self.dirty.insert(lock.clone());
         }
-        self.lease_was_set(lock.as_ref(), &request.owner, request.lease(written, now), now);
-        written
+        let lease = Lease { end: written, ..request.lease(end, now) };
+        self.lease_was_set(lock.as_ref(), &request.owner, lease, now);
+        lease
     }
 
     /// Writes the leases of owners of whom it is known by now what they were promised.

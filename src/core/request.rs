@@ -169,6 +169,8 @@ pub(crate) enum Refusal {
     NoRecord,
     /// The request was cancelled before.
     Cancelled,
+    /// The server's memory is full, and nothing may be remembered that is not known yet.
+    NoMemory,
     /// That key belongs to a request of another owner whose name and id, put together, look the same.
     OthersRecord,
 }
@@ -185,6 +187,8 @@ pub(crate) trait Records {
     fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal>;
     /// The acquire is cancelled, whether it was made before or will be.
     fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now);
+    /// False if the server's memory is full.
+    fn may_grow(&mut self) -> bool;
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
     /// The grant was taken back: the next call with this id is a new one.

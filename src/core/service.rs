@@ -352,11 +352,10 @@ impl Service {
     /// The grant reached its client: it is final, and what depends on the connection begins.
     pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) {
         let Some(grant) = self.remove_in_flight(id) else { return };
-        let written = self.settle_delivered(id, &grant, now);
+        let lease = self.settle_delivered(id, &grant, now);
         let InFlight { lock, request, .. } = grant;
         if let Some(bind) = request.bind {
             let bind = (bind, Takes::Part);
-            let lease = request.lease(written, now);
             self.bind(lock.as_ref(), &request.owner, bind, request.id.as_ref(), lease, now);
         }
         self.entries.drop_if_idle(lock.as_ref());

@@ -72,6 +72,10 @@ impl Service {
     ) {
         let Some(entry) = self.entries.get_mut(lock) else { return };
         for grant in std::mem::take(&mut entry.take_back) {
+            if holders.of(grant.owner.as_bytes()).is_none() {
+                // Its lease is over, which nobody had looked at: there is nothing to take back.
+                continue;
+            }
             grant.uncount(holders);
             entry.uncount_pending(&grant, holders);
             if let Some(id) = grant.id {

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use super::{LockId, LockRef, Now, Service, WallMs};
 
 /// How many locks are looked at in one go, of those that a foreign write may have freed without a word.
-const FRAGILE_BATCH: usize = 16;
+const FRAGILE_BATCH: usize = 64;
 
 impl Service {
     /// True if there are locks that must be looked at every now and then: see

@@ -33,6 +33,8 @@ struct Counter {
 /// time of its own, and the key as long as the longer.
 struct Record {
     id: RequestId,
+    /// The lock's key has a brace. Another lock's key may be the same without them, and has records of the same names.
+    braced: bool,
     stored: bool,
     granted: Option<(Reply, WallMs)>,
     released: Option<(i64, WallMs)>,
@@ -98,9 +100,10 @@ impl<'a> Records<'a> {
             None => {
                 let name = Str::new(&names::request(self.lock.as_bytes(), id.asked.as_bytes(), &id.id));
                 let key = open(self.ctx, &name);
+                let empty = Record::empty(id, self.lock.as_bytes());
                 let record = match key.kind() {
-                    Kind::Empty => Record::new(id),
-                    Kind::String => Record::decode(id, &key.text()).ok_or(Refusal::NoRecord)?,
+                    Kind::Empty => Some(empty),
+                    Kind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
                     _ => return Err(Refusal::NoRecord),
                 };
                 let record = record.ok_or(Refusal::OthersRecord)?;
@@ -114,7 +117,7 @@ impl<'a> Records<'a> {
     fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
             // The call was let through before somebody put something else there: what it got counts.
-            self.requests.push(Record { stored: true, ..Record::empty(id) });
+            self.requests.push(Record { stored: true, ..Record::empty(id, self.lock.as_bytes()) });
         }
         if let Ok(record) = self.record(id) {
             what(record);
@@ -159,6 +162,10 @@ impl core::Records for Records<'_> {
         Ok(self.record(id)?.cancelled.filter(|(_, end)| now <= *end).map(|(undone, _)| undone))
     }
 
+    fn may_grow(&mut self) -> bool {
+        !self.ctx.flags().is_out_of_memory()
+    }
+
     fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now) {
         let end = now.wall.saturating_add(id.ttl_ms);
         self.remember(id, |record| {
@@ -197,9 +204,10 @@ impl core::Records for Records<'_> {
 }
 
 impl Record {
-    fn empty(id: &RequestId) -> Record {
+    fn empty(id: &RequestId, lock: &[u8]) -> Record {
         Record {
             id: id.clone(),
+            braced: lock.contains(&b'{'),
             stored: false,
             granted: None,
             released: None,
@@ -208,22 +216,20 @@ impl Record {
         }
     }
 
-    #[allow(clippy::unnecessary_wraps)] // As `decode` has it.
-    fn new(id: &RequestId) -> Option<Record> {
-        Some(Record::empty(id))
-    }
-
     /// When the last reply in it is forgotten; `None` if there is none.
     fn end(&self) -> Option<WallMs> {
         let granted = self.granted.as_ref().map(|(_, end)| *end);
         granted.max(self.released.map(|(_, end)| end)).max(self.cancelled.map(|(_, end)| end))
     }
 
-    /// The length of the owner's name, which tells where it ends in the key's, and the replies: `r` is how much
+    /// The length of the owner's name, which tells where it ends in the key's; `b` if the lock's key has a brace; and the replies: `r` is how much
     /// a release left, `c` whether a cancel had anything to undo, `a` how many holds an acquire got, or `s` a shared
     /// one, each with the time at which it is forgotten; `t` the acquire's token, `o` its owner, up to the end.
     fn encode(&self) -> Vec<u8> {
         let mut text = self.id.asked.as_bytes().len().to_string();
+        if self.braced {
+            text.push_str(" b");
+        }
         if let Some((left, end)) = self.released {
             text.push_str(&format!(" r{left}@{end}"));
         }
@@ -247,15 +253,17 @@ impl Record {
         }
     }
 
-    /// `None` if it is no record, `Some(None)` if it is one of another owner.
-    fn decode(id: &RequestId, text: &[u8]) -> Option<Option<Record>> {
-        let (len, mut rest) = number(text)?;
-        if usize::try_from(len).ok()? != id.asked.as_bytes().len() {
+    /// This one as it is stored. `None` if that is no record, `Some(None)` if it is one of another owner or lock.
+    fn decode(self, text: &[u8]) -> Option<Option<Record>> {
+        let (len, rest) = number(text)?;
+        let braced = rest.strip_prefix(b" b");
+        if usize::try_from(len).ok()? != self.id.asked.as_bytes().len() || braced.is_some() != self.braced {
             return Some(None);
         }
-        let mut record = Record { stored: true, ..Record::empty(id) };
+        let mut rest = braced.unwrap_or(rest);
+        let mut record = Record { stored: true, ..self };
         if let Some(value) = rest.strip_prefix(b" r") {
-            let (left, after) = timed(value)?;
+            let (left, after) = timed(value).filter(|((left, _), _)| *left >= 0)?;
             (record.released, rest) = (Some(left), after);
         }
         if let Some(value) = rest.strip_prefix(b" c") {
@@ -265,14 +273,15 @@ impl Record {
         let exclusive = rest.strip_prefix(b" a").map(|value| (Mode::Exclusive, value));
         let shared = || rest.strip_prefix(b" s").map(|value| (Mode::Shared, value));
         if let Some((mode, value)) = exclusive.or_else(shared) {
-            let ((holds, end), after) = timed(value)?;
+            let ((holds, end), after) = timed(value).filter(|((holds, _), _)| *holds > 0)?;
             rest = after;
             let (mut token, mut owner) = (None, None);
             if let Some(value) = rest.strip_prefix(b" t") {
-                let (value, after) = number(value)?;
+                let (value, after) = number(value).filter(|(token, _)| (1..=MAX_MS).contains(token))?;
                 (token, rest) = (Some(value), after);
             }
-            if let Some(name) = rest.strip_prefix(b" o").filter(|name| !name.is_empty()) {
+            let is_owner = |name: &&[u8]| !matches!(name, [] | [b'#', ..]);
+            if let Some(name) = rest.strip_prefix(b" o").filter(is_owner) {
                 (owner, rest) = (Some(Owner::new(name)), &[]);
             }
             record.granted = Some((Reply { mode, holds, token, owner }, end));
@@ -370,11 +379,19 @@ mod tests {
             (None, None, Some((false, 4))),
             (None, Some((2, 3)), Some((true, 4))),
         ] {
-            let record = Record { granted: granted.clone(), released, cancelled, ..Record::empty(&id(b"*")) };
-            let text = record.encode();
-            let Some(Some(read)) = Record::decode(&id(b"*"), &text) else { panic!("{text:?} is refused") };
-            assert_eq!((read.granted, read.released, read.cancelled), (granted, released, cancelled));
-            assert!(matches!(Record::decode(&id(b"**"), &text), Some(None)), "taken for another owner's");
+            for (lock, other) in [(b"k".as_slice(), b"{k}".as_slice()), (b"{k}", b"k")] {
+                let granted = granted.clone();
+                let record = Record { granted, released, cancelled, ..Record::empty(&id(b"*"), lock) };
+                let text = record.encode();
+                let decoded = |asked, lock| Record::empty(&id(asked), lock).decode(&text);
+                let Some(Some(read)) = decoded(b"*", lock) else { panic!("{text:?} is refused") };
+                assert_eq!(
+                    (read.granted, read.released, read.cancelled),
+                    (record.granted, released, cancelled)
+                );
+                assert!(matches!(decoded(b"**", lock), Some(None)), "taken for another owner's");
+                assert!(matches!(decoded(b"*", other), Some(None)), "taken for another lock's");
+            }
         }
     }
 
@@ -392,9 +409,16 @@ mod tests {
             "1 a1@5 o",
             "1 a1@5 t",
             "1 c",
+            "1 a0@5",
+            "1 a-3@5",
+            "1 s0@5",
+            "1 r-1@5",
+            "1 a1@5 t0",
+            "1 a1@5 t9007199254740992",
+            "1 a1@5 o#x",
             "hello world",
         ] {
-            assert!(Record::decode(&id(b"*"), text.as_bytes()).is_none(), "{text}");
+            assert!(Record::empty(&id(b"*"), b"k").decode(text.as_bytes()).is_none(), "{text}");
         }
     }
 }

@@ -147,6 +147,7 @@ fn listen(ctx: Ctx) {
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
 pub(crate) fn stop(ctx: Ctx) {
     RUNTIME.get(ctx).replace(None);
+    events::forget(ctx);
     LISTENS.get(ctx).set(false);
 }
 

@@ -64,6 +64,10 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
     }
 
+    pub(crate) fn is_out_of_memory(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_OOM)
+    }
+
     pub(super) fn is_loading(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_LOADING)
     }

@@ -214,7 +214,31 @@ pub(crate) fn wake_up(_in_callback: Ctx) {
     unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
 }
 
+/// Which events are listened to, a bit each: to end what was not begun is taken for a listener without a function, which
+/// ends the server.
+static LISTENED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
+
+/// The server has forgotten all subscriptions, or will.
+pub(crate) fn forget(ctx: Ctx) {
+    LISTENED.get(ctx).set(0);
+}
+
+/// Begins to listen to an event, or goes on with another function; `None` ends it, if it was begun.
 pub(super) fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
+    let (listened, bit) = (LISTENED.get(ctx), 1 << id);
+    if callback.is_none() && listened.get() & bit == 0 {
+        return true;
+    }
+    let accepted = subscribe(ctx, id, callback);
+    if callback.is_none() {
+        listened.set(listened.get() & !bit);
+    } else if accepted {
+        listened.set(listened.get() | bit);
+    }
+    accepted
+}
+
+fn subscribe(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
     unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == OK }

@@ -1,9 +1,10 @@
 //! Loading the module, and its settings.
 
 use crate::support::server::{load_module, module, unload_module};
-use crate::support::{until, Flavor, Server};
+use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
+    a_flush_before_the_first_lock_does_no_harm,
     settings_have_bounds,
     settings_count_from_the_next_call,
     settings_are_module_arguments,
@@ -349,4 +350,21 @@ fn a_shutdown_says_nothing_of_unloading(flavor: Flavor) {
     assert!(server.ended_well());
     let log = server.log();
     assert!(!log.contains("not unloaded") && !log.contains("Failed to unload"), "{log}");
+}
+
+/// The flush sets the timer before anything else of the module is begun. To end then what had not begun ended the server.
+fn a_flush_before_the_first_lock_does_no_harm(flavor: Flavor) {
+    for flush in ["FLUSHALL", "FLUSHDB", "FLUSHALL ASYNC", "SWAPDB 0 1", "DEBUG RELOAD"] {
+        for first in ["LOCK.ACQUIRE k a", "LOCK.RELEASE k a"] {
+            let mut server = Server::with_module(flavor, &["--hz", "500"]);
+            let mut client = server.client();
+            assert_eq!(client.call(flush), "OK");
+            client.call(first);
+            let time =
+                |client: &mut Client| client.info("server", "server_time_usec").parse::<u64>().unwrap();
+            let begun = time(&mut client);
+            until("the server has looked after itself many times", || time(&mut client) > begun + 100_000);
+            server.assert_healthy();
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod turns;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::*;
 use model::Model;
@@ -265,6 +266,9 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
         if model.paused && !runs_while_paused(op) {
             continue;
         }
+        if matches!(*op, Op::Cancel { lock, owner, id } if model.is_of_an_earlier_hold(lock, owner, id)) {
+            continue;
+        }
         real.messages.clear();
         let held_before = LOCKS.map(|key| {
             // Of what a stranger deletes, only what was granted here is known to have been a lock.
@@ -350,8 +354,15 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// So many histories, always the same ones: what fails once fails again. With `RANDOM_HISTORIES` set, others each time.
+fn histories(cases: u32) -> ProptestConfig {
+    let random = std::env::var_os("RANDOM_HISTORIES").is_some();
+    let rng_seed = if random { RngSeed::Random } else { RngSeed::Fixed(0x0010_c4ab) };
+    ProptestConfig { cases, rng_seed, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60_000, ..ProptestConfig::default() })]
+    #![proptest_config(histories(60_000))]
 
     /// As `the_core_is_the_model`, for what comes together in one of ten thousand histories only.
     #[test]
@@ -361,7 +372,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8192, ..ProptestConfig::default() })]
+    #![proptest_config(histories(8192))]
 
     /// Every reply, every decision and every stored hold is the model's (1, 2, 3, 4, 5).
     #[test]

@@ -14,6 +14,8 @@ pub(super) struct ModelLock {
     /// Replies by owner and request, and until when they are remembered.
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
+    /// Which hold each of them got.
+    granted_hold: BTreeMap<(usize, u8), u64>,
     /// The same for cancels: whether there was anything to undo.
     cancelled: BTreeMap<(usize, u8), (bool, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
@@ -336,7 +338,9 @@ impl Model {
         let mode = if call.shared { Mode::Shared } else { Mode::Exclusive };
         let reply = Reply { mode, holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {
+            let number = lock.of(call.owner).unwrap().number;
             lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
+            lock.granted_hold.insert((call.owner, id), number);
             lock.cancelled.remove(&(call.owner, id));
             lock.ended.remove(&(call.owner, id));
         }
@@ -533,13 +537,23 @@ impl Model {
         }
     }
 
+    /// True if the request's hold has ended and its owner holds the lock anew. The keyspace does not tell the two holds
+    /// apart: whether a cancel gives the newer one back depends on what the server happens to remember.
+    pub(super) fn is_of_an_earlier_hold(&self, lock: usize, owner: usize, id: u8) -> bool {
+        let lock = &self.locks[lock];
+        let got = lock.granted_hold.get(&(owner, id));
+        lock.of(owner).is_some_and(|hold| got.is_some_and(|got| hold.number != *got))
+    }
+
     fn cancel(&mut self, lock: usize, owner: usize, id: u8) -> bool {
         let (now, now_us, name) = (self.now, self.now_us(), (owner, id));
         if let Some((undone, _)) = self.locks[lock].cancelled.get(&name).filter(|(_, until)| now <= *until) {
             return *undone;
         }
         let same = |call: &Call| (call.owner, call.id) == (owner, Some(id));
-        let granted = self.locks[lock].granted.remove(&name).filter(|(_, until)| now <= *until);
+        let given_back = self.locks[lock].released.get(&name).is_some_and(|(_, until)| now <= *until);
+        let granted =
+            self.locks[lock].granted.remove(&name).filter(|(_, until)| now <= *until && !given_back);
         let ended = self.locks[lock].ended.get(&name).is_some_and(|until| now_us <= *until);
         let undone = if let Some(at) = self.locks[lock].queue.iter().position(|waiter| same(&waiter.call)) {
             let waiter = self.locks[lock].queue.remove(at);
@@ -572,8 +586,11 @@ impl Model {
 
     /// What this call bound is bound no more, but for what others did.
     fn unbind_request(&mut self, lock: usize, owner: usize, id: u8) {
+        let now_us = self.now_us();
         let Some(binding) = self.locks[lock].bindings.get_mut(&owner) else { return };
-        let Some((connection, ..)) = binding.requests.remove(&id) else { return };
+        // One that is not remembered any more names another call.
+        let known = binding.requests.get(&id).is_some_and(|(.., until)| *until >= now_us);
+        let Some((connection, ..)) = known.then(|| binding.requests.remove(&id)).flatten() else { return };
         let others = binding.requests.values().any(|(other, ..)| *other == connection);
         if !others && !binding.plain.contains(&connection) {
             binding.watchdogs.remove(&connection);
@@ -591,8 +608,11 @@ impl Model {
             if now <= *until {
                 let reply = reply.clone();
                 // The answer has arrived now.
+                let number = self.locks[lock].of(call.owner).map(|hold| hold.number);
                 let same = |grant: &ModelGrant| {
-                    (grant.lock, grant.call.owner, grant.call.id) == (lock, call.owner, call.id)
+                    let is_same =
+                        (grant.lock, grant.call.owner, grant.call.id) == (lock, call.owner, call.id);
+                    is_same && Some(grant.number) == number
                 };
                 if let Some(at) = self.in_flight.iter().position(same) {
                     self.arrived(at, false);

@@ -48,6 +48,10 @@ impl Records for Beside {
         Ok(self.cancelled.get(id).filter(|(_, until)| self.now <= *until).map(|(undone, _)| *undone))
     }
 
+    fn may_grow(&mut self) -> bool {
+        true
+    }
+
     fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now) {
         self.granted.remove(id);
         self.cancelled.insert(id.clone(), (undone, now.wall + id.ttl_ms));
