@@ -630,6 +630,8 @@ impl Model {
                     if !bound {
                         hold.set_lease(None, Lease::AtLeast(hold.expires_at + 1));
                     }
+                    // The binding is about the hold as it is, whoever set its lease.
+                    hold.written = hold.expires_at;
                     self.bind(lock, call, Takes::Repeated);
                     self.note_end(lock, call.owner);
                 }
