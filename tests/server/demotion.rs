@@ -57,7 +57,7 @@ fn a_planned_failover_in_a_cluster_ends_all_waits(flavor: Flavor) {
     assert_ended(&cluster.nodes[0], waiters);
     // The hold has moved, and so may whoever waited.
     assert_eq!(r.call("HGETALL {b}"), "[a, 1]");
-    let mut there = replica.waiting("LOCK.ACQUIRE {b} b BLOCK 0");
+    let mut there = replica.waiting_when_it_serves("LOCK.ACQUIRE {b} b BLOCK 0");
     assert_eq!(r.call("LOCK.RELEASE {b} a"), "0");
     assert_eq!(there.recv(), "1");
     replica.assert_healthy();
@@ -87,6 +87,8 @@ fn who_waited_before_two_failovers_is_not_granted_after(flavor: Flavor) {
     let first = &cluster.nodes[0];
     let mut a = first.client();
     assert_eq!(a.call("LOCK.ACQUIRE b a PX 600000"), "1");
+    // Who takes over asks nobody.
+    assert_eq!(a.call("WAIT 1 20000"), "1");
     let mut before = first.waiting("LOCK.ACQUIRE b before BLOCK 0");
     assert_eq!(replica.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(first, &replica);
@@ -94,7 +96,7 @@ fn who_waited_before_two_failovers_is_not_granted_after(flavor: Flavor) {
     assert_eq!(first.client().call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(&replica, first);
     let mut a = first.client();
-    let mut after = first.waiting("LOCK.ACQUIRE b after BLOCK 0");
+    let mut after = first.waiting_when_it_serves("LOCK.ACQUIRE b after BLOCK 0");
     assert_eq!(a.call("LOCK.RELEASE b a"), "0");
     assert_eq!(after.recv(), "1", "somebody else was first");
     let reply = before.recv();
@@ -144,12 +146,12 @@ fn a_lock_that_came_by_replication_is_waited_for_and_left(flavor: Flavor) {
     let mut replica = cluster.replica_of(0, &[]);
     let mut a = cluster.nodes[0].client();
     assert_eq!(a.call("LOCK.ACQUIRE b a PX 600000"), "1");
+    assert_eq!(a.call("WAIT 1 20000"), "1");
     let mut r = replica.client();
-    until("the replica has it", || r.info("keyspace", "db0").starts_with("keys=1"));
     assert_eq!(r.call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(&cluster.nodes[0], &replica);
     until("it is in sync", || a.info("replication", "master_link_status") == "up");
-    let waiter = replica.waiting("LOCK.ACQUIRE b b BLOCK 0");
+    let waiter = replica.waiting_when_it_serves("LOCK.ACQUIRE b b BLOCK 0");
     assert_eq!(a.call("CLUSTER FAILOVER TAKEOVER"), "OK");
     until_swapped(&replica, &cluster.nodes[0]);
     assert_ended(&replica, vec![waiter]);

@@ -255,10 +255,26 @@ impl Server {
     /// Waits until the client is blocked.
     pub fn until_blocked(&self, client: &Client) {
         let mut watcher = self.client();
-        until(&format!("client {} is blocked", client.id), || {
-            let line = watcher.call(&format!("CLIENT LIST ID {}", client.id));
-            line.split_whitespace().any(|word| word.starts_with("flags=") && word.contains('b'))
+        until(&format!("client {} is blocked", client.id), || is_blocked(&mut watcher, client));
+    }
+
+    /// As [`waiting`](Server::waiting), at a node of a cluster that may not know yet what it serves.
+    pub fn waiting_when_it_serves(&self, command: &str) -> Client {
+        let mut waiting = None;
+        until("the node lets somebody wait", || {
+            let (mut watcher, mut client) = (self.client(), self.client());
+            client.send(command);
+            until("it waits or is answered", || is_blocked(&mut watcher, &client) || !client.has_nothing());
+            if client.has_nothing() {
+                waiting = Some(client);
+                return true;
+            }
+            let reply = client.recv();
+            let refusals = ["MOVED ", "CLUSTERDOWN ", "READONLY ", "UNBLOCKED ", "LOADING ", "MASTERDOWN "];
+            assert!(refusals.iter().any(|refusal| reply.starts_with(refusal)), "{reply}");
+            false
         });
+        waiting.unwrap()
     }
 
     /// What the server has logged.
@@ -317,6 +333,11 @@ impl Drop for Server {
             }
         }
     }
+}
+
+fn is_blocked(watcher: &mut Client, client: &Client) -> bool {
+    let line = watcher.call(&format!("CLIENT LIST ID {}", client.id));
+    line.split_whitespace().any(|word| word.starts_with("flags=") && word.contains('b'))
 }
 
 /// Waits for a condition, and fails if it does not come.
