@@ -94,6 +94,13 @@ impl Binding {
         self.watchdogs.union(&self.ephemeral).copied().collect()
     }
 
+    /// A connection renews the lease no more. Returns when that was due, if no other one does: to be taken out of
+    /// `Service::renewals`.
+    fn unwatch(&mut self, connection: ConnectionId) -> Option<MonoUs> {
+        let was_last = self.watchdogs.remove(&connection) && self.watchdogs.is_empty();
+        was_last.then(|| self.due.take()).flatten()
+    }
+
     /// Its connection has closed, and the hold is to end.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
@@ -108,10 +115,6 @@ impl Binding {
         for request in self.requests.extract_if(.., |request| request.until < now) {
             self.plain.insert(request.connection);
         }
-        self.forget_connections();
-    }
-
-    fn forget_connections(&mut self) {
         let (watchdogs, ephemeral) = (&self.watchdogs, &self.ephemeral);
         self.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
     }
@@ -152,10 +155,8 @@ impl Service {
                     self.dirty.insert(lock.clone());
                 }
             }
-            if binding.watchdogs.remove(&connection) && binding.watchdogs.is_empty() {
-                if let Some(due) = binding.due.take() {
-                    self.renewals.remove(&(due, lock.clone(), owner.clone()));
-                }
+            if let Some(due) = binding.unwatch(connection) {
+                self.renewals.remove(&(due, lock.clone(), owner.clone()));
             }
             binding.plain.remove(&connection);
             self.drop_binding_if_idle(&lock, &owner, now.mono);
@@ -290,10 +291,8 @@ impl Service {
             return;
         }
         binding.ephemeral.remove(&connection);
-        if binding.watchdogs.remove(&connection) && binding.watchdogs.is_empty() {
-            if let Some(due) = binding.due.take() {
-                self.renewals.remove(&(due, lock.clone(), owner.clone()));
-            }
+        if let Some(due) = binding.unwatch(connection) {
+            self.renewals.remove(&(due, lock.clone(), owner.clone()));
         }
         unlink(&mut self.by_connection, connection, &lock, owner);
         self.drop_binding_if_idle(&lock, owner, now.mono);
