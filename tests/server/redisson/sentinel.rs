@@ -14,34 +14,6 @@ crate::with_every_redisson!(
     a_native_lease_that_ends_early_after_a_failover_wakes_redisson_at_once,
 );
 
-/// Runs a scenario, and once more if it failed: sentinels among processes that get no processor time may begin a second
-/// failover of their own, in which what was acknowledged is lost. What is wrong with locks is wrong twice.
-fn among_sentinels(scenario: fn(Flavor, Version), flavor: Flavor, version: Version) {
-    if std::panic::catch_unwind(|| scenario(flavor, version)).is_err() {
-        eprintln!("FAILED once, see above; once more");
-        scenario(flavor, version);
-    }
-}
-
-fn both_kinds_wait_for_a_native_hold_through_a_failover_and_count_exactly(flavor: Flavor, version: Version) {
-    among_sentinels(counts_exactly, flavor, version);
-}
-
-fn a_redisson_hold_lives_through_a_failover_and_is_handed_to_a_native_waiter(
-    flavor: Flavor,
-    version: Version,
-) {
-    among_sentinels(is_handed_over, flavor, version);
-}
-
-fn nobody_sleeps_beyond_a_lease_that_ends_after_a_failover(flavor: Flavor, version: Version) {
-    among_sentinels(nobody_sleeps, flavor, version);
-}
-
-fn a_native_lease_that_ends_early_after_a_failover_wakes_redisson_at_once(flavor: Flavor, version: Version) {
-    among_sentinels(wakes_at_once, flavor, version);
-}
-
 fn redisson(watched: &Watched, version: Version, settings: &str) -> Redisson {
     let redisson = Redisson::start(version);
     redisson.connect("main", &format!("sentinel {NAME} {} {settings}", watched.addresses()));
@@ -89,7 +61,7 @@ fn until_listening(client: &mut Client) {
 }
 
 /// Everybody queues up, and nobody has counted yet when the primary dies.
-fn counts_exactly(flavor: Flavor, version: Version) {
+fn both_kinds_wait_for_a_native_hold_through_a_failover_and_count_exactly(flavor: Flavor, version: Version) {
     const ROUNDS: usize = 10;
     let mut watched = Watched::start(flavor);
     let redisson = redisson(&watched, version, "");
@@ -137,7 +109,10 @@ fn counts_exactly(flavor: Flavor, version: Version) {
     watched.assert_healthy();
 }
 
-fn is_handed_over(flavor: Flavor, version: Version) {
+fn a_redisson_hold_lives_through_a_failover_and_is_handed_to_a_native_waiter(
+    flavor: Flavor,
+    version: Version,
+) {
     let mut watched = Watched::start(flavor);
     let redisson = redisson(&watched, version, "");
     let java = redisson.thread("java");
@@ -174,7 +149,7 @@ fn is_handed_over(flavor: Flavor, version: Version) {
 }
 
 /// The holder never comes back.
-fn nobody_sleeps(flavor: Flavor, version: Version) {
+fn nobody_sleeps_beyond_a_lease_that_ends_after_a_failover(flavor: Flavor, version: Version) {
     let mut watched = Watched::start(flavor);
     let redisson = redisson(&watched, version, "");
     let mut holder = watched.client();
@@ -197,7 +172,7 @@ fn nobody_sleeps(flavor: Flavor, version: Version) {
     watched.assert_healthy();
 }
 
-fn wakes_at_once(flavor: Flavor, version: Version) {
+fn a_native_lease_that_ends_early_after_a_failover_wakes_redisson_at_once(flavor: Flavor, version: Version) {
     let mut watched = Watched::start(flavor);
     let redisson = redisson(&watched, version, "");
     let mut holder = watched.client();

@@ -8,6 +8,10 @@ use super::server::{until, Flavor, Server};
 /// What the sentinels call the primary.
 pub const NAME: &str = "locks";
 
+/// Milliseconds of silence after which a sentinel begins a failover that is wanted, and one that is not.
+const NOTICES: u32 = 1000;
+const NEVER: u32 = 3_600_000;
+
 /// Each server has the module.
 pub struct Watched {
     pub servers: Vec<Server>,
@@ -15,7 +19,9 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// One primary, two replicas, and three sentinels of which two must agree.
+    /// One primary, two replicas, and three sentinels. Only the first of them begins failovers, with the vote of another,
+    /// and only in [`fail_over`](Self::fail_over): among processes that get no processor time, others may begin a second
+    /// failover of their own, in which writes that were acknowledged are lost.
     pub fn start(flavor: Flavor) -> Watched {
         let primary = Server::with_module(flavor, &[]);
         let port = primary.port.to_string();
@@ -70,6 +76,7 @@ impl Watched {
     pub fn fail_over(&mut self) {
         let port = self.primary_port();
         let at = self.servers.iter().position(|server| server.port == port).unwrap();
+        self.notices_after(NOTICES);
         drop(self.servers.remove(at));
         until("another server is the primary", || self.primary_port() != port && self.try_client().is_some());
         // As long as one of them is not done with it, it may still end connections.
@@ -81,9 +88,16 @@ impl Watched {
                 state.contains(&format!("port, {primary},")) && state.contains("flags, master,")
             });
         }
+        self.notices_after(NEVER);
         // Redisson wants each of its changes acknowledged by a replica.
         let mut client = self.client();
         until("the other replica follows", || client.call("INFO replication").contains("state=online"));
+    }
+
+    /// After how many milliseconds of silence the first sentinel takes the primary for dead.
+    fn notices_after(&self, milliseconds: u32) {
+        let set = format!("SENTINEL SET {NAME} down-after-milliseconds {milliseconds}");
+        assert_eq!(self.sentinels[0].client().call(&set), "OK");
     }
 
     fn primary_port(&self) -> u16 {
@@ -102,8 +116,8 @@ fn sentinel(flavor: Flavor, port: &str) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("sentinel.conf");
     let text = format!(
-        "sentinel monitor {NAME} 127.0.0.1 {port} 2\n\
-         sentinel down-after-milliseconds {NAME} 1000\n\
+        "sentinel monitor {NAME} 127.0.0.1 {port} 1\n\
+         sentinel down-after-milliseconds {NAME} {NEVER}\n\
          sentinel failover-timeout {NAME} 4000\n"
     );
     std::fs::write(&file, text).unwrap();
