@@ -123,7 +123,7 @@ pub(crate) fn allow_unload() -> bool {
 
 /// Registers all settings with the values of the module's arguments, or else their defaults, and takes over
 /// what the configuration file says.
-pub(crate) fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
+pub(crate) fn register(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), String> {
     let mut given = parse_args(args)?;
     for number in NUMBERS {
         let value = match take(&mut given, text(number.name)) {

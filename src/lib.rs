@@ -76,7 +76,7 @@ fn server_may_unblock() -> bool {
 }
 
 /// Everything that the module registers.
-fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
+fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     let commands = [
         load::register::<commands::Acquire>(ctx),
         load::register::<commands::Release>(ctx),
@@ -103,7 +103,7 @@ fn register(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn load(ctx: Ctx, args: load::Args<'_>) -> Result<(), String> {
+fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     let server = load::server_version().filter(|version| *version >= OLDEST_SERVER);
     let Some(server) = server else {
         let found = load::server_version().map_or("an older one".to_owned(), |version| version.to_string());
@@ -142,19 +142,17 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    // SAFETY: the server passes a context that is valid during this call.
-    let Some(ctx) = (unsafe { load::init(ctx, NAME, VERSION) }) else {
-        return server::ERR;
-    };
-    // SAFETY: the server passes the module's arguments.
-    let args = unsafe { load::module_args(argv, argc) };
-    match server::guard(|| load(ctx, args)) {
-        Some(Ok(())) => server::OK,
-        Some(Err(why)) => {
-            ctx.warn(&format!("redis-lock is not loaded: {why}"));
-            server::ERR
+    // SAFETY: the server passes a context and the module's arguments, which are valid during this call.
+    let loaded = unsafe {
+        if !load::init(ctx, NAME, VERSION) {
+            return server::ERR;
         }
-        None => server::ERR,
+        let args = load::module_args(argv, argc);
+        server::enter(ctx, |ctx| load(ctx, args).map_err(|why| ctx.warn(&format!("redis-lock is not loaded: {why}"))))
+    };
+    match loaded {
+        Some(Ok(())) => server::OK,
+        Some(Err(())) | None => server::ERR,
     }
 }
 
@@ -165,9 +163,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 #[no_mangle]
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
-    // SAFETY: the server passes a context that is valid during this call.
-    let ctx = unsafe { Ctx::from_raw(ctx) };
-    let unloads = server::guard(|| {
+    let unloads = |ctx: Ctx<'_>| {
         let unloads = config::allow_unload() || !server::unloading::is_in_use(ctx);
         if unloads {
             runtime::stop(ctx);
@@ -178,8 +174,9 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
             );
         }
         unloads
-    });
-    if unloads != Some(true) {
+    };
+    // SAFETY: the server passes a context that is valid during this call.
+    if unsafe { server::enter(ctx, unloads) } != Some(true) {
         return server::ERR;
     }
     load::log_panics_no_more();

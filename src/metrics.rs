@@ -73,7 +73,7 @@ fn evicts() -> bool {
 }
 
 /// Warns an operator whose server may evict locks: at the start, and when that is set.
-pub(crate) fn warn_if_evicts(ctx: Ctx, (): ()) {
+pub(crate) fn warn_if_evicts(ctx: Ctx<'_>, (): ()) {
     if evicts() {
         ctx.warn(
             "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \

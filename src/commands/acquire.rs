@@ -40,7 +40,7 @@ impl Command for Acquire {
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let call = parse(ctx, args)?;
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
@@ -74,7 +74,7 @@ impl Command for Acquire {
 
 /// Queues a request that the lock is busy for, and blocks the client.
 fn wait(
-    ctx: Ctx,
+    ctx: Ctx<'_>,
     at: LockRef<'_>,
     request: Request,
     (holders, field_end): (Holders, Option<WallMs>),
@@ -101,7 +101,7 @@ fn wait(
     runtime::block(ctx, id)
 }
 
-fn parse(ctx: Ctx, args: Args<'_>) -> Result<Call<'_>, Error> {
+fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
     let asked = args.owner()?;

@@ -129,7 +129,7 @@ impl<'a> Cursor<'a> {
     /// What names a request with this id.
     pub(super) fn request(
         &self,
-        ctx: Ctx,
+        ctx: Ctx<'_>,
         key: &Str<'_>,
         asked: &[u8],
         id: &[u8],
@@ -139,11 +139,11 @@ impl<'a> Cursor<'a> {
     }
 
     /// Fails in a cluster if the fencing counter is not where its lock is.
-    pub(super) fn has_counter_here(&self, ctx: Ctx, key: &Str<'_>) -> Result<(), Error> {
+    pub(super) fn has_counter_here(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<(), Error> {
         self.is_here(ctx, "FENCE", key, &names::counter(key.as_bytes()))
     }
 
-    fn is_here(&self, ctx: Ctx, option: &str, key: &Str<'_>, derived: &[u8]) -> Result<(), Error> {
+    fn is_here(&self, ctx: Ctx<'_>, option: &str, key: &Str<'_>, derived: &[u8]) -> Result<(), Error> {
         if !ctx.is_cluster() {
             return Ok(());
         }
@@ -175,7 +175,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// What the options that depend on the connection ask for, of the one that calls.
-    pub(super) fn bind(&self, ctx: Ctx, given: ByConnection) -> Result<Option<Bind>, Error> {
+    pub(super) fn bind(&self, ctx: Ctx<'_>, given: ByConnection) -> Result<Option<Bind>, Error> {
         let (watchdog, ephemeral) = (given.watchdog.is_some(), given.ephemeral.is_some());
         if !watchdog && !ephemeral {
             return Ok(None);

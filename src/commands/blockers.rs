@@ -20,7 +20,7 @@ impl Command for Blockers {
         complexity: c"O(N*log(N)) where N owners are found",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.blockers", args);
         let owner = Owner::new(args.owner()?.as_bytes());
         args.end()?;

@@ -24,7 +24,7 @@ impl Command for Break {
         complexity: c"O(N) where N owners hold the lock",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, None, now)?;
@@ -45,7 +45,7 @@ impl Command for Break {
 }
 
 /// Whoever lost a lock will want to know by whom.
-fn note(ctx: Ctx, lock: LockRef<'_>, lost: usize) {
+fn note(ctx: Ctx<'_>, lock: LockRef<'_>, lost: usize) {
     let caller = Caller::of(ctx);
     let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", shown(user)));
     let address = match caller.address() {

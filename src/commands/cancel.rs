@@ -20,7 +20,7 @@ impl Command for Cancel {
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.cancel", args);
         let key = args.key()?;
         let asked = args.owner()?;

@@ -58,7 +58,7 @@ impl Command for Help {
         complexity: c"O(1)",
     };
 
-    fn run(ctx: Ctx, _args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, _args: Args<'_>) -> Result<(), Error> {
         ctx.reply_array(LINES.len());
         for line in LINES {
             ctx.reply_simple(line);

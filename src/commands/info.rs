@@ -21,7 +21,7 @@ impl Command for Info {
         complexity: c"O(N) where N owners hold the lock",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.info", args).key()?;
         let now = ctx.now();
         let holders = keyspace::look(ctx, &key, now)?;

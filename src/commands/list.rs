@@ -24,7 +24,7 @@ impl Command for List {
         complexity: c"O(N*log(N)) where N locks are waited for",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.list", args);
         let (mut pattern, mut most) = (None, None);
         while let Some(option) = args.next() {

@@ -32,7 +32,7 @@ use crate::server::{Ctx, Str};
 
 /// Opens the lock of a command that may change it. If the key holds something else, those who wait for it will
 /// hear of it too.
-fn open<'a>(ctx: Ctx, key: &'a Str<'a>, owner: Option<&'a Str<'a>>, now: Now) -> Result<Lock<'a>, Error> {
+fn open<'a>(ctx: Ctx<'a>, key: &'a Str<'a>, owner: Option<&'a Str<'a>>, now: Now) -> Result<Lock<'a>, Error> {
     Lock::open(ctx, key, owner, now).inspect_err(|_| runtime::look_soon(ctx, key.as_bytes()))
 }
 

@@ -22,7 +22,7 @@ impl Command for Renew {
             c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
         let asked = args.owner()?;

@@ -24,7 +24,7 @@ impl Command for Waiters {
         complexity: c"O(N) where N waiters are listed",
     };
 
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), Error> {
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.waiters", args);
         let key = args.key()?;
         let mut count = None;

@@ -10,7 +10,7 @@ use crate::server::key::Key;
 use crate::server::{Ctx, Str};
 
 /// True if somebody waits for a fair lock of this name.
-pub(crate) fn has_queue(ctx: Ctx, lock: &Str<'_>, now: Now) -> bool {
+pub(crate) fn has_queue(ctx: Ctx<'_>, lock: &Str<'_>, now: Now) -> bool {
     let name = Str::new(&names::derived(b"redisson_lock_timeout:{", lock.as_bytes()));
     // The set has no TTL, and if somebody gives it one, the event that it has expired is about no lock.
     Key::exists(ctx, &name) && Key::open_for_read(ctx, &name).has_score_above(now.wall)

@@ -23,7 +23,7 @@ pub(crate) use records::Records;
 
 /// A lock of the selected database that is open to be read and written.
 pub(crate) struct Lock<'a> {
-    ctx: Ctx,
+    ctx: Ctx<'a>,
     key: Key<'a>,
     /// The owner that calls, if one does.
     caller: Option<&'a Str<'a>>,
@@ -49,7 +49,7 @@ impl<'a> Lock<'a> {
     /// anything but a lock. It is read faster if nobody but `caller` holds it.
     #[inline]
     pub(crate) fn open(
-        ctx: Ctx,
+        ctx: Ctx<'a>,
         name: &'a Str<'a>,
         caller: Option<&'a Str<'a>>,
         now: Now,
@@ -118,7 +118,7 @@ impl<'a> Lock<'a> {
     }
 
     /// Returns whether anything has changed.
-    fn store_holders(&mut self, stream: Stream) -> bool {
+    fn store_holders(&mut self, stream: Stream<'_>) -> bool {
         let name = self.key.name();
         let mut changed = false;
         let stays = |owner: &[u8]| self.holders.of(owner).is_some();
@@ -150,7 +150,7 @@ impl<'a> Lock<'a> {
         changed
     }
 
-    fn store_fields(&mut self, stream: Stream) -> bool {
+    fn store_fields(&mut self, stream: Stream<'_>) -> bool {
         match (&self.stored, self.holders.plain()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
             // Who holds it stays the same, or it was deleted.
@@ -196,7 +196,7 @@ impl<'a> Lock<'a> {
     }
 
     /// `HDEL` for the fields that shall not be there.
-    fn delete_others(&mut self, stored: &[Field], stream: Stream) -> bool {
+    fn delete_others(&mut self, stored: &[Field], stream: Stream<'_>) -> bool {
         let others = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
         let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
         if others.is_empty() {
@@ -212,7 +212,7 @@ impl<'a> Lock<'a> {
     }
 
     /// `HSET` for the fields that are not as they shall be.
-    fn set_fields(&mut self, stored: &mut [Field], before: &Holders, stream: Stream) -> bool {
+    fn set_fields(&mut self, stored: &mut [Field], before: &Holders, stream: Stream<'_>) -> bool {
         let wanted = layout::fields(&self.holders.changed_since(before));
         // Mostly one is looked for; for many, order pays.
         let many = wanted.len() > 8;
@@ -246,13 +246,13 @@ impl<'a> Lock<'a> {
         true
     }
 
-    fn raise(&self, stream: Stream, class: c_int, event: &CStr) {
+    fn raise(&self, stream: Stream<'_>, class: c_int, event: &CStr) {
         crate::runtime::while_changing(self.ctx, || stream.event(class, event, self.key.name()));
     }
 }
 
 /// Reads a lock without touching it; works on a replica.
-pub(crate) fn look(ctx: Ctx, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
+pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     read(&Key::open_for_read(ctx, name), None, now).map(|(_, _, holders)| holders)
 }
 

@@ -15,7 +15,7 @@ const FREE: i64 = 0;
 
 /// The lock is free and nobody here takes it. Publishing is no change of the keyspace, and so is allowed
 /// wherever a write is. Returns how many subscribers of this server heard it.
-pub(crate) fn freed(ctx: Ctx, stream: Stream, lock: &Str<'_>) -> usize {
+pub(crate) fn freed(ctx: Ctx<'_>, stream: Stream<'_>, lock: &Str<'_>) -> usize {
     let kinds = Kinds::chosen(|| stream.is_cluster());
     if !kinds.classic && !kinds.sharded {
         return 0;
@@ -28,7 +28,7 @@ pub(crate) fn freed(ctx: Ctx, stream: Stream, lock: &Str<'_>) -> usize {
 
 /// All keys of a database may be gone: everybody who waits elsewhere, for whatever lock, is told to look, but for
 /// those whose lock somebody here waits for too.
-pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
+pub(crate) fn all_freed(ctx: Ctx<'_>, wanted_here: &[Vec<u8>]) {
     let stream = Stream::of(ctx);
     let kinds = Kinds::chosen(|| stream.is_cluster());
     let pattern = c"redisson_lock__channel:*";
@@ -47,14 +47,14 @@ pub(crate) fn all_freed(ctx: Ctx, wanted_here: &[Vec<u8>]) {
     }
 }
 
-fn publish(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
+fn publish(ctx: Ctx<'_>, stream: Stream<'_>, channel: &Str<'_>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
     let heard = ctx.publish(channel, message);
     stream.publish(c"PUBLISH", channel, message);
     heard
 }
 
-fn publish_shard(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
+fn publish_shard(ctx: Ctx<'_>, stream: Stream<'_>, channel: &Str<'_>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
     let heard = ctx.publish_shard(channel, message);
     stream.publish(c"SPUBLISH", channel, message);
@@ -62,7 +62,7 @@ fn publish_shard(ctx: Ctx, stream: Stream, channel: &Str<'_>) -> usize {
 }
 
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
-pub(crate) fn has_listeners(ctx: Ctx, lock: &Str<'_>) -> bool {
+pub(crate) fn has_listeners(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     let kinds = Kinds::chosen(|| ctx.is_cluster());
     let any = |kind| ctx.subscribers(kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))

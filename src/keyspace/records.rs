@@ -13,7 +13,7 @@ use crate::server::{events, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
-    ctx: Ctx,
+    ctx: Ctx<'a>,
     lock: &'a Str<'a>,
     counter: Option<Counter>,
     requests: Vec<Record>,
@@ -44,7 +44,7 @@ struct Record {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn of(ctx: Ctx, lock: &'a Str<'a>) -> Records<'a> {
+    pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
         Records { ctx, lock, counter: None, requests: Vec::new(), announce: false }
     }
 
@@ -55,7 +55,7 @@ impl<'a> Records<'a> {
     }
 
     /// Writes what has changed. Returns whether anything has.
-    pub(super) fn store(&self, stream: Stream) -> bool {
+    pub(super) fn store(&self, stream: Stream<'_>) -> bool {
         if !self.has_changed() {
             return false;
         }
@@ -309,7 +309,7 @@ fn integer(text: &[u8]) -> Option<i64> {
 
 /// The time of day in microseconds, but never the same twice, and never earlier than before: so a token is
 /// greater than the last one even if its counter was deleted and the clock set back.
-fn time_us(ctx: Ctx) -> i64 {
+fn time_us(ctx: Ctx<'_>) -> i64 {
     static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
     let latest = LATEST.get(ctx);
     latest.set(ctx.time_us().max(latest.get().saturating_add(1)));
@@ -317,12 +317,12 @@ fn time_us(ctx: Ctx) -> i64 {
 }
 
 /// Opens a key to look at it. If it has expired, the event that the server raises for it is none of a lock's.
-fn open<'a>(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
+fn open<'a>(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
     crate::runtime::while_changing(ctx, || Key::open_for_read(ctx, name))
 }
 
 /// `SET name value PXAT expires_at`, or without a TTL.
-fn set(ctx: Ctx, stream: Stream, name: &[u8], value: &[u8], expires_at: Option<i64>) {
+fn set(ctx: Ctx<'_>, stream: Stream<'_>, name: &[u8], value: &[u8], expires_at: Option<i64>) {
     let name = Str::new(name);
     let value = Str::new(value);
     crate::runtime::while_changing(ctx, || {
@@ -343,7 +343,7 @@ fn set(ctx: Ctx, stream: Stream, name: &[u8], value: &[u8], expires_at: Option<i
 }
 
 /// `DEL name`.
-fn delete(ctx: Ctx, stream: Stream, name: &[u8]) {
+fn delete(ctx: Ctx<'_>, stream: Stream<'_>, name: &[u8]) {
     let name = Str::new(name);
     crate::runtime::while_changing(ctx, || {
         Key::open_for_write(ctx, &name).delete();

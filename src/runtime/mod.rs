@@ -121,14 +121,14 @@ pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Runti
 
 /// Starts to listen to what those who wait elsewhere have to be told of, whether a lock was used here or not. False if the
 /// server refuses.
-pub(crate) fn start(ctx: Ctx) -> bool {
+pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     // The first tick says that the module has been loaded: see `unloading`.
     events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
     unloading::watch(ctx) && events::listen_to_databases::<Touches>(ctx)
 }
 
 /// Listens to all else, from the first lock that is used: whoever uses none shall not pay for it.
-fn listen(ctx: Ctx) {
+fn listen(ctx: Ctx<'_>) {
     if LISTENS.get(ctx).replace(true) {
         return;
     }
@@ -145,14 +145,14 @@ fn listen(ctx: Ctx) {
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
-pub(crate) fn stop(ctx: Ctx) {
+pub(crate) fn stop(ctx: Ctx<'_>) {
     RUNTIME.get(ctx).replace(None);
     events::forget(ctx);
     LISTENS.get(ctx).set(false);
 }
 
 /// Does something whose events are about a change of our own, or about none of a lock.
-pub(crate) fn while_changing<T>(ctx: Ctx, body: impl FnOnce() -> T) -> T {
+pub(crate) fn while_changing<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
     let before = CHANGING.get(ctx).replace(true);
     let result = body();
     CHANGING.get(ctx).set(before);
@@ -160,7 +160,7 @@ pub(crate) fn while_changing<T>(ctx: Ctx, body: impl FnOnce() -> T) -> T {
 }
 
 /// Blocks the calling client until its waiter is decided.
-pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
+pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
     let may_unblock = crate::server_may_unblock();
     let Some(handle) = blocked::block::<Waits>(ctx, may_unblock) else {
         with(ctx, |runtime| runtime.service.leave(id));
@@ -180,7 +180,7 @@ pub(crate) fn block(ctx: Ctx, id: WaiterId) -> Result<(), Error> {
 }
 
 /// Writes a lock that a command has opened and the core has changed, and sees to what follows from it.
-pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>) {
+pub(crate) fn store(ctx: Ctx<'_>, at: LockRef<'_>, lock: &mut Lock<'_>) {
     listen(ctx);
     let shortened = lock.shortened_to();
     store_lock(ctx, at, lock, false, shortened);
@@ -189,7 +189,7 @@ pub(crate) fn store(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>) {
 
 /// Writes a lock, and sees to it that those who wait elsewhere are told what they have to know: that it is free, also if
 /// it is only now that anybody sees so (`owed`); or when its first lease ends, if that is `shortened`.
-fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shortened: Option<WallMs>) {
+fn store_lock(ctx: Ctx<'_>, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shortened: Option<WallMs>) {
     let name = lock.name();
     let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, Stream::of(ctx), name)));
     if let Some(heard) = heard {
@@ -208,7 +208,7 @@ fn store_lock(ctx: Ctx, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shorte
 }
 
 /// Somebody waits for a lock of which a field ends by itself, at this time.
-pub(crate) fn watch_field(ctx: Ctx, at: LockRef<'_>, end: Option<WallMs>) {
+pub(crate) fn watch_field(ctx: Ctx<'_>, at: LockRef<'_>, end: Option<WallMs>) {
     if let Some(end) = end {
         with(ctx, |runtime| runtime.service.field_ends(at, end, ctx.now()));
     }
@@ -216,7 +216,7 @@ pub(crate) fn watch_field(ctx: Ctx, at: LockRef<'_>, end: Option<WallMs>) {
 
 /// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
 /// core, when the lock is stored.
-pub(crate) fn settle(ctx: Ctx) {
+pub(crate) fn settle(ctx: Ctx<'_>) {
     with(ctx, |runtime| {
         // Mostly nobody waits, and nothing is planned.
         if runtime.service.has_decided() || runtime.timer.is_some() || !runtime.is_idle() {
@@ -229,7 +229,7 @@ pub(crate) fn settle(ctx: Ctx) {
 }
 
 /// A command found something else than a lock: if somebody waits for it, that is looked at.
-pub(crate) fn look_soon(ctx: Ctx, key: &[u8]) {
+pub(crate) fn look_soon(ctx: Ctx<'_>, key: &[u8]) {
     with(ctx, |runtime| {
         if runtime.service.touched(LockRef { db: ctx.db(), key }, false, ctx.now()) {
             runtime.set_timer(ctx, None);
@@ -277,14 +277,14 @@ impl Runtime {
     }
 
     /// Goes on if this server is the primary again, should that not have been told.
-    fn take_office(&mut self, ctx: Ctx) {
+    fn take_office(&mut self, ctx: Ctx<'_>) {
         if self.service.is_suspended() && ctx.is_primary() {
             self.service.resume();
         }
     }
 
     /// Listens to the end of connections as soon as a hold depends on one.
-    fn listen_to_clients(&mut self, ctx: Ctx) {
+    fn listen_to_clients(&mut self, ctx: Ctx<'_>) {
         if self.service.has_bindings() && !std::mem::replace(&mut self.listening_to_clients, true) {
             events::listen_to_clients(ctx, client_closed);
         }
@@ -296,7 +296,7 @@ impl Runtime {
     }
 
     /// A waiter that has not been decided leaves.
-    fn leave(&mut self, ctx: Ctx, handle: Handle) {
+    fn leave(&mut self, ctx: Ctx<'_>, handle: Handle) {
         let Some(id) = self.by_handle.get(&handle).copied() else { return };
         self.service.leave(id);
         self.end(id, Ended::Left);
@@ -315,7 +315,7 @@ impl Runtime {
 
     /// Sets the timer for the next thing to do, moves it if that comes earlier than planned, and stops it if
     /// there is nothing: a module that has a timer cannot be unloaded.
-    fn set_timer(&mut self, ctx: Ctx, obstacle: Option<Obstacle>) {
+    fn set_timer(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
         let now = ctx.now();
         if self.service.has_fragile() {
             self.listen_to_wakeups(ctx);
@@ -359,7 +359,7 @@ impl Runtime {
 }
 
 /// The timer has fired.
-fn fired(ctx: Ctx) {
+fn fired(ctx: Ctx<'_>) {
     let primary = ctx.is_primary();
     let obstacle = ctx.obstacle();
     let may_write = obstacle.is_none();
@@ -418,7 +418,7 @@ fn fired(ctx: Ctx) {
 
 /// The server's timers wait for a time of day: if somebody sets the clock back, they fire that much later.
 /// Nobody's time to wait may change by that, so such a timer is set anew.
-fn watch_timer(ctx: Ctx, (): ()) {
+fn watch_timer(ctx: Ctx<'_>, (): ()) {
     with(ctx, |runtime| {
         if runtime.timer.as_ref().is_some_and(|(_, due)| ctx.now().mono > due + TIMER_OVERDUE_US) {
             if let Some((timer, _)) = runtime.timer.take() {
@@ -431,14 +431,14 @@ fn watch_timer(ctx: Ctx, (): ()) {
 
 impl Runtime {
     /// Listens to the event loop, from now until the timer fires and there is no need to.
-    fn listen_to_wakeups(&mut self, ctx: Ctx) {
+    fn listen_to_wakeups(&mut self, ctx: Ctx<'_>) {
         if !std::mem::replace(&mut self.listening, true) {
             events::listen_to_wakeups(ctx, waits::turn_is_over);
         }
     }
 
     /// The server was woken up, and carries out what it has been sent before any timer fires.
-    fn plan_look_at_fragile(&mut self, ctx: Ctx) {
+    fn plan_look_at_fragile(&mut self, ctx: Ctx<'_>) {
         if !self.service.has_fragile() {
             return;
         }
@@ -478,7 +478,7 @@ impl Runtime {
 }
 
 /// Reads a lock that may have become free, and grants it to whoever is first in line.
-fn look_at(ctx: Ctx, lock: &LockId) {
+fn look_at(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
     let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.as_ref(), &decision));
@@ -502,7 +502,7 @@ fn look_at(ctx: Ctx, lock: &LockId) {
 }
 
 /// This server has become the primary, or has ceased to be it.
-fn role_changed(ctx: Ctx, primary: bool) {
+fn role_changed(ctx: Ctx<'_>, primary: bool) {
     with(ctx, |runtime| {
         if primary {
             runtime.service.resume();
@@ -516,7 +516,7 @@ fn role_changed(ctx: Ctx, primary: bool) {
 }
 
 /// A client's connection has ended.
-fn client_closed(ctx: Ctx, client: u64) {
+fn client_closed(ctx: Ctx<'_>, client: u64) {
     with(ctx, |runtime| {
         if runtime.service.connection_closed(ConnectionId(client), ctx.now()) {
             runtime.set_timer(ctx, None);

@@ -12,7 +12,7 @@ use crate::server::{Ctx, Str};
 const SHOWN: usize = 6;
 
 /// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then.
-pub(crate) fn deadlock_of(ctx: Ctx, id: WaiterId, lock: LockId, holders: Holders) -> Option<String> {
+pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockId, holders: Holders) -> Option<String> {
     let mut known = Some((lock, holders));
     loop {
         let cycle = with(ctx, |runtime| {
@@ -54,13 +54,13 @@ pub(crate) fn deadlock_of(ctx: Ctx, id: WaiterId, lock: LockId, holders: Holders
 }
 
 /// All whom this owner waits for, nearest first.
-pub(crate) fn blockers_of(ctx: Ctx, owner: &Owner) -> Vec<Edge> {
+pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
     let mut search = with(ctx, |runtime| Search::blockers(&runtime.service, owner));
     run(ctx, &mut search);
     search.into_edges()
 }
 
-fn run(ctx: Ctx, search: &mut Search) -> Step {
+fn run(ctx: Ctx<'_>, search: &mut Search) -> Step {
     loop {
         let now = ctx.now();
         match with(ctx, |runtime| search.step(&runtime.service, now)) {

@@ -9,7 +9,7 @@ use crate::server::Ctx;
 pub(super) struct Touches;
 
 impl KeyspaceEvents for Touches {
-    fn key(ctx: Ctx, event: &[u8], key: &[u8]) {
+    fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
         if CHANGING.get(ctx).get() {
             return;
         }
@@ -37,7 +37,7 @@ impl KeyspaceEvents for Touches {
         });
     }
 
-    fn database(ctx: Ctx, db: Option<i32>) {
+    fn database(ctx: Ctx<'_>, db: Option<i32>) {
         with(ctx, |runtime| {
             runtime.flushed = ctx.is_primary();
             runtime.service.touched_all(db);

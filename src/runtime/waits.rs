@@ -28,7 +28,7 @@ pub(super) enum Ended {
 
 impl Wait {
     /// The wait of the calling client, which has just been blocked.
-    pub(super) fn of_caller(ctx: Ctx, handle: Handle) -> Wait {
+    pub(super) fn of_caller(ctx: Ctx<'_>, handle: Handle) -> Wait {
         let client = ctx.client_id();
         let socket = with(ctx, |runtime| runtime.sockets.get(client)).or_else(|| {
             let socket = Socket::of_client(ctx, client);
@@ -48,7 +48,7 @@ impl Wait {
 pub(super) struct Waits;
 
 impl BlockedClient for Waits {
-    fn reply(ctx: Ctx, token: u64) {
+    fn reply(ctx: Ctx<'_>, token: u64) {
         let found = with(ctx, |runtime| {
             let wait = runtime.waits.get_mut(&WaiterId(token))?;
             wait.hung_up = wait.is_hung_up();
@@ -70,16 +70,16 @@ impl BlockedClient for Waits {
         ctx.reply_error(&error.to_string());
     }
 
-    fn timed_out(ctx: Ctx, handle: Handle) {
+    fn timed_out(ctx: Ctx<'_>, handle: Handle) {
         ctx.reply_null();
         with(ctx, |runtime| runtime.leave(ctx, handle));
     }
 
-    fn disconnected(ctx: Ctx, handle: Handle) {
+    fn disconnected(ctx: Ctx<'_>, handle: Handle) {
         with(ctx, |runtime| runtime.leave(ctx, handle));
     }
 
-    fn done(ctx: Ctx, token: u64, gone: bool) {
+    fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
         with(ctx, |runtime| {
             let Some(wait) = runtime.waits.remove(&id) else { return };
@@ -110,7 +110,7 @@ impl Runtime {
 }
 
 /// The event loop has sent what it had to send and freed what it had to free, and has read nothing since.
-pub(super) fn turn_is_over(ctx: Ctx, (): ()) {
+pub(super) fn turn_is_over(ctx: Ctx<'_>, (): ()) {
     with(ctx, |runtime| {
         runtime.plan_look_at_fragile(ctx);
         if runtime.answered.is_empty() {
@@ -129,7 +129,7 @@ pub(super) fn turn_is_over(ctx: Ctx, (): ()) {
 }
 
 /// Answers a grant.
-pub(crate) fn reply_grant(ctx: Ctx, reply: &Reply) {
+pub(crate) fn reply_grant(ctx: Ctx<'_>, reply: &Reply) {
     let Some(owner) = &reply.owner else { return ctx.reply_integer(reply.holds) };
     ctx.reply_map(if reply.token.is_some() { 3 } else { 2 });
     ctx.reply_bulk(b"owner");

@@ -9,7 +9,7 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 
-use crate::server::ctx::reply_type;
+use crate::server::ctx::{enter, reply_type};
 use crate::server::load::{is_known, Version};
 use crate::server::{events, Ctx, ServerCell};
 
@@ -25,14 +25,15 @@ enum Others {
 }
 
 /// From now on no event is raised that nobody hears. Not on a server that is not known to tell of all who can.
-pub(super) fn start(ctx: Ctx, server: Version) {
+pub(super) fn start(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        OTHERS.get(Ctx(ctx)).set(Others::Unknown);
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, |ctx| OTHERS.get(ctx).set(Others::Unknown)) };
     }
     let fixed = ctx.setting(c"enable-module-command").is_some_and(|value| value == b"no");
     let change = raw::REDISMODULE_EVENT_MODULE_CHANGE;
@@ -41,7 +42,7 @@ pub(super) fn start(ctx: Ctx, server: Version) {
 }
 
 /// True if somebody may hear an event.
-pub(super) fn is_there(ctx: Ctx) -> bool {
+pub(super) fn is_there(ctx: Ctx<'_>) -> bool {
     let others = OTHERS.get(ctx);
     if others.get() == Others::Unknown {
         others.set(if is_only_module(ctx) { Others::None } else { Others::Possible });
@@ -50,10 +51,10 @@ pub(super) fn is_there(ctx: Ctx) -> bool {
     others.get() != Others::None || unsafe { call!(RedisModule_GetNotifyKeyspaceEvents()) } != 0
 }
 
-fn is_only_module(ctx: Ctx) -> bool {
+fn is_only_module(ctx: Ctx<'_>) -> bool {
     // SAFETY: "c" takes a C string. The reply is null or the server's.
     unsafe {
-        let reply = call!(RedisModule_Call(ctx.0, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
         if reply.is_null() {
             return false;
         }

@@ -9,7 +9,8 @@ use std::ffi::{c_int, c_void};
 use redis_module::raw;
 
 use crate::server::reply::INTERNAL_ERROR;
-use crate::server::{guard, Ctx, OK};
+use crate::server::ctx::enter;
+use crate::server::{Ctx, OK};
 
 /// The server's handle of a blocked client. Only compared and given back, never followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,18 +26,18 @@ impl Handle {
 /// What to do when something happens to a blocked client.
 pub(crate) trait BlockedClient {
     /// [`unblock`] was called and the client is there: reply to it.
-    fn reply(ctx: Ctx, token: u64);
+    fn reply(ctx: Ctx<'_>, token: u64);
     /// `CLIENT UNBLOCK` ended the wait: reply as if the time were over, and call [`unblock`].
-    fn timed_out(ctx: Ctx, handle: Handle);
+    fn timed_out(ctx: Ctx<'_>, handle: Handle);
     /// The client went away, or was ended with an error. It may have been unblocked already.
-    fn disconnected(ctx: Ctx, handle: Handle);
+    fn disconnected(ctx: Ctx<'_>, handle: Handle);
     /// The last call for this token; `gone` if the client was so before it could be answered.
-    fn done(ctx: Ctx, token: u64, gone: bool);
+    fn done(ctx: Ctx<'_>, token: u64, gone: bool);
 }
 
 /// Blocks the calling client. The server keeps no deadline for it: its own are late, and race with
 /// [`unblock`]. `may_unblock` lets `CLIENT UNBLOCK` end the wait, which only some servers do without that race.
-pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Handle> {
+pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>, may_unblock: bool) -> Option<Handle> {
     unsafe extern "C" fn reply<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,
         _argv: *mut *mut raw::RedisModuleString,
@@ -44,8 +45,11 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Han
     ) -> c_int {
         // SAFETY: called for a client that was unblocked with a token as its private data.
         let token = unsafe { call!(RedisModule_GetBlockedClientPrivateData(ctx)) }.addr() as u64;
-        if guard(|| C::reply(Ctx(ctx), token)).is_none() {
-            guard(|| Ctx(ctx).reply_error(INTERNAL_ERROR));
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            if enter(ctx, |ctx| C::reply(ctx, token)).is_none() {
+                enter(ctx, |ctx| ctx.reply_error(INTERNAL_ERROR));
+            }
         }
         OK
     }
@@ -56,25 +60,28 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx, may_unblock: bool) -> Option<Han
     ) -> c_int {
         // SAFETY: called for a blocked client.
         let handle = unsafe { call!(RedisModule_GetBlockedClientHandle(ctx)) };
-        guard(|| C::timed_out(Ctx(ctx), Handle(handle as usize)));
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, |ctx| C::timed_out(ctx, Handle(handle as usize))) };
         OK
     }
     unsafe extern "C" fn disconnected<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,
         handle: *mut raw::RedisModuleBlockedClient,
     ) {
-        guard(|| C::disconnected(Ctx(ctx), Handle(handle as usize)));
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, |ctx| C::disconnected(ctx, Handle(handle as usize))) };
     }
     unsafe extern "C" fn done<C: BlockedClient>(ctx: *mut raw::RedisModuleCtx, token: *mut c_void) {
         // SAFETY: the context is that of this callback.
         let gone = unsafe { call!(RedisModule_BlockedClientDisconnected(ctx)) } != 0;
-        guard(|| C::done(Ctx(ctx), token.addr() as u64, gone));
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, |ctx| C::done(ctx, token.addr() as u64, gone)) };
     }
     let on_timeout: raw::RedisModuleCmdFunc = if may_unblock { Some(timed_out::<C>) } else { None };
     // SAFETY: the callbacks have the types that the server calls them with, and live as long as the module,
     // which cannot be unloaded while a client is blocked.
     unsafe {
-        let handle = call!(RedisModule_BlockClient(ctx.0, Some(reply::<C>), on_timeout, Some(done::<C>), 0));
+        let handle = call!(RedisModule_BlockClient(ctx.as_ptr(), Some(reply::<C>), on_timeout, Some(done::<C>), 0));
         if handle.is_null() {
             return None;
         }

@@ -13,12 +13,12 @@ const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);
 const NO_USER: &[u8] = b"(superuser)";
 
 /// A client's line in `CLIENT LIST`; `None` if there is none with this id, or if the server has no such command.
-pub(super) fn line_of(ctx: Ctx, id: u64) -> Option<Vec<u8>> {
+pub(super) fn line_of(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {
     let id = i64::try_from(id).ok()?;
     // SAFETY: "ccl" takes two C strings and a long long; the reply is freed here, and its text copied before.
     unsafe {
         let (list, by) = (c"LIST".as_ptr(), c"ID".as_ptr());
-        let reply = call!(RedisModule_Call(ctx.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, by, id));
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, by, id));
         if reply.is_null() {
             return None;
         }
@@ -48,7 +48,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Asks the server: not for where it has to be fast.
-    pub(crate) fn of(ctx: Ctx) -> Caller {
+    pub(crate) fn of(ctx: Ctx<'_>) -> Caller {
         let line = line_of(ctx, ctx.client_id()).unwrap_or_default();
         let user = field(&line, "user=");
         let unrestricted = user == Some(NO_USER);
@@ -80,18 +80,18 @@ impl Caller {
 }
 
 /// The name of the user, where to ask for it is safe.
-fn user_name(ctx: Ctx) -> Option<Vec<u8>> {
+fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     if load::server_version()? < SAFE_USER_NAME_SINCE {
         return None;
     }
     // SAFETY: the context is that of the running callback; the string, if there is one, is ours to free.
     unsafe {
-        let name = raw::RedisModule_GetCurrentUserName?(ctx.0);
+        let name = raw::RedisModule_GetCurrentUserName?(ctx.as_ptr());
         if name.is_null() {
             return None;
         }
         let text = string::bytes(name).to_vec();
-        call!(RedisModule_FreeString(ctx.0, name));
+        call!(RedisModule_FreeString(ctx.as_ptr(), name));
         Some(text)
     }
 }

@@ -9,7 +9,7 @@ use crate::server::{Ctx, OK};
 
 /// Registers a number. False if the server refuses.
 pub(crate) fn register_number(
-    ctx: Ctx,
+    ctx: Ctx<'_>,
     name: &CStr,
     default: i64,
     (min, max): (i64, i64),
@@ -34,7 +34,7 @@ pub(crate) fn register_number(
     // SAFETY: the server copies the name; the private data is static and only changed through an atomic.
     unsafe {
         call!(RedisModule_RegisterNumericConfig(
-            ctx.0,
+            ctx.as_ptr(),
             name.as_ptr(),
             default,
             flags,
@@ -50,7 +50,7 @@ pub(crate) fn register_number(
 
 /// Registers a choice between names; the value is the place of the chosen one. False if the server refuses.
 pub(crate) fn register_choice(
-    ctx: Ctx,
+    ctx: Ctx<'_>,
     name: &CStr,
     default: i32,
     choices: &[&'static CStr],
@@ -80,7 +80,7 @@ pub(crate) fn register_choice(
     // atomic.
     unsafe {
         call!(RedisModule_RegisterEnumConfig(
-            ctx.0,
+            ctx.as_ptr(),
             name.as_ptr(),
             default,
             flags,
@@ -97,7 +97,7 @@ pub(crate) fn register_choice(
 
 /// Sets all registered settings: to what the configuration file says, or else to their defaults. False if a
 /// value is out of range; the server has logged which.
-pub(crate) fn load(ctx: Ctx) -> bool {
+pub(crate) fn load(ctx: Ctx<'_>) -> bool {
     // SAFETY: the context is that of the module, and every setting is registered.
-    unsafe { call!(RedisModule_LoadConfigs(ctx.0)) == OK }
+    unsafe { call!(RedisModule_LoadConfigs(ctx.as_ptr())) == OK }
 }

@@ -1,21 +1,38 @@
 //! The context of a callback: where it runs, what time it is, and what leaves the server from it.
 
 use std::ffi::{c_int, c_longlong, CStr, CString};
-use std::ptr;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis_module::raw;
 
 use crate::core::Now;
 use crate::server::load::{self, Version};
-use crate::server::{Str, OK};
+use crate::server::{guard, Str, OK};
 
 /// Since when a command can be tried without being carried out.
 const DRY_RUN_SINCE: Version = Version::new(7, 2, 0);
 
-/// The context in which the server has called the module. Valid until that call returns.
+/// The context in which the server has called the module. It is never null, and its lifetime ends with that call: a callback
+/// is generic over it, and so cannot keep it.
 #[derive(Clone, Copy)]
-pub(crate) struct Ctx(pub(super) *mut raw::RedisModuleCtx);
+pub(crate) struct Ctx<'a>(NonNull<raw::RedisModuleCtx>, PhantomData<&'a raw::RedisModuleCtx>);
+
+/// Runs the body of a callback; a panic in it becomes `None`, as with [`guard`]. The body is generic over the context's
+/// lifetime, and so cannot let it out.
+///
+/// # Safety
+/// `raw` is the context of the running callback.
+pub(crate) unsafe fn enter<T>(
+    raw: *mut raw::RedisModuleCtx,
+    body: impl for<'a> FnOnce(Ctx<'a>) -> T,
+) -> Option<T> {
+    guard(|| match NonNull::new(raw) {
+        Some(raw) => body(Ctx(raw, PhantomData)),
+        None => panic!("the server has called the module without a context"),
+    })
+}
 
 /// The proof that a callback of the server runs: it opens the module's own state, and nothing of the server's. A [`Ctx`] is
 /// one too. Some callbacks get no context, and so have no other.
@@ -32,8 +49,8 @@ impl InCallback {
     }
 }
 
-impl From<Ctx> for InCallback {
-    fn from(_: Ctx) -> InCallback {
+impl From<Ctx<'_>> for InCallback {
+    fn from(_: Ctx<'_>) -> InCallback {
         InCallback(())
     }
 }
@@ -78,24 +95,23 @@ impl Flags {
     }
 }
 
-impl Ctx {
-    /// # Safety
-    /// `raw` is the context of the running callback, and the result is not kept beyond it.
-    pub(crate) unsafe fn from_raw(raw: *mut raw::RedisModuleCtx) -> Ctx {
-        Ctx(raw)
+impl<'a> Ctx<'a> {
+    /// As the API takes it.
+    pub(super) fn as_ptr(self) -> *mut raw::RedisModuleCtx {
+        self.0.as_ptr()
     }
 
     /// The number of the selected database.
     pub(crate) fn db(self) -> i32 {
         // SAFETY: the context is that of the running callback.
-        unsafe { call!(RedisModule_GetSelectedDb(self.0)) }
+        unsafe { call!(RedisModule_GetSelectedDb(self.as_ptr())) }
     }
 
     /// Selects the database in which keys are opened and for which commands are replicated.
     pub(crate) fn select_db(self, db: i32) {
         // SAFETY: the context is that of the running callback; numbers out of range are refused by the
         // server, and all of ours came from it.
-        unsafe { call!(RedisModule_SelectDb(self.0, db)) };
+        unsafe { call!(RedisModule_SelectDb(self.as_ptr(), db)) };
     }
 
     /// Does something with another database selected.
@@ -113,7 +129,7 @@ impl Ctx {
     /// The id of the calling client, as `CLIENT LIST` shows it.
     pub(crate) fn client_id(self) -> u64 {
         // SAFETY: the context is that of the running callback.
-        unsafe { call!(RedisModule_GetClientId(self.0)) }
+        unsafe { call!(RedisModule_GetClientId(self.as_ptr())) }
     }
 
     /// True while the client with this id is connected.
@@ -143,7 +159,7 @@ impl Ctx {
     /// The state that the server and the calling client are in.
     pub(crate) fn flags(self) -> Flags {
         // SAFETY: the context is that of the running callback.
-        Flags(unsafe { call!(RedisModule_GetContextFlags(self.0)) }.cast_unsigned())
+        Flags(unsafe { call!(RedisModule_GetContextFlags(self.as_ptr())) }.cast_unsigned())
     }
 
     /// True in a transaction, a script, a function, and for whoever else gets its reply at once or never.
@@ -190,7 +206,7 @@ impl Ctx {
             let (command, key) = (c"PEXPIREAT".as_ptr(), c"lock".as_ptr());
             let (only_with_ttl, only_earlier) = (c"XX".as_ptr(), c"LT".as_ptr());
             let reply = call!(RedisModule_Call(
-                self.0,
+                self.as_ptr(),
                 command,
                 format.as_ptr(),
                 key,
@@ -212,14 +228,14 @@ impl Ctx {
     /// Tells `WATCH` and client-side caches that the key has changed.
     pub(crate) fn signal_modified(self, key: &Str) {
         // SAFETY: context and key outlive the call.
-        unsafe { call!(RedisModule_SignalModifiedKey(self.0, key.as_ptr())) };
+        unsafe { call!(RedisModule_SignalModifiedKey(self.as_ptr(), key.as_ptr())) };
     }
 
     /// Publishes to the subscribers of this server and, in a cluster, of all its nodes. Returns how many of this
     /// server heard it.
     pub(crate) fn publish(self, channel: &Str, message: &Str) -> usize {
         // SAFETY: context and strings outlive the call.
-        let heard = unsafe { call!(RedisModule_PublishMessage(self.0, channel.as_ptr(), message.as_ptr())) };
+        let heard = unsafe { call!(RedisModule_PublishMessage(self.as_ptr(), channel.as_ptr(), message.as_ptr())) };
         usize::try_from(heard).unwrap_or(0)
     }
 
@@ -228,7 +244,7 @@ impl Ctx {
     pub(crate) fn publish_shard(self, channel: &Str, message: &Str) -> usize {
         // SAFETY: context and strings outlive the call.
         let heard =
-            unsafe { call!(RedisModule_PublishMessageShard(self.0, channel.as_ptr(), message.as_ptr())) };
+            unsafe { call!(RedisModule_PublishMessageShard(self.as_ptr(), channel.as_ptr(), message.as_ptr())) };
         usize::try_from(heard).unwrap_or(0)
     }
 
@@ -239,7 +255,7 @@ impl Ctx {
         // null or a number; the other functions take both.
         unsafe {
             let (command, format) = (c"PUBSUB".as_ptr(), c"cs".as_ptr());
-            let reply = call!(RedisModule_Call(self.0, command, format, kind.as_ptr(), channel.as_ptr()));
+            let reply = call!(RedisModule_Call(self.as_ptr(), command, format, kind.as_ptr(), channel.as_ptr()));
             if reply.is_null() {
                 return 0;
             }
@@ -256,7 +272,7 @@ impl Ctx {
         // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements.
         unsafe {
             let (command, format) = (c"PUBSUB".as_ptr(), c"cc".as_ptr());
-            let reply = call!(RedisModule_Call(self.0, command, format, kind.as_ptr(), pattern.as_ptr()));
+            let reply = call!(RedisModule_Call(self.as_ptr(), command, format, kind.as_ptr(), pattern.as_ptr()));
             if reply.is_null() {
                 return Vec::new();
             }
@@ -276,7 +292,7 @@ impl Ctx {
         // of another node, or one that migrates and is gone already.
         unsafe {
             let (list, len) = (argv.as_ptr(), argv.len());
-            let reply = call!(RedisModule_Call(self.0, c"EXISTS".as_ptr(), c"v".as_ptr(), list, len));
+            let reply = call!(RedisModule_Call(self.as_ptr(), c"EXISTS".as_ptr(), c"v".as_ptr(), list, len));
             if reply.is_null() {
                 return false;
             }
@@ -292,7 +308,7 @@ impl Ctx {
         // of a name and a value; as an array, as no other kind of reply was asked for.
         unsafe {
             let (get, name) = (c"GET".as_ptr(), name.as_ptr());
-            let reply = call!(RedisModule_Call(self.0, c"CONFIG".as_ptr(), c"cc".as_ptr(), get, name));
+            let reply = call!(RedisModule_Call(self.as_ptr(), c"CONFIG".as_ptr(), c"cc".as_ptr(), get, name));
             if reply.is_null() {
                 return None;
             }
@@ -305,12 +321,12 @@ impl Ctx {
 
     /// A warning in the server's log.
     pub(crate) fn warn(self, text: &str) {
-        warn(self.0, text);
+        warn(self.as_ptr(), text);
     }
 
     /// A line in the server's log about something that is no fault.
     pub(crate) fn note(self, text: &str) {
-        log(self.0, c"notice", text);
+        log(self.as_ptr(), c"notice", text);
     }
 }
 

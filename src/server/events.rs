@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
-use crate::server::{guard, lent_client, stream, string, Ctx, ServerCell, OK};
+use crate::server::{enter, lent_client, stream, string, Ctx, ServerCell, OK};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
@@ -18,14 +18,14 @@ pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
 /// write before the change that led to it.
 pub(crate) trait KeyspaceEvents {
     /// A key of the selected database was touched by somebody.
-    fn key(ctx: Ctx, event: &[u8], key: &[u8]);
+    fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]);
     /// All keys of one database, or of all, may have gone or changed.
-    fn database(ctx: Ctx, db: Option<i32>);
+    fn database(ctx: Ctx<'_>, db: Option<i32>);
 }
 
 /// Subscribes to the events of keys by which a lock can become free. False if the server refuses. To be done when the first
 /// lock is used: from then on each `DEL` and the like costs the server something.
-pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx) -> bool {
+pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn key<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
         _class: c_int,
@@ -34,20 +34,23 @@ pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     ) -> c_int {
         // SAFETY: event and key live until this callback returns.
         let (event, key) = unsafe { (CStr::from_ptr(event).to_bytes(), string::bytes(key)) };
-        guard(|| {
-            E::key(Ctx(ctx), event, key);
-            lent_client::give_back(Ctx(ctx), event);
-        });
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            enter(ctx, |ctx| {
+                E::key(ctx, event, key);
+                lent_client::give_back(ctx, event);
+            })
+        };
         OK
     }
     // Not all classes: a handler for all of them costs every SET.
     let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: the callback has the type that the server calls it with.
-    unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.0, classes, Some(key::<E>))) == OK }
+    unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(key::<E>))) == OK }
 }
 
 /// Subscribes to what happens to whole databases. False if the server refuses.
-pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx) -> bool {
+pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn flush<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -57,7 +60,9 @@ pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx) -> bool {
         // SAFETY: the data of a flush event is this structure.
         let info = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
         if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
-            guard(|| E::database(Ctx(ctx), u32::try_from(info.dbnum).is_ok().then_some(info.dbnum)));
+            let db = u32::try_from(info.dbnum).is_ok().then_some(info.dbnum);
+            // SAFETY: the context is that of this callback.
+            unsafe { enter(ctx, |ctx| E::database(ctx, db)) };
         }
     }
     unsafe extern "C" fn swap<E: KeyspaceEvents>(
@@ -68,29 +73,37 @@ pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx) -> bool {
     ) {
         // SAFETY: the data of a swap event is this structure.
         let info = unsafe { &*data.cast::<raw::RedisModuleSwapDbInfo>() };
-        guard(|| {
-            E::database(Ctx(ctx), Some(info.dbnum_first));
-            E::database(Ctx(ctx), Some(info.dbnum_second));
-        });
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            enter(ctx, |ctx| {
+                E::database(ctx, Some(info.dbnum_first));
+                E::database(ctx, Some(info.dbnum_second));
+            })
+        };
     }
     listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
 }
 
 /// Whom an event is told to.
-type Listener<T> = ServerCell<Cell<Option<fn(Ctx, T)>>>;
+type Listener<T> = ServerCell<Cell<Option<fn(Ctx<'_>, T)>>>;
 
 /// Tells it, if there is anybody.
-fn tell<T>(listener: &Listener<T>, ctx: Ctx, what: T) {
-    guard(|| {
+///
+/// # Safety
+/// As [`enter`].
+unsafe fn tell<T>(listener: &Listener<T>, ctx: *mut raw::RedisModuleCtx, what: T) {
+    let told = |ctx: Ctx<'_>| {
         if let Some(listener) = listener.get(ctx).get() {
             listener(ctx, what);
         }
-    });
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter(ctx, told) };
 }
 
 /// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
-pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
+pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
     static CHANGED: Listener<bool> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn role(
         ctx: *mut raw::RedisModuleCtx,
@@ -98,15 +111,18 @@ pub(crate) fn listen_to_role(ctx: Ctx, changed: fn(Ctx, bool)) -> bool {
         subevent: u64,
         _data: *mut c_void,
     ) {
-        stream::look_again(Ctx(ctx));
-        tell(&CHANGED, Ctx(ctx), subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            enter(ctx, stream::look_again);
+            tell(&CHANGED, ctx, subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        }
     }
     CHANGED.get(ctx).set(Some(changed));
     listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
 }
 
 /// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
-pub(crate) fn listen_to_settings(ctx: Ctx, names: &'static [&'static CStr], changed: fn(Ctx, ())) -> bool {
+pub(crate) fn listen_to_settings(ctx: Ctx<'_>, names: &'static [&'static CStr], changed: fn(Ctx<'_>, ())) -> bool {
     static CHANGED: Listener<()> = ServerCell::new(Cell::new(None));
     static NAMES: ServerCell<Cell<&[&CStr]>> = ServerCell::new(Cell::new(&[]));
     unsafe extern "C" fn change(
@@ -123,14 +139,13 @@ pub(crate) fn listen_to_settings(ctx: Ctx, names: &'static [&'static CStr], chan
         let is_wanted = |name: &*const c_char| {
             // SAFETY: as above.
             let name = unsafe { CStr::from_ptr(*name) };
-            NAMES
-                .get(Ctx(ctx))
-                .get()
-                .iter()
-                .any(|wanted| wanted.to_bytes().eq_ignore_ascii_case(name.to_bytes()))
+            let is_it = |wanted: &&CStr| wanted.to_bytes().eq_ignore_ascii_case(name.to_bytes());
+            // SAFETY: the context is that of this callback.
+            unsafe { enter(ctx, |ctx| NAMES.get(ctx).get().iter().any(is_it)) == Some(true) }
         };
         if names.iter().any(is_wanted) {
-            tell(&CHANGED, Ctx(ctx), ());
+            // SAFETY: as above.
+            unsafe { tell(&CHANGED, ctx, ()) };
         }
     }
     CHANGED.get(ctx).set(Some(changed));
@@ -139,7 +154,7 @@ pub(crate) fn listen_to_settings(ctx: Ctx, names: &'static [&'static CStr], chan
 }
 
 /// Calls `closed` with the id of every client whose connection ends. Ends with [`ignore_clients`].
-pub(crate) fn listen_to_clients(ctx: Ctx, closed: fn(Ctx, u64)) {
+pub(crate) fn listen_to_clients(ctx: Ctx<'_>, closed: fn(Ctx<'_>, u64)) {
     static CLOSED: Listener<u64> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn change(
         ctx: *mut raw::RedisModuleCtx,
@@ -152,20 +167,21 @@ pub(crate) fn listen_to_clients(ctx: Ctx, closed: fn(Ctx, u64)) {
         }
         // SAFETY: the data of this event is this structure, of the version that was asked for or later.
         let id = unsafe { (*data.cast::<raw::RedisModuleClientInfo>()).id };
-        tell(&CLOSED, Ctx(ctx), id);
+        // SAFETY: the context is that of this callback.
+        unsafe { tell(&CLOSED, ctx, id) };
     }
     CLOSED.get(ctx).set(Some(closed));
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
 }
 
 /// Ends [`listen_to_clients`]. Not from inside an event, as [`ignore_wakeups`].
-pub(crate) fn ignore_clients(ctx: Ctx) {
+pub(crate) fn ignore_clients(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
 
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
 /// [`ignore_wakeups`], as it costs every turn of the loop.
-pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx, ())) {
+pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, awake: fn(Ctx<'_>, ())) {
     static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn turn(
         ctx: *mut raw::RedisModuleCtx,
@@ -174,7 +190,8 @@ pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx, ())) {
         _data: *mut c_void,
     ) {
         if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP {
-            tell(&AWAKE, Ctx(ctx), ());
+            // SAFETY: the context is that of this callback.
+            unsafe { tell(&AWAKE, ctx, ()) };
         }
     }
     AWAKE.get(ctx).set(Some(awake));
@@ -182,12 +199,12 @@ pub(crate) fn listen_to_wakeups(ctx: Ctx, awake: fn(Ctx, ())) {
 }
 
 /// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
-pub(crate) fn ignore_wakeups(ctx: Ctx) {
+pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, None);
 }
 
 /// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
-pub(crate) fn listen_to_cron(ctx: Ctx, tick: fn(Ctx, ())) {
+pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
     static TICK: Listener<()> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn cron(
         ctx: *mut raw::RedisModuleCtx,
@@ -195,20 +212,21 @@ pub(crate) fn listen_to_cron(ctx: Ctx, tick: fn(Ctx, ())) {
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        tell(&TICK, Ctx(ctx), ());
+        // SAFETY: the context is that of this callback.
+        unsafe { tell(&TICK, ctx, ()) };
     }
     TICK.get(ctx).set(Some(tick));
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));
 }
 
 /// Ends [`listen_to_cron`]. Not from inside an event, as [`ignore_wakeups`].
-pub(crate) fn ignore_cron(ctx: Ctx) {
+pub(crate) fn ignore_cron(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
 }
 
 /// Ends the event loop's wait for input, if it is about to begin one. Redis 7.0 works out how long to wait before the
 /// last callbacks of a turn, and does not see a timer that is set in them.
-pub(crate) fn wake_up(_in_callback: Ctx) {
+pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
     // A function of libc: the call comes later, when the module may have been unloaded.
     // SAFETY: to free null is allowed, and does nothing.
     unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
@@ -219,12 +237,12 @@ pub(crate) fn wake_up(_in_callback: Ctx) {
 static LISTENED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
 
 /// The server has forgotten all subscriptions, or will.
-pub(crate) fn forget(ctx: Ctx) {
+pub(crate) fn forget(ctx: Ctx<'_>) {
     LISTENED.get(ctx).set(0);
 }
 
 /// Begins to listen to an event, or goes on with another function; `None` ends it, if it was begun.
-pub(super) fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
+pub(super) fn listen(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let (listened, bit) = (LISTENED.get(ctx), 1 << id);
     if callback.is_none() && listened.get() & bit == 0 {
         return true;
@@ -238,8 +256,8 @@ pub(super) fn listen(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback)
     accepted
 }
 
-fn subscribe(ctx: Ctx, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
+fn subscribe(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
-    unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) == OK }
+    unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, callback)) == OK }
 }

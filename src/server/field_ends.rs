@@ -40,7 +40,7 @@ enum Use {
 static USE: ServerCell<Cell<Use>> = ServerCell::new(Cell::new(Use::Possible));
 
 /// Commands are seen from now on: see [`seen`].
-pub(super) fn start(ctx: Ctx) {
+pub(super) fn start(ctx: Ctx<'_>) {
     USE.get(ctx).set(Use::NoneUntil(0));
 }
 
@@ -53,7 +53,7 @@ pub(super) fn seen(proof: InCallback, name: &[u8]) {
 
 impl FieldEnds {
     /// How this server tells, if there can be anything to tell.
-    pub(super) fn of_server(ctx: Ctx) -> FieldEnds {
+    pub(super) fn of_server(ctx: Ctx<'_>) -> FieldEnds {
         static OF_SERVER: ServerCell<OnceCell<FieldEnds>> = ServerCell::new(OnceCell::new());
         let of_server = *OF_SERVER.get(ctx).get_or_init(|| {
             // SAFETY: the table of functions is filled at load and not changed after.
@@ -72,7 +72,7 @@ impl FieldEnds {
     }
 }
 
-fn are_possible(ctx: Ctx) -> bool {
+fn are_possible(ctx: Ctx<'_>) -> bool {
     let known = USE.get(ctx);
     let Use::NoneUntil(until) = known.get() else { return true };
     let now = ctx.now().mono;
@@ -90,11 +90,11 @@ fn has_none(text: &[u8]) -> bool {
     databases.all(|line| line.trim().split(',').any(|count| count == "keys_with_volatile_items=0"))
 }
 
-fn keyspace(ctx: Ctx) -> Option<Vec<u8>> {
+fn keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     // SAFETY: "c" takes a C string. The reply is null or the server's, and its text is copied before it is freed.
     unsafe {
         let (command, section) = (c"INFO".as_ptr(), c"keyspace".as_ptr());
-        let reply = call!(RedisModule_Call(ctx.0, command, c"c".as_ptr(), section));
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"c".as_ptr(), section));
         if reply.is_null() {
             return None;
         }
@@ -106,7 +106,7 @@ fn keyspace(ctx: Ctx) -> Option<Vec<u8>> {
 }
 
 /// When the first of these fields ends, in milliseconds since the epoch, by asking with a command.
-pub(super) fn ask(ctx: Ctx, key: &Str<'_>, fields: &[Vec<u8>]) -> Option<i64> {
+pub(super) fn ask(ctx: Ctx<'_>, key: &Str<'_>, fields: &[Vec<u8>]) -> Option<i64> {
     let words = [Str::new(b"FIELDS"), Str::from_number(i64::try_from(fields.len()).ok()?)];
     let fields: Vec<Str<'_>> = fields.iter().map(|field| Str::new(field)).collect();
     let args = std::iter::once(key).chain(&words).chain(&fields);
@@ -115,7 +115,7 @@ pub(super) fn ask(ctx: Ctx, key: &Str<'_>, fields: &[Vec<u8>]) -> Option<i64> {
     // number for each field, negative for one that has no TTL or is not there.
     unsafe {
         let (list, len) = (argv.as_ptr(), argv.len());
-        let reply = call!(RedisModule_Call(ctx.0, c"HPEXPIRETIME".as_ptr(), c"v".as_ptr(), list, len));
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), c"HPEXPIRETIME".as_ptr(), c"v".as_ptr(), list, len));
         if reply.is_null() {
             return None;
         }

@@ -29,14 +29,14 @@ pub(crate) trait InfoSection {
 }
 
 /// Registers the module's part of `INFO`. False if the server refuses.
-pub(crate) fn register<I: InfoSection>(ctx: Ctx) -> bool {
+pub(crate) fn register<I: InfoSection>(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn fill<I: InfoSection>(info: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
         // SAFETY: this is a callback.
         let proof = unsafe { InCallback::claim() };
         guard(|| I::fill(proof, &mut Info(info)));
     }
     // SAFETY: the callback has the type that the server calls it with.
-    unsafe { call!(RedisModule_RegisterInfoFunc(ctx.0, Some(fill::<I>))) == OK }
+    unsafe { call!(RedisModule_RegisterInfoFunc(ctx.as_ptr(), Some(fill::<I>))) == OK }
 }
 
 /// A field of the server's own `INFO`.

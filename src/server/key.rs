@@ -33,24 +33,24 @@ struct Walk<'f> {
 
 impl<'a> Key<'a> {
     /// Opens a key to look at it. Does not count as a change, and works on a replica.
-    pub(crate) fn open_for_read(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
+    pub(crate) fn open_for_read(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
         Key::open(ctx, name, raw::REDISMODULE_READ)
     }
 
     /// Opens a key to change it; on a primary only. If its TTL is over, the server deletes it first.
-    pub(crate) fn open_for_write(ctx: Ctx, name: &'a Str<'a>) -> Key<'a> {
+    pub(crate) fn open_for_write(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
         Key::open(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
     }
 
     /// True if there is anything. Takes less than to open it.
-    pub(crate) fn exists(ctx: Ctx, name: &Str<'_>) -> bool {
+    pub(crate) fn exists(ctx: Ctx<'_>, name: &Str<'_>) -> bool {
         // SAFETY: context and name outlive the call.
-        unsafe { call!(RedisModule_KeyExists(ctx.0, name.as_ptr())) != 0 }
+        unsafe { call!(RedisModule_KeyExists(ctx.as_ptr(), name.as_ptr())) != 0 }
     }
 
-    fn open(ctx: Ctx, name: &'a Str<'a>, mode: u32) -> Key<'a> {
+    fn open(ctx: Ctx<'_>, name: &'a Str<'a>, mode: u32) -> Key<'a> {
         // SAFETY: context and name outlive the key.
-        let raw = unsafe { call!(RedisModule_OpenKey(ctx.0, name.as_ptr(), mode.cast_signed())) };
+        let raw = unsafe { call!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode.cast_signed())) };
         Key { raw, name }
     }
 
@@ -155,7 +155,7 @@ impl<'a> Key<'a> {
 
     /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch. It may be over. The
     /// names are needed on some servers only.
-    pub(crate) fn first_field_end(&self, ctx: Ctx, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<i64> {
+    pub(crate) fn first_field_end(&self, ctx: Ctx<'_>, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<i64> {
         if self.raw.is_null() {
             return None;
         }

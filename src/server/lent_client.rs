@@ -25,7 +25,7 @@ static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
 static COPIES: ServerCell<Cell<Option<(u64, i32)>>> = ServerCell::new(Cell::new(None));
 
 /// Gives the lent client its database back, after this event.
-pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
+pub(super) fn give_back(ctx: Ctx<'_>, event: &[u8]) {
     match event {
         b"move_from" => MOVED_FROM.get(ctx).set(ctx.db()),
         b"move_to" => ctx.select_db(MOVED_FROM.get(ctx).get()),
@@ -40,7 +40,7 @@ pub(super) fn give_back(ctx: Ctx, event: &[u8]) {
 
 /// Sees to it that `COPY` is noticed. It costs every command something: so not on a server without the defect. False if the
 /// server refuses.
-pub(crate) fn watch_copies(ctx: Ctx) -> bool {
+pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn filter(command: *mut raw::RedisModuleCommandFilterCtx) {
         // This runs for every command of every client: leave at once.
         let command = Filtered(command);
@@ -59,7 +59,7 @@ pub(crate) fn watch_copies(ctx: Ctx) -> bool {
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
     // SAFETY: the callback has the type that the server calls it with.
-    let sees = unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.0, Some(filter), flags)).is_null() };
+    let sees = unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.as_ptr(), Some(filter), flags)).is_null() };
     if sees {
         field_ends::start(ctx);
     }

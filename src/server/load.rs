@@ -7,7 +7,7 @@ use redis_module::raw;
 use crate::server::ctx::reply_type;
 use crate::server::ctx::warn;
 use crate::server::reply::INTERNAL_ERROR;
-use crate::server::{guard, info, Ctx, Str, OK};
+use crate::server::{enter, info, Ctx, Str, OK};
 
 /// A version as `RedisModule_GetServerVersion` packs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +40,7 @@ pub(crate) trait Command {
     /// How the server knows it.
     const SPEC: Spec;
     /// Carries it out and replies, or says why not.
-    fn run(ctx: Ctx, args: Args<'_>) -> Result<(), crate::error::Error>;
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), crate::error::Error>;
 }
 
 /// What the server is told about a command.
@@ -111,15 +111,14 @@ impl<'a> Args<'a> {
     }
 }
 
-/// Introduces the module to the server: before anything else, memory included.
+/// Introduces the module to the server: before anything else, memory included. False if the server refuses.
 ///
 /// # Safety
 /// `ctx` is the context that `RedisModule_OnLoad` got.
-pub(crate) unsafe fn init(ctx: *mut raw::RedisModuleCtx, name: &'static CStr, version: c_int) -> Option<Ctx> {
+pub(crate) unsafe fn init(ctx: *mut raw::RedisModuleCtx, name: &'static CStr, version: c_int) -> bool {
     let api = raw::REDISMODULE_APIVER_1.cast_signed();
     // SAFETY: the caller's promise; the name is a C string.
-    let status = unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) };
-    (status == OK).then_some(Ctx(ctx))
+    unsafe { raw::Export_RedisModule_Init(ctx, name.as_ptr(), version, api) == OK }
 }
 
 /// The arguments that `loadmodule` has after the path.
@@ -196,22 +195,22 @@ const MOVES_WHAT_TIMERS_WRITE: Version = Version::new(9, 0, 5);
 /// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands in the way
 /// of a replica that loads while it serves, or of a slot that moves as a whole: keys of a slot that is not served here
 /// are not touched (`look_at` in the runtime asks), and what is written is sent as commands with their keys.
-pub(crate) fn set_options(ctx: Ctx, server: Version) {
+pub(crate) fn set_options(ctx: Ctx<'_>, server: Version) {
     let mut options =
         raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
     if !info::is_redis() && server >= MOVES_WHAT_TIMERS_WRITE {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     // SAFETY: the context is that of the module.
-    unsafe { call!(RedisModule_SetModuleOptions(ctx.0, options.cast_signed())) };
+    unsafe { call!(RedisModule_SetModuleOptions(ctx.as_ptr(), options.cast_signed())) };
 }
 
 /// True if the server knows this command under this name: an operator may have renamed it.
-pub(crate) fn knows_command(ctx: Ctx, name: &CStr) -> bool {
+pub(crate) fn knows_command(ctx: Ctx<'_>, name: &CStr) -> bool {
     // SAFETY: "cc" takes two C strings. The reply is an array with one element, null if there is none such.
     unsafe {
         let reply = call!(RedisModule_Call(
-            ctx.0,
+            ctx.as_ptr(),
             c"COMMAND".as_ptr(),
             c"cc".as_ptr(),
             c"INFO".as_ptr(),
@@ -229,14 +228,13 @@ pub(crate) fn knows_command(ctx: Ctx, name: &CStr) -> bool {
 }
 
 /// Registers a command. False if the server refuses.
-pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
+pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn run<C: Command>(
         ctx: *mut raw::RedisModuleCtx,
         argv: *mut *mut raw::RedisModuleString,
         argc: c_int,
     ) -> c_int {
-        let ctx = Ctx(ctx);
-        let ran = guard(|| {
+        let ran = |ctx: Ctx<'_>| {
             let few = argc.unsigned_abs() < C::SPEC.arity.unsigned_abs();
             if few || (C::SPEC.arity > 0 && argc != C::SPEC.arity) {
                 return ctx.reply_wrong_arity();
@@ -246,9 +244,12 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
             if let Err(error) = C::run(ctx, args) {
                 ctx.reply_error(&error.to_string());
             }
-        });
-        if ran.is_none() {
-            guard(|| ctx.reply_error(INTERNAL_ERROR));
+        };
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            if enter(ctx, ran).is_none() {
+                enter(ctx, |ctx| ctx.reply_error(INTERNAL_ERROR));
+            }
         }
         OK
     }
@@ -284,10 +285,10 @@ pub(crate) fn register<C: Command>(ctx: Ctx) -> bool {
     };
     // SAFETY: all texts are static; the server copies what it keeps of the information.
     unsafe {
-        if call!(RedisModule_CreateCommand(ctx.0, name, Some(run::<C>), flags, key, key, key)) != OK {
+        if call!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(run::<C>), flags, key, key, key)) != OK {
             return false;
         }
-        let command = call!(RedisModule_GetCommand(ctx.0, name));
+        let command = call!(RedisModule_GetCommand(ctx.as_ptr(), name));
         if command.is_null() || call!(RedisModule_SetCommandInfo(command, &info)) != OK {
             return false;
         }

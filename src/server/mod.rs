@@ -39,7 +39,7 @@ use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(crate) use ctx::{Ctx, InCallback, Obstacle};
+pub(crate) use ctx::{enter, Ctx, InCallback, Obstacle};
 pub(crate) use string::Str;
 
 /// What the API's functions answer when all is well, and callbacks too.
@@ -52,7 +52,7 @@ pub(crate) const ERR: c_int = 1;
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 /// From now on nothing is said that nobody hears, as far as the server lets us know.
-pub(crate) fn start(ctx: Ctx) {
+pub(crate) fn start(ctx: Ctx<'_>) {
     if let Some(server) = load::server_version() {
         audience::start(ctx, server);
         stream::start(ctx, server);

@@ -10,7 +10,7 @@ pub(crate) struct Socket(c_int);
 
 impl Socket {
     /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` tells.
-    pub(crate) fn of_client(ctx: Ctx, id: u64) -> Option<Socket> {
+    pub(crate) fn of_client(ctx: Ctx<'_>, id: u64) -> Option<Socket> {
         caller::line_of(ctx, id).and_then(|line| parse(&line))
     }
 

@@ -16,6 +16,7 @@ use std::ffi::{c_int, c_void, CStr};
 use redis_module::raw;
 use smallvec::SmallVec;
 
+use crate::server::ctx::enter;
 use crate::server::load::{is_known, Version};
 use crate::server::{audience, events, info, Ctx, ServerCell, Str};
 
@@ -32,22 +33,23 @@ struct Followers {
 
 /// The commands that stand for what a callback changes, in the selected database.
 #[derive(Clone, Copy)]
-pub(crate) struct Stream {
-    ctx: Ctx,
+pub(crate) struct Stream<'a> {
+    ctx: Ctx<'a>,
     followers: Followers,
     has_audience: bool,
 }
 
 /// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
 /// process.
-pub(super) fn start(ctx: Ctx, server: Version) {
+pub(super) fn start(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn forked(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        look_again(Ctx(ctx));
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, look_again) };
     }
     look_again(ctx);
     let told = is_known(server) && events::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
@@ -55,12 +57,12 @@ pub(super) fn start(ctx: Ctx, server: Version) {
 }
 
 /// There may be others who follow now, or fewer.
-pub(super) fn look_again(ctx: Ctx) {
+pub(super) fn look_again(ctx: Ctx<'_>) {
     FOLLOWERS.get(ctx).set(None);
 }
 
-impl Stream {
-    pub(crate) fn of(ctx: Ctx) -> Stream {
+impl<'a> Stream<'a> {
+    pub(crate) fn of(ctx: Ctx<'a>) -> Stream<'a> {
         let followers = FOLLOWERS.get(ctx).get().unwrap_or_else(|| Followers::ask(ctx));
         Stream { ctx, followers, has_audience: audience::is_there(ctx) }
     }
@@ -83,7 +85,7 @@ impl Stream {
         // SAFETY: "v" takes a list of strings with its length; all outlive the call.
         unsafe {
             let (command, list) = (command.as_ptr(), argv.as_ptr());
-            call!(RedisModule_Replicate(self.ctx.0, command, c"v".as_ptr(), list, argv.len()))
+            call!(RedisModule_Replicate(self.ctx.as_ptr(), command, c"v".as_ptr(), list, argv.len()))
         };
     }
 
@@ -95,7 +97,7 @@ impl Stream {
         // SAFETY: "ss" takes two strings of the server, which outlive the call; "A" keeps the command out of the AOF.
         unsafe {
             let (command, channel, message) = (command.as_ptr(), channel.as_ptr(), message.as_ptr());
-            call!(RedisModule_Replicate(self.ctx.0, command, c"Ass".as_ptr(), channel, message))
+            call!(RedisModule_Replicate(self.ctx.as_ptr(), command, c"Ass".as_ptr(), channel, message))
         };
     }
 
@@ -105,21 +107,21 @@ impl Stream {
             return;
         }
         // SAFETY: context, text and key outlive the call.
-        unsafe { call!(RedisModule_NotifyKeyspaceEvent(self.ctx.0, class, event.as_ptr(), key.as_ptr())) };
+        unsafe { call!(RedisModule_NotifyKeyspaceEvent(self.ctx.as_ptr(), class, event.as_ptr(), key.as_ptr())) };
     }
 
     /// Something has changed. What nobody follows counts for the next snapshot all the same.
     pub(crate) fn count(self) {
         if !self.is_followed() {
             // SAFETY: the context is that of the running callback. As nobody follows, nothing is sent by this.
-            unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.0)) };
+            unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.as_ptr())) };
         }
     }
 }
 
 impl Followers {
     /// Asks the server, and keeps the answer until it may change.
-    fn ask(ctx: Ctx) -> Followers {
+    fn ask(ctx: Ctx<'_>) -> Followers {
         let flags = ctx.flags();
         let cluster = flags.is_cluster();
         let changes_untold = !TOLD.get(ctx).get() || cluster || !flags.is_primary() || flags.is_loading();

@@ -39,7 +39,7 @@ impl<'a> Str<'a> {
     }
 
     /// The decimal form of a number that is often needed, so that it is made but once.
-    pub(crate) fn of_small(ctx: Ctx, number: i64) -> Option<&'static Str<'static>> {
+    pub(crate) fn of_small(ctx: Ctx<'_>, number: i64) -> Option<&'static Str<'static>> {
         let digit = DIGITS.get(ctx).get(usize::try_from(number).ok()?)?;
         Some(digit.get_or_init(|| Str::from_number(number)))
     }

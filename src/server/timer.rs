@@ -5,7 +5,8 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::{guard, Ctx};
+use crate::server::ctx::enter;
+use crate::server::Ctx;
 
 /// A timer that is set; see [`set`].
 #[derive(Debug, PartialEq, Eq)]
@@ -18,21 +19,22 @@ const LONGEST_MS: u64 = 3_600_000;
 
 /// Calls `fired` in this many milliseconds, or in an hour if that is earlier; once. The timer is gone when it fires: whoever keeps its id
 /// forgets it first thing then, as stopping the firing timer would free it twice.
-pub(crate) fn set(ctx: Ctx, milliseconds: u64, fired: fn(Ctx)) -> TimerId {
+pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerId {
     unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
         // SAFETY: `data` is the function pointer that `set` passed.
-        let fired = unsafe { std::mem::transmute::<*mut c_void, fn(Ctx)>(data) };
-        guard(|| fired(Ctx(ctx)));
+        let fired = unsafe { std::mem::transmute::<*mut c_void, fn(Ctx<'_>)>(data) };
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, fired) };
     }
     let period = i64::try_from(milliseconds.min(LONGEST_MS)).unwrap_or_default();
     // SAFETY: the data is a function, valid as long as the module is loaded; a module with a timer cannot be
     // unloaded.
-    let id = unsafe { call!(RedisModule_CreateTimer(ctx.0, period, Some(trampoline), fired as *mut c_void)) };
+    let id = unsafe { call!(RedisModule_CreateTimer(ctx.as_ptr(), period, Some(trampoline), fired as *mut c_void)) };
     TimerId(id)
 }
 
 /// Stops a timer that has not fired yet.
-pub(crate) fn stop(ctx: Ctx, timer: TimerId) {
+pub(crate) fn stop(ctx: Ctx<'_>, timer: TimerId) {
     // SAFETY: the timer has not fired, see `set`; the data is no allocation.
-    unsafe { call!(RedisModule_StopTimer(ctx.0, timer.0, ptr::null_mut())) };
+    unsafe { call!(RedisModule_StopTimer(ctx.as_ptr(), timer.0, ptr::null_mut())) };
 }

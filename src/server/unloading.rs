@@ -13,6 +13,7 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 
+use crate::server::ctx::enter;
 use crate::server::load::{server_version, Version};
 use crate::server::{events, info, Ctx, ServerCell};
 
@@ -23,14 +24,15 @@ static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 const UNLOADS_AT_THE_END: Version = Version::new(9, 0, 0);
 
 /// To be called when the module is loaded. False if the server refuses.
-pub(crate) fn watch(ctx: Ctx) -> bool {
+pub(crate) fn watch(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn ends(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        IN_USE.get(Ctx(ctx)).set(false);
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, |ctx| IN_USE.get(ctx).set(false)) };
     }
     IN_USE.get(ctx).set(false);
     if info::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_THE_END) {
@@ -40,11 +42,11 @@ pub(crate) fn watch(ctx: Ctx) -> bool {
 }
 
 /// The server has called the module for something else than to load it.
-pub(crate) fn begin(ctx: Ctx) {
+pub(crate) fn begin(ctx: Ctx<'_>) {
     IN_USE.get(ctx).set(true);
 }
 
 /// True if the server may have pointers to the module's commands.
-pub(crate) fn is_in_use(ctx: Ctx) -> bool {
+pub(crate) fn is_in_use(ctx: Ctx<'_>) -> bool {
     IN_USE.get(ctx).get()
 }
