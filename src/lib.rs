@@ -8,15 +8,15 @@
 //! * [`commands`]: one file per command: parse, ask the core, write, reply.
 //! * [`keyspace`]: a lock as a Redis hash: read it, write the difference, replicate it, raise its events,
 //!   publish that it is free.
-//! * [`runtime`]: the module at work: the core's state, the blocked clients, the one timer.
+//! * [`driver`]: the module at work: the core's state, the blocked clients, the one timer.
 //! * [`server`]: safe wrappers over the module API; the only place with `unsafe`.
-//! * [`config`], [`metrics`], [`error`]: settings, counters and `INFO`, error texts.
+//! * [`config`], [`stats`], [`error`]: settings, counters and `INFO`, error texts.
 //!
 //! One acquire, from the command to the reply: [`commands::Acquire`] parses it and opens the lock
 //! ([`keyspace::Lock::open`]); the core decides ([`core::Service::acquire`]) and changes the holders;
 //! [`keyspace::Lock::store`] writes them; the reply goes out. If the lock is busy and the client waits, the
-//! core queues it and [`runtime::block`] blocks the client, until some later call, timer or event lets the
-//! core decide for it: [`runtime`] tells how that reaches the client.
+//! core queues it and [`driver::block`] blocks the client, until some later call, timer or event lets the
+//! core decide for it: [`driver`] tells how that reaches the client.
 
 #![deny(unsafe_code)]
 
@@ -24,12 +24,12 @@ mod commands;
 mod config;
 #[forbid(unsafe_code)]
 mod core;
+mod driver;
 mod error;
 mod keyspace;
-mod metrics;
-mod runtime;
 #[allow(unsafe_code)]
 mod server;
+mod stats;
 
 use std::ffi::{c_int, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,10 +93,10 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
     config::register(ctx, args)?;
-    if !server::info::register::<metrics::Section>(ctx)
-        || !server::events::listen_to_settings(ctx, &metrics::EVICTION_SETTINGS, metrics::warn_if_evicts)
-        || !runtime::start(ctx)
-        || !server::lent_client::watch_copies(ctx)
+    if !server::info::register::<stats::Section>(ctx)
+        || !server::events::listen_to_settings(ctx, &stats::EVICTION_SETTINGS, stats::warn_if_evicts)
+        || !driver::start(ctx)
+        || !server::selected_database::watch_copies(ctx)
     {
         return Err("the server refuses a subscription".to_owned());
     }
@@ -127,7 +127,7 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }
-    metrics::warn_if_evicts(ctx, ());
+    stats::warn_if_evicts(ctx, ());
     Ok(())
 }
 
@@ -148,7 +148,9 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
             return server::ERR;
         }
         let args = load::module_args(argv, argc);
-        server::enter(ctx, |ctx| load(ctx, args).map_err(|why| ctx.warn(&format!("redis-lock is not loaded: {why}"))))
+        server::enter(ctx, |ctx| {
+            load(ctx, args).map_err(|why| ctx.warn(&format!("redis-lock is not loaded: {why}")))
+        })
     };
     match loaded {
         Some(Ok(())) => server::OK,
@@ -166,7 +168,7 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
     let unloads = |ctx: Ctx<'_>| {
         let unloads = config::allow_unload() || !server::unloading::is_in_use(ctx);
         if unloads {
-            runtime::stop(ctx);
+            driver::stop(ctx);
         } else {
             ctx.warn(
                 "redis-lock is not unloaded: a client that has used a command of the module, or is about to, can end \

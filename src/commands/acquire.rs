@@ -6,8 +6,8 @@ use uuid::Uuid;
 use super::args::{ByConnection, Cursor};
 use crate::config;
 use crate::core::{Holders, LockRef, Mode, MonoUs, Now, Outcome, Owner, Records, Request, WallMs};
+use crate::driver;
 use crate::error::Error;
-use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
@@ -54,12 +54,12 @@ impl Command for Acquire {
         {
             return Err(Error::FairLock);
         }
-        let outcome = runtime::with(ctx, |runtime| {
-            runtime.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, ready_until, now)
+        let outcome = driver::with(ctx, |driver| {
+            driver.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, ready_until, now)
         });
-        runtime::store(ctx, at, &mut lock);
+        driver::store(ctx, at, &mut lock);
         match outcome {
-            Outcome::Granted(reply) => runtime::reply_grant(ctx, &reply),
+            Outcome::Granted(reply) => driver::reply_grant(ctx, &reply),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Busy if block.is_some() => {
                 let field_end = lock.first_field_end();
@@ -85,20 +85,20 @@ fn wait(
         // A replica that accepts writes: nothing here could hand the lock on.
         return Err(Error::ReadOnly);
     }
-    let id = runtime::with(ctx, |runtime| {
-        let full = config::max_waiters().is_some_and(|max| runtime.service.waiting(at) >= max);
-        let full = full && !runtime.service.waits_already(at, &request);
+    let id = driver::with(ctx, |driver| {
+        let full = config::max_waiters().is_some_and(|max| driver.service.waiting(at) >= max);
+        let full = full && !driver.service.waits_already(at, &request);
         (!full)
-            .then(|| runtime.service.wait(at, &holders, request, deadline, now))
+            .then(|| driver.service.wait(at, &holders, request, deadline, now))
             .ok_or(Error::TooManyWaiters)
     })?;
-    runtime::watch_field(ctx, at, field_end);
+    driver::watch_field(ctx, at, field_end);
     if config::deadlock_detection() {
-        if let Some(cycle) = runtime::deadlock_of(ctx, id, at.to_id(), holders) {
+        if let Some(cycle) = driver::deadlock_of(ctx, id, at.to_id(), holders) {
             return Err(Error::Deadlock(cycle));
         }
     }
-    runtime::block(ctx, id)
+    driver::block(ctx, id)
 }
 
 fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {

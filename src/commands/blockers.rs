@@ -2,8 +2,8 @@
 
 use super::args::Cursor;
 use crate::core::Owner;
+use crate::driver;
 use crate::error::Error;
-use crate::runtime;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
@@ -24,7 +24,7 @@ impl Command for Blockers {
         let mut args = Cursor::new("lock.blockers", args);
         let owner = Owner::new(args.owner()?.as_bytes());
         args.end()?;
-        let edges = runtime::blockers_of(ctx, &owner);
+        let edges = driver::blockers_of(ctx, &owner);
         ctx.reply_array(edges.len());
         for edge in edges {
             ctx.reply_map(2);

@@ -2,8 +2,8 @@
 
 use super::args::Cursor;
 use crate::core::LockRef;
+use crate::driver;
 use crate::error::{shown, shown_up_to, Error};
-use crate::runtime;
 use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
@@ -32,10 +32,10 @@ impl Command for Break {
             return Err(Error::FairLock);
         }
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let lost = runtime::with(ctx, |runtime| {
-            runtime.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
+        let lost = driver::with(ctx, |driver| {
+            driver.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
         });
-        runtime::store(ctx, at, &mut lock);
+        driver::store(ctx, at, &mut lock);
         if lost > 0 {
             note(ctx, at, lost);
         }

@@ -2,8 +2,8 @@
 
 use super::args::Cursor;
 use crate::core::LockRef;
+use crate::driver;
 use crate::error::Error;
-use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -34,11 +34,11 @@ impl Command for Cancel {
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&asked), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let undone = runtime::with(ctx, |runtime| {
-            runtime.service.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
+        let undone = driver::with(ctx, |driver| {
+            driver.service.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
         });
         // Even if it is refused: something else may have been due.
-        runtime::store(ctx, at, &mut lock);
+        driver::store(ctx, at, &mut lock);
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())
     }

@@ -2,9 +2,9 @@
 
 use super::args::Cursor;
 use crate::core::{LockRef, Mode};
+use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -25,12 +25,11 @@ impl Command for Info {
         let key = Cursor::new("lock.info", args).key()?;
         let now = ctx.now();
         let holders = keyspace::look(ctx, &key, now)?;
-        if keyspace::fair::has_queue(ctx, &key, now) {
+        if keyspace::redisson_fair::has_queue(ctx, &key, now) {
             return Err(Error::FairLock);
         }
-        let waiters = runtime::with(ctx, |runtime| {
-            runtime.service.waiting(LockRef { db: ctx.db(), key: key.as_bytes() })
-        });
+        let waiters =
+            driver::with(ctx, |driver| driver.service.waiting(LockRef { db: ctx.db(), key: key.as_bytes() }));
         let (Some(expires_at), Some(mode)) = (holders.expires_at(), holders.mode()) else {
             ctx.reply_null();
             return Ok(());

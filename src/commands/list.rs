@@ -5,9 +5,9 @@ use super::glob::matches;
 use super::waiters::DEFAULT_COUNT;
 use super::{count, milliseconds};
 use crate::core::Holders;
+use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::runtime;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::{Ctx, Str};
 
@@ -40,7 +40,7 @@ impl Command for List {
         }
         let (db, now) = (ctx.db(), ctx.now());
         let passes = |key: &[u8]| pattern.is_none_or(|pattern| matches(pattern, key));
-        let mut locks = runtime::with(ctx, |runtime| runtime.service.contended_in(db, now, passes));
+        let mut locks = driver::with(ctx, |driver| driver.service.contended_in(db, now, passes));
         locks.truncate(most.unwrap_or(DEFAULT_COUNT));
         ctx.reply_array(locks.len());
         for lock in locks {

@@ -25,15 +25,15 @@ pub(crate) use renew::Renew;
 pub(crate) use waiters::Waiters;
 
 use crate::core::{MonoUs, Now};
+use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
-use crate::runtime;
 use crate::server::{Ctx, Str};
 
 /// Opens the lock of a command that may change it. If the key holds something else, those who wait for it will
 /// hear of it too.
 fn open<'a>(ctx: Ctx<'a>, key: &'a Str<'a>, owner: Option<&'a Str<'a>>, now: Now) -> Result<Lock<'a>, Error> {
-    Lock::open(ctx, key, owner, now).inspect_err(|_| runtime::look_soon(ctx, key.as_bytes()))
+    Lock::open(ctx, key, owner, now).inspect_err(|_| driver::look_soon(ctx, key.as_bytes()))
 }
 
 /// A duration for a reply.

@@ -2,8 +2,8 @@
 
 use super::args::Cursor;
 use crate::core::{LockRef, Mode, NotReleased, Owner, Part, Release as Call};
+use crate::driver;
 use crate::error::Error;
-use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -49,12 +49,12 @@ impl Command for Release {
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&owner), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let left = runtime::with(ctx, |runtime| {
-            runtime.service.release(at, &mut lock.holders, &mut lock.records, &call, now)
+        let left = driver::with(ctx, |driver| {
+            driver.service.release(at, &mut lock.holders, &mut lock.records, &call, now)
         });
         let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
         // Even if it is refused: something else may have been due.
-        runtime::store(ctx, at, &mut lock);
+        driver::store(ctx, at, &mut lock);
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,

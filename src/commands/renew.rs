@@ -3,8 +3,8 @@
 use super::args::{ByConnection, Cursor};
 use crate::config;
 use crate::core::{LockRef, Owner, Renewal};
+use crate::driver;
 use crate::error::Error;
-use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -41,11 +41,11 @@ impl Command for Renew {
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&asked), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let held = runtime::with(ctx, |runtime| {
-            runtime.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
+        let held = driver::with(ctx, |driver| {
+            driver.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
         });
         let fair = held.is_err() && lock.is_fair(now);
-        runtime::store(ctx, at, &mut lock);
+        driver::store(ctx, at, &mut lock);
         ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
         Ok(())
     }

@@ -3,8 +3,8 @@
 use super::args::Cursor;
 use super::milliseconds;
 use crate::core::LockRef;
+use crate::driver;
 use crate::error::Error;
-use crate::runtime;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -36,12 +36,12 @@ impl Command for Waiters {
             args.once("COUNT", &mut count, n)?;
         }
         let (at, now) = (LockRef { db: ctx.db(), key: key.as_bytes() }, ctx.now());
-        runtime::with(ctx, |runtime| {
-            let waiters = runtime.service.waiters_of(at, now);
+        driver::with(ctx, |driver| {
+            let waiters = driver.service.waiters_of(at, now);
             let waiters = waiters.take(count.unwrap_or(DEFAULT_COUNT)).collect::<Vec<_>>();
             ctx.reply_array(waiters.len());
             for waiter in waiters {
-                let client = runtime.client_of(waiter.id).and_then(|id| i64::try_from(id).ok());
+                let client = driver.client_of(waiter.id).and_then(|id| i64::try_from(id).ok());
                 ctx.reply_map(5);
                 ctx.reply_bulk(b"owner");
                 ctx.reply_bulk(waiter.owner.as_bytes());

@@ -19,10 +19,9 @@ mod bindings;
 mod cancelling;
 mod ended;
 mod entries;
-pub(crate) mod graph;
-mod held;
+mod granted_keys;
 pub(crate) mod holders;
-mod listing;
+mod overview;
 mod pending;
 mod planning;
 pub(crate) mod request;
@@ -30,6 +29,7 @@ pub(crate) mod service;
 mod serving;
 mod turns;
 mod upkeep;
+pub(crate) mod waits_for;
 mod watching;
 
 #[cfg(test)]
@@ -41,12 +41,12 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-pub(crate) use graph::Search;
 pub(crate) use holders::{Hold, Holders, NotOwner, Part};
 pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Records, Refusal, Release, Renewal, Reply, Request, RequestId,
 };
 pub(crate) use service::{Service, WaiterId};
+pub(crate) use waits_for::Search;
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;

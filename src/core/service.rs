@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use super::bindings::{Lease, Takes};
 use super::ended::Ended;
 use super::entries::{Entries, Place, Undelivered};
-use super::held::Held;
+use super::granted_keys::GrantedKeys;
 use super::pending::{Pending, Set, SetLease};
 use super::serving::{Grant, To};
 use super::{
@@ -103,7 +103,7 @@ pub(crate) struct Service {
     pub(super) dirty: BTreeSet<LockId>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
     /// Which keys are likely to be locks that were granted here.
-    pub(super) held: Held,
+    pub(super) held: GrantedKeys,
     last_id: u64,
 }
 
@@ -437,7 +437,7 @@ impl Service {
         }
         self.dirty.clear();
         self.owed.clear();
-        self.held = Held::default();
+        self.held = GrantedKeys::default();
         self.suspend_bindings();
         for lock in self.entries.ids(None) {
             self.void_grants(lock.as_ref(), |_| true);

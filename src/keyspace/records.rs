@@ -6,9 +6,9 @@ use std::cell::Cell;
 
 use crate::config::{self, MAX_MS};
 use crate::core::{self, Mode, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
-use crate::keyspace::{names, publish};
+use crate::keyspace::{channel, names};
 use crate::server::key::{Key, Kind};
-use crate::server::stream::Stream;
+use crate::server::propagation::Propagation;
 use crate::server::{events, Ctx, ServerCell, Str};
 
 /// The records of one lock.
@@ -55,7 +55,7 @@ impl<'a> Records<'a> {
     }
 
     /// Writes what has changed. Returns whether anything has.
-    pub(super) fn store(&self, stream: Stream<'_>) -> bool {
+    pub(super) fn store(&self, propagation: Propagation<'_>) -> bool {
         if !self.has_changed() {
             return false;
         }
@@ -63,13 +63,13 @@ impl<'a> Records<'a> {
         if let Some(Counter { value: Some(token), permanent, changed: true }) = self.counter {
             let retention = config::fence_retention().filter(|_| !permanent);
             let expires_at = retention.map(|ms| self.ctx.now().wall.saturating_add(ms));
-            set(self.ctx, stream, &names::counter(key), token.to_string().as_bytes(), expires_at);
+            set(self.ctx, propagation, &names::counter(key), token.to_string().as_bytes(), expires_at);
         }
         for record in &self.requests {
             let name = names::request(key, record.id.asked.as_bytes(), &record.id.id);
             match record.end() {
-                Some(end) if record.changed => set(self.ctx, stream, &name, &record.encode(), Some(end)),
-                None if record.changed && record.stored => delete(self.ctx, stream, &name),
+                Some(end) if record.changed => set(self.ctx, propagation, &name, &record.encode(), Some(end)),
+                None if record.changed && record.stored => delete(self.ctx, propagation, &name),
                 _ => {}
             }
         }
@@ -195,7 +195,7 @@ impl core::Records for Records<'_> {
     }
 
     fn has_listeners(&mut self) -> bool {
-        publish::has_listeners(self.ctx, self.lock)
+        channel::has_listeners(self.ctx, self.lock)
     }
 
     fn announce(&mut self) {
@@ -318,37 +318,37 @@ fn time_us(ctx: Ctx<'_>) -> i64 {
 
 /// Opens a key to look at it. If it has expired, the event that the server raises for it is none of a lock's.
 fn open<'a>(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
-    crate::runtime::while_changing(ctx, || Key::open_for_read(ctx, name))
+    crate::driver::while_changing(ctx, || Key::open_for_read(ctx, name))
 }
 
 /// `SET name value PXAT expires_at`, or without a TTL.
-fn set(ctx: Ctx<'_>, stream: Stream<'_>, name: &[u8], value: &[u8], expires_at: Option<i64>) {
+fn set(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8], value: &[u8], expires_at: Option<i64>) {
     let name = Str::new(name);
     let value = Str::new(value);
-    crate::runtime::while_changing(ctx, || {
+    crate::driver::while_changing(ctx, || {
         let mut key = Key::open_for_write(ctx, &name);
         key.set_text(&value);
         if let Some(at) = expires_at {
             key.set_expires_at(at);
             let (option, at) = (Str::new(b"PXAT"), Str::from_number(at));
-            stream.send(c"SET", &[&name, &value, &option, &at]);
-            stream.event(events::STRING, c"set", &name);
-            stream.event(events::GENERIC, c"expire", &name);
+            propagation.send(c"SET", &[&name, &value, &option, &at]);
+            propagation.event(events::STRING, c"set", &name);
+            propagation.event(events::GENERIC, c"expire", &name);
         } else {
-            stream.send(c"SET", &[&name, &value]);
-            stream.event(events::STRING, c"set", &name);
+            propagation.send(c"SET", &[&name, &value]);
+            propagation.event(events::STRING, c"set", &name);
         }
     });
     ctx.signal_modified(&name);
 }
 
 /// `DEL name`.
-fn delete(ctx: Ctx<'_>, stream: Stream<'_>, name: &[u8]) {
+fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8]) {
     let name = Str::new(name);
-    crate::runtime::while_changing(ctx, || {
+    crate::driver::while_changing(ctx, || {
         Key::open_for_write(ctx, &name).delete();
-        stream.send(c"DEL", &[&name]);
-        stream.event(events::GENERIC, c"del", &name);
+        propagation.send(c"DEL", &[&name]);
+        propagation.event(events::GENERIC, c"del", &name);
     });
     ctx.signal_modified(&name);
 }

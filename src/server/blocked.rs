@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
-use crate::server::reply::INTERNAL_ERROR;
 use crate::server::ctx::enter;
+use crate::server::reply::INTERNAL_ERROR;
 use crate::server::{Ctx, OK};
 
 /// The server's handle of a blocked client. Only compared and given back, never followed.
@@ -81,7 +81,8 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>, may_unblock: bool) -> Option
     // SAFETY: the callbacks have the types that the server calls them with, and live as long as the module,
     // which cannot be unloaded while a client is blocked.
     unsafe {
-        let handle = call!(RedisModule_BlockClient(ctx.as_ptr(), Some(reply::<C>), on_timeout, Some(done::<C>), 0));
+        let handle =
+            call!(RedisModule_BlockClient(ctx.as_ptr(), Some(reply::<C>), on_timeout, Some(done::<C>), 0));
         if handle.is_null() {
             return None;
         }

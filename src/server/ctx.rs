@@ -235,7 +235,8 @@ impl<'a> Ctx<'a> {
     /// server heard it.
     pub(crate) fn publish(self, channel: &Str, message: &Str) -> usize {
         // SAFETY: context and strings outlive the call.
-        let heard = unsafe { call!(RedisModule_PublishMessage(self.as_ptr(), channel.as_ptr(), message.as_ptr())) };
+        let heard =
+            unsafe { call!(RedisModule_PublishMessage(self.as_ptr(), channel.as_ptr(), message.as_ptr())) };
         usize::try_from(heard).unwrap_or(0)
     }
 
@@ -243,8 +244,9 @@ impl<'a> Ctx<'a> {
     /// server heard it.
     pub(crate) fn publish_shard(self, channel: &Str, message: &Str) -> usize {
         // SAFETY: context and strings outlive the call.
-        let heard =
-            unsafe { call!(RedisModule_PublishMessageShard(self.as_ptr(), channel.as_ptr(), message.as_ptr())) };
+        let heard = unsafe {
+            call!(RedisModule_PublishMessageShard(self.as_ptr(), channel.as_ptr(), message.as_ptr()))
+        };
         usize::try_from(heard).unwrap_or(0)
     }
 
@@ -255,7 +257,8 @@ impl<'a> Ctx<'a> {
         // null or a number; the other functions take both.
         unsafe {
             let (command, format) = (c"PUBSUB".as_ptr(), c"cs".as_ptr());
-            let reply = call!(RedisModule_Call(self.as_ptr(), command, format, kind.as_ptr(), channel.as_ptr()));
+            let reply =
+                call!(RedisModule_Call(self.as_ptr(), command, format, kind.as_ptr(), channel.as_ptr()));
             if reply.is_null() {
                 return 0;
             }
@@ -272,7 +275,8 @@ impl<'a> Ctx<'a> {
         // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements.
         unsafe {
             let (command, format) = (c"PUBSUB".as_ptr(), c"cc".as_ptr());
-            let reply = call!(RedisModule_Call(self.as_ptr(), command, format, kind.as_ptr(), pattern.as_ptr()));
+            let reply =
+                call!(RedisModule_Call(self.as_ptr(), command, format, kind.as_ptr(), pattern.as_ptr()));
             if reply.is_null() {
                 return Vec::new();
             }

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
-use crate::server::{enter, lent_client, stream, string, Ctx, ServerCell, OK};
+use crate::server::{enter, propagation, selected_database, string, Ctx, ServerCell, OK};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
@@ -38,7 +38,7 @@ pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
         unsafe {
             enter(ctx, |ctx| {
                 E::key(ctx, event, key);
-                lent_client::give_back(ctx, event);
+                selected_database::give_back(ctx, event);
             })
         };
         OK
@@ -113,7 +113,7 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
     ) {
         // SAFETY: the context is that of this callback.
         unsafe {
-            enter(ctx, stream::look_again);
+            enter(ctx, propagation::look_again);
             tell(&CHANGED, ctx, subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
         }
     }
@@ -122,7 +122,11 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
 }
 
 /// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
-pub(crate) fn listen_to_settings(ctx: Ctx<'_>, names: &'static [&'static CStr], changed: fn(Ctx<'_>, ())) -> bool {
+pub(crate) fn listen_to_settings(
+    ctx: Ctx<'_>,
+    names: &'static [&'static CStr],
+    changed: fn(Ctx<'_>, ()),
+) -> bool {
     static CHANGED: Listener<()> = ServerCell::new(Cell::new(None));
     static NAMES: ServerCell<Cell<&[&CStr]>> = ServerCell::new(Cell::new(&[]));
     unsafe extern "C" fn change(

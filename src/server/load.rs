@@ -194,7 +194,7 @@ const MOVES_WHAT_TIMERS_WRITE: Version = Version::new(9, 0, 5);
 
 /// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands in the way
 /// of a replica that loads while it serves, or of a slot that moves as a whole: keys of a slot that is not served here
-/// are not touched (`look_at` in the runtime asks), and what is written is sent as commands with their keys.
+/// are not touched (`look_at` in the driver asks), and what is written is sent as commands with their keys.
 pub(crate) fn set_options(ctx: Ctx<'_>, server: Version) {
     let mut options =
         raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;

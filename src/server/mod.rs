@@ -16,7 +16,6 @@ macro_rules! call {
     };
 }
 
-mod audience;
 pub(crate) mod blocked;
 pub(crate) mod caller;
 pub(crate) mod config;
@@ -25,11 +24,12 @@ pub(crate) mod events;
 mod field_ends;
 pub(crate) mod info;
 pub(crate) mod key;
-pub(crate) mod lent_client;
 pub(crate) mod load;
+mod notify;
+pub(crate) mod propagation;
 pub(crate) mod reply;
+pub(crate) mod selected_database;
 pub(crate) mod socket;
-pub(crate) mod stream;
 pub(crate) mod string;
 pub(crate) mod timer;
 pub(crate) mod unloading;
@@ -54,8 +54,8 @@ static PANICS: AtomicUsize = AtomicUsize::new(0);
 /// From now on nothing is said that nobody hears, as far as the server lets us know.
 pub(crate) fn start(ctx: Ctx<'_>) {
     if let Some(server) = load::server_version() {
-        audience::start(ctx, server);
-        stream::start(ctx, server);
+        notify::start(ctx, server);
+        propagation::start(ctx, server);
     }
 }
 

@@ -18,7 +18,9 @@ impl<'a> Ctx<'a> {
 
     pub(crate) fn reply_bulk(self, content: &[u8]) {
         // SAFETY: pointer and length are those of a slice.
-        unsafe { call!(RedisModule_ReplyWithStringBuffer(self.as_ptr(), content.as_ptr().cast(), content.len())) };
+        unsafe {
+            call!(RedisModule_ReplyWithStringBuffer(self.as_ptr(), content.as_ptr().cast(), content.len()))
+        };
     }
 
     pub(crate) fn reply_simple(self, text: &std::ffi::CStr) {

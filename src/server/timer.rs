@@ -29,7 +29,9 @@ pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerI
     let period = i64::try_from(milliseconds.min(LONGEST_MS)).unwrap_or_default();
     // SAFETY: the data is a function, valid as long as the module is loaded; a module with a timer cannot be
     // unloaded.
-    let id = unsafe { call!(RedisModule_CreateTimer(ctx.as_ptr(), period, Some(trampoline), fired as *mut c_void)) };
+    let id = unsafe {
+        call!(RedisModule_CreateTimer(ctx.as_ptr(), period, Some(trampoline), fired as *mut c_void))
+    };
     TimerId(id)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::super::graph::Step;
+use super::super::waits_for::Step;
 use super::*;
 
 /// What a key holds.
@@ -78,7 +78,7 @@ impl Records for Beside {
     }
 }
 
-/// The core with a keyspace, a clock and a timer around it, as `crate::runtime` has them.
+/// The core with a keyspace, a clock and a timer around it, as `crate::driver` has them.
 pub(super) struct Real {
     pub(super) service: Service,
     pub(super) keys: BTreeMap<&'static [u8], Stored>,

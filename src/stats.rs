@@ -8,7 +8,7 @@ use crate::server::{Ctx, InCallback};
 
 /// Counters since the module was loaded.
 #[derive(Default)]
-pub(crate) struct Metrics {
+pub(crate) struct Stats {
     /// Waiters that were granted their lock.
     pub(crate) granted: usize,
     /// Waiters whose time was over.
@@ -19,7 +19,7 @@ pub(crate) struct Metrics {
     pub(crate) deadlocks: usize,
 }
 
-impl Metrics {
+impl Stats {
     pub(crate) fn count(&mut self, decision: &Decision) {
         match decision {
             Decision::Granted(_) => self.granted += 1,
@@ -42,20 +42,20 @@ impl InfoSection for Section {
         if !info.section(c"") {
             return;
         }
-        crate::runtime::with(proof, |runtime| {
-            info.number(c"waiters", runtime.service.waiting_total());
-            info.number(c"contended_locks", runtime.service.contended());
-            info.number(c"waiters_granted", runtime.metrics.granted);
-            info.number(c"waiters_timed_out", runtime.metrics.timed_out);
-            info.number(c"grants_taken_back", runtime.metrics.taken_back);
-            info.number(c"deadlocks", runtime.metrics.deadlocks);
-            let (given, taken) = runtime.service.strangers_turns();
+        crate::driver::with(proof, |driver| {
+            info.number(c"waiters", driver.service.waiting_total());
+            info.number(c"contended_locks", driver.service.contended());
+            info.number(c"waiters_granted", driver.stats.granted);
+            info.number(c"waiters_timed_out", driver.stats.timed_out);
+            info.number(c"grants_taken_back", driver.stats.taken_back);
+            info.number(c"deadlocks", driver.stats.deadlocks);
+            let (given, taken) = driver.service.strangers_turns();
             info.number(c"turns_given", given);
             info.number(c"turns_taken", taken);
-            let (watchdogs, ephemeral) = runtime.service.bound();
+            let (watchdogs, ephemeral) = driver.service.bound();
             info.number(c"watchdogs", watchdogs);
             info.number(c"ephemeral_holds", ephemeral);
-            for (table, size) in runtime.service.tables().into_iter().chain(runtime.tables()) {
+            for (table, size) in driver.service.tables().into_iter().chain(driver.tables()) {
                 info.number(table, size);
             }
         });

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::server::ctx::enter;
 use crate::server::load::{is_known, Version};
-use crate::server::{audience, events, info, Ctx, ServerCell, Str};
+use crate::server::{events, info, notify, Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
 static TOLD: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -33,10 +33,10 @@ struct Followers {
 
 /// The commands that stand for what a callback changes, in the selected database.
 #[derive(Clone, Copy)]
-pub(crate) struct Stream<'a> {
+pub(crate) struct Propagation<'a> {
     ctx: Ctx<'a>,
     followers: Followers,
-    has_audience: bool,
+    is_heard: bool,
 }
 
 /// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
@@ -61,17 +61,17 @@ pub(super) fn look_again(ctx: Ctx<'_>) {
     FOLLOWERS.get(ctx).set(None);
 }
 
-impl<'a> Stream<'a> {
-    pub(crate) fn of(ctx: Ctx<'a>) -> Stream<'a> {
+impl<'a> Propagation<'a> {
+    pub(crate) fn of(ctx: Ctx<'a>) -> Propagation<'a> {
         let followers = FOLLOWERS.get(ctx).get().unwrap_or_else(|| Followers::ask(ctx));
-        Stream { ctx, followers, has_audience: audience::is_there(ctx) }
+        Propagation { ctx, followers, is_heard: notify::is_there(ctx) }
     }
 
     pub(crate) fn is_cluster(self) -> bool {
         self.followers.cluster
     }
 
-    /// True if anybody gets what is sent. The arguments of [`Stream::send`] need not be made if nobody does.
+    /// True if anybody gets what is sent. The arguments of [`Propagation::send`] need not be made if nobody does.
     pub(crate) fn is_followed(self) -> bool {
         self.followers.aof || self.followers.replicas
     }
@@ -103,11 +103,13 @@ impl<'a> Stream<'a> {
 
     /// A keyspace event, as the command that was sent would raise it.
     pub(crate) fn event(self, class: c_int, event: &CStr, key: &Str) {
-        if !self.has_audience {
+        if !self.is_heard {
             return;
         }
         // SAFETY: context, text and key outlive the call.
-        unsafe { call!(RedisModule_NotifyKeyspaceEvent(self.ctx.as_ptr(), class, event.as_ptr(), key.as_ptr())) };
+        unsafe {
+            call!(RedisModule_NotifyKeyspaceEvent(self.ctx.as_ptr(), class, event.as_ptr(), key.as_ptr()))
+        };
     }
 
     /// Something has changed. What nobody follows counts for the next snapshot all the same.

@@ -1,7 +1,7 @@
 //! Following the wait graph, whose holders have to be read key by key.
 
 use super::{settle, with, Ended};
-use crate::core::graph::{Edge, Step};
+use crate::core::waits_for::{Edge, Step};
 use crate::core::{Holders, LockId, Owner, Search, WaiterId};
 use crate::error::shown;
 use crate::keyspace;
@@ -15,35 +15,35 @@ const SHOWN: usize = 6;
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockId, holders: Holders) -> Option<String> {
     let mut known = Some((lock, holders));
     loop {
-        let cycle = with(ctx, |runtime| {
-            let mut search = Search::cycle(&runtime.service, id)?;
+        let cycle = with(ctx, |driver| {
+            let mut search = Search::cycle(&driver.service, id)?;
             // Nobody else waits: there is no way back.
-            if runtime.service.waiting_total() == 1 {
+            if driver.service.waiting_total() == 1 {
                 return None;
             }
             if let Some((lock, holders)) = known.take() {
-                search.learn(&runtime.service, lock, holders);
+                search.learn(&driver.service, lock, holders);
             }
             Some(search)
         });
         let Step::Cycle(edges) = run(ctx, &mut cycle?) else { return None };
         // Whoever has hung up waits no more, even if the server has not read so yet.
-        let gone: Vec<WaiterId> = with(ctx, |runtime| {
-            let hung_up = |id: &WaiterId| runtime.waits.get(id).is_some_and(super::Wait::is_hung_up);
+        let gone: Vec<WaiterId> = with(ctx, |driver| {
+            let hung_up = |id: &WaiterId| driver.waits.get(id).is_some_and(super::Wait::is_hung_up);
             edges.iter().map(|edge| edge.by).filter(hung_up).collect()
         });
         let text = gone.is_empty().then(|| {
             let reader = Caller::of(ctx).reader();
             describe(&edges, |edge| reader.may_read(&edge.lock.key))
         });
-        with(ctx, |runtime| {
+        with(ctx, |driver| {
             for id in &gone {
-                runtime.service.leave(*id);
-                runtime.end(*id, Ended::Left);
+                driver.service.leave(*id);
+                driver.end(*id, Ended::Left);
             }
             if text.is_some() {
-                runtime.metrics.deadlocks += 1;
-                runtime.service.leave(id);
+                driver.stats.deadlocks += 1;
+                driver.service.leave(id);
             }
         });
         settle(ctx);
@@ -55,7 +55,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockId, holders: Hol
 
 /// All whom this owner waits for, nearest first.
 pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
-    let mut search = with(ctx, |runtime| Search::blockers(&runtime.service, owner));
+    let mut search = with(ctx, |driver| Search::blockers(&driver.service, owner));
     run(ctx, &mut search);
     search.into_edges()
 }
@@ -63,13 +63,13 @@ pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
 fn run(ctx: Ctx<'_>, search: &mut Search) -> Step {
     loop {
         let now = ctx.now();
-        match with(ctx, |runtime| search.step(&runtime.service, now)) {
+        match with(ctx, |driver| search.step(&driver.service, now)) {
             Step::Read(lock) => {
                 // Outside of `with`: a key that has expired raises an event.
                 let name = Str::new(&lock.key);
                 let holders = ctx.in_db(lock.db, || keyspace::look(ctx, &name, now));
                 let holders = holders.unwrap_or(Holders::Free);
-                with(ctx, |runtime| search.learn(&runtime.service, lock, holders));
+                with(ctx, |driver| search.learn(&driver.service, lock, holders));
             }
             end => return end,
         }

@@ -13,7 +13,7 @@ impl KeyspaceEvents for Touches {
         if CHANGING.get(ctx).get() {
             return;
         }
-        with(ctx, |runtime| {
+        with(ctx, |driver| {
             // Those that end every hold that there was on the key, also by putting others in its place.
             let gone = matches!(
                 event,
@@ -28,20 +28,20 @@ impl KeyspaceEvents for Touches {
                     | b"copy_to"
             );
             // Nearly always: nobody waits, and the event costs no more than this.
-            if runtime.service.ignores(gone) {
+            if driver.service.ignores(gone) {
                 return;
             }
-            if runtime.service.touched(LockRef { db: ctx.db(), key }, gone, ctx.now()) {
-                runtime.set_timer(ctx, None);
+            if driver.service.touched(LockRef { db: ctx.db(), key }, gone, ctx.now()) {
+                driver.set_timer(ctx, None);
             }
         });
     }
 
     fn database(ctx: Ctx<'_>, db: Option<i32>) {
-        with(ctx, |runtime| {
-            runtime.flushed = ctx.is_primary();
-            runtime.service.touched_all(db);
-            runtime.set_timer(ctx, None);
+        with(ctx, |driver| {
+            driver.flushed = ctx.is_primary();
+            driver.service.touched_all(db);
+            driver.set_timer(ctx, None);
         });
     }
 }

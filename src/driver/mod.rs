@@ -28,13 +28,13 @@ use std::ffi::CStr;
 use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId, WallMs};
 use crate::error::Error;
 use crate::keyspace::{self, Lock};
-use crate::metrics::Metrics;
 use crate::server::blocked::{self, Handle};
 use crate::server::events;
+use crate::server::propagation::Propagation;
 use crate::server::socket::Sockets;
-use crate::server::stream::Stream;
 use crate::server::timer::{self, TimerId};
 use crate::server::{guard, unloading, Ctx, InCallback, Obstacle, ServerCell, Str};
+use crate::stats::Stats;
 
 pub(crate) use search::{blockers_of, deadlock_of};
 use touches::Touches;
@@ -70,7 +70,7 @@ const LISTENING_MS: u64 = 100;
 /// How late a timer can be in a server that is alive, in microseconds.
 const TIMER_OVERDUE_US: MonoUs = 20_000;
 
-static RUNTIME: ServerCell<RefCell<Option<Runtime>>> = ServerCell::new(RefCell::new(None));
+static DRIVER: ServerCell<RefCell<Option<Driver>>> = ServerCell::new(RefCell::new(None));
 
 /// The event that is being raised is about a change of our own.
 static CHANGING: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -80,9 +80,9 @@ static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// All state in memory.
 #[derive(Default)]
-pub(crate) struct Runtime {
+pub(crate) struct Driver {
     pub(crate) service: Service,
-    pub(crate) metrics: Metrics,
+    pub(crate) stats: Stats,
     waits: BTreeMap<WaiterId, Wait>,
     /// On old servers the handle is all that a callback gets.
     by_handle: BTreeMap<Handle, WaiterId>,
@@ -108,13 +108,13 @@ pub(crate) struct Runtime {
 }
 
 /// Gives access to the state. Nothing that can make the server call us back may be done inside.
-pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Runtime) -> T) -> T {
-    let mut runtime = RUNTIME.get(proof).borrow_mut();
-    if runtime.is_none() {
-        *runtime = Some(Runtime::default());
+pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Driver) -> T) -> T {
+    let mut driver = DRIVER.get(proof).borrow_mut();
+    if driver.is_none() {
+        *driver = Some(Driver::default());
     }
-    match &mut *runtime {
-        Some(runtime) => body(runtime),
+    match &mut *driver {
+        Some(driver) => body(driver),
         None => unreachable!("it has just been made"),
     }
 }
@@ -139,14 +139,14 @@ fn listen(ctx: Ctx<'_>) {
     }
     crate::server::start(ctx);
     unloading::begin(ctx);
-    if !with(ctx, |runtime| runtime.watching_timer) {
+    if !with(ctx, |driver| driver.watching_timer) {
         events::ignore_cron(ctx);
     }
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
-    RUNTIME.get(ctx).replace(None);
+    DRIVER.get(ctx).replace(None);
     events::forget(ctx);
     LISTENS.get(ctx).set(false);
 }
@@ -163,16 +163,16 @@ pub(crate) fn while_changing<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
 pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
     let may_unblock = crate::server_may_unblock();
     let Some(handle) = blocked::block::<Waits>(ctx, may_unblock) else {
-        with(ctx, |runtime| runtime.service.leave(id));
+        with(ctx, |driver| driver.service.leave(id));
         settle(ctx);
         return Err(Error::CannotBlock);
     };
     let wait = Wait::of_caller(ctx, handle);
-    with(ctx, |runtime| {
-        runtime.waits.insert(id, wait);
-        runtime.by_handle.insert(handle, id);
+    with(ctx, |driver| {
+        driver.waits.insert(id, wait);
+        driver.by_handle.insert(handle, id);
         if ctx.is_cluster() {
-            runtime.look_at_all.get_or_insert(ctx.now().mono + CLUSTER_LOOK_US);
+            driver.look_at_all.get_or_insert(ctx.now().mono + CLUSTER_LOOK_US);
         }
     });
     settle(ctx);
@@ -191,53 +191,54 @@ pub(crate) fn store(ctx: Ctx<'_>, at: LockRef<'_>, lock: &mut Lock<'_>) {
 /// it is only now that anybody sees so (`owed`); or when its first lease ends, if that is `shortened`.
 fn store_lock(ctx: Ctx<'_>, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shortened: Option<WallMs>) {
     let name = lock.name();
-    let heard = lock.store().or_else(|| owed.then(|| keyspace::publish::freed(ctx, Stream::of(ctx), name)));
+    let heard =
+        lock.store().or_else(|| owed.then(|| keyspace::channel::freed(ctx, Propagation::of(ctx), name)));
     if let Some(heard) = heard {
-        with(ctx, |runtime| {
-            if heard > 0 || runtime.service.knows(at) {
-                runtime.service.told(at, heard > 0, ctx.now());
+        with(ctx, |driver| {
+            if heard > 0 || driver.service.knows(at) {
+                driver.service.told(at, heard > 0, ctx.now());
             }
         });
     }
-    if with(ctx, |runtime| runtime.service.watches_lease(at)) {
+    if with(ctx, |driver| driver.service.watches_lease(at)) {
         watch_field(ctx, at, lock.first_field_end());
     }
-    if let Some(end) = shortened.filter(|_| keyspace::publish::has_listeners(ctx, name)) {
-        with(ctx, |runtime| runtime.service.lease_shortened(at, end));
+    if let Some(end) = shortened.filter(|_| keyspace::channel::has_listeners(ctx, name)) {
+        with(ctx, |driver| driver.service.lease_shortened(at, end));
     }
 }
 
 /// Somebody waits for a lock of which a field ends by itself, at this time.
 pub(crate) fn watch_field(ctx: Ctx<'_>, at: LockRef<'_>, end: Option<WallMs>) {
     if let Some(end) = end {
-        with(ctx, |runtime| runtime.service.field_ends(at, end, ctx.now()));
+        with(ctx, |driver| driver.service.field_ends(at, end, ctx.now()));
     }
 }
 
 /// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
 /// core, when the lock is stored.
 pub(crate) fn settle(ctx: Ctx<'_>) {
-    with(ctx, |runtime| {
+    with(ctx, |driver| {
         // Mostly nobody waits, and nothing is planned.
-        if runtime.service.has_decided() || runtime.timer.is_some() || !runtime.is_idle() {
-            runtime.take_office(ctx);
-            runtime.pass_on_decisions();
-            runtime.listen_to_clients(ctx);
-            runtime.set_timer(ctx, None);
+        if driver.service.has_decided() || driver.timer.is_some() || !driver.is_idle() {
+            driver.take_office(ctx);
+            driver.pass_on_decisions();
+            driver.listen_to_clients(ctx);
+            driver.set_timer(ctx, None);
         }
     });
 }
 
 /// A command found something else than a lock: if somebody waits for it, that is looked at.
 pub(crate) fn look_soon(ctx: Ctx<'_>, key: &[u8]) {
-    with(ctx, |runtime| {
-        if runtime.service.touched(LockRef { db: ctx.db(), key }, false, ctx.now()) {
-            runtime.set_timer(ctx, None);
+    with(ctx, |driver| {
+        if driver.service.touched(LockRef { db: ctx.db(), key }, false, ctx.now()) {
+            driver.set_timer(ctx, None);
         }
     });
 }
 
-impl Runtime {
+impl Driver {
     /// The client that this waiter blocks.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
         self.waits.get(&id).map(|wait| wait.client)
@@ -255,7 +256,7 @@ impl Runtime {
 
     fn pass_on_decisions(&mut self) {
         for (id, decision) in self.service.take_decisions() {
-            self.metrics.count(&decision);
+            self.stats.count(&decision);
             self.end(id, Ended::By(decision));
         }
     }
@@ -364,31 +365,31 @@ fn fired(ctx: Ctx<'_>) {
     let obstacle = ctx.obstacle();
     let may_write = obstacle.is_none();
     let started = ctx.now().mono;
-    with(ctx, |runtime| {
+    with(ctx, |driver| {
         // First of all: this timer must not be stopped any more.
-        runtime.timer = None;
-        if runtime.listening && runtime.answered.is_empty() && !runtime.service.has_fragile() {
-            runtime.listening = false;
+        driver.timer = None;
+        if driver.listening && driver.answered.is_empty() && !driver.service.has_fragile() {
+            driver.listening = false;
             events::ignore_wakeups(ctx);
         }
         if !primary {
-            runtime.service.abdicate();
+            driver.service.abdicate();
         }
-        runtime.take_office(ctx);
-        if !runtime.service.has_bindings() && std::mem::take(&mut runtime.listening_to_clients) {
+        driver.take_office(ctx);
+        if !driver.service.has_bindings() && std::mem::take(&mut driver.listening_to_clients) {
             events::ignore_clients(ctx);
         }
         if ctx.is_cluster() {
-            runtime.plan_look_at_all(started);
+            driver.plan_look_at_all(started);
         }
         if may_write {
-            runtime.look_at_fragile(started);
+            driver.look_at_fragile(started);
         }
     });
     while ctx.now().mono.saturating_sub(started) < TIMER_BUDGET_US {
-        let locks = with(ctx, |runtime| {
-            let locks = runtime.service.tick(ctx.now(), may_write);
-            runtime.pass_on_decisions();
+        let locks = with(ctx, |driver| {
+            let locks = driver.service.tick(ctx.now(), may_write);
+            driver.pass_on_decisions();
             locks
         });
         for lock in &locks {
@@ -399,18 +400,18 @@ fn fired(ctx: Ctx<'_>) {
             break;
         }
     }
-    let flushed = with(ctx, |runtime| {
-        let told = runtime.flushed && (may_write || !primary);
-        runtime.flushed &= !told;
-        (told && primary).then(|| runtime.service.wanted_here().map(<[u8]>::to_vec).collect::<Vec<_>>())
+    let flushed = with(ctx, |driver| {
+        let told = driver.flushed && (may_write || !primary);
+        driver.flushed &= !told;
+        (told && primary).then(|| driver.service.wanted_here().map(<[u8]>::to_vec).collect::<Vec<_>>())
     });
     if let Some(wanted_here) = flushed {
-        keyspace::publish::all_freed(ctx, &wanted_here);
+        keyspace::channel::all_freed(ctx, &wanted_here);
     }
-    with(ctx, |runtime| {
-        runtime.pass_on_decisions();
-        runtime.set_timer(ctx, obstacle);
-        if runtime.timer.is_none() && std::mem::take(&mut runtime.watching_timer) {
+    with(ctx, |driver| {
+        driver.pass_on_decisions();
+        driver.set_timer(ctx, obstacle);
+        if driver.timer.is_none() && std::mem::take(&mut driver.watching_timer) {
             events::ignore_cron(ctx);
         }
     });
@@ -419,17 +420,17 @@ fn fired(ctx: Ctx<'_>) {
 /// The server's timers wait for a time of day: if somebody sets the clock back, they fire that much later.
 /// Nobody's time to wait may change by that, so such a timer is set anew.
 fn watch_timer(ctx: Ctx<'_>, (): ()) {
-    with(ctx, |runtime| {
-        if runtime.timer.as_ref().is_some_and(|(_, due)| ctx.now().mono > due + TIMER_OVERDUE_US) {
-            if let Some((timer, _)) = runtime.timer.take() {
+    with(ctx, |driver| {
+        if driver.timer.as_ref().is_some_and(|(_, due)| ctx.now().mono > due + TIMER_OVERDUE_US) {
+            if let Some((timer, _)) = driver.timer.take() {
                 timer::stop(ctx, timer);
             }
-            runtime.set_timer(ctx, None);
+            driver.set_timer(ctx, None);
         }
     });
 }
 
-impl Runtime {
+impl Driver {
     /// Listens to the event loop, from now until the timer fires and there is no need to.
     fn listen_to_wakeups(&mut self, ctx: Ctx<'_>) {
         if !std::mem::replace(&mut self.listening, true) {
@@ -481,7 +482,7 @@ impl Runtime {
 fn look_at(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
-    let refuse = |decision| with(ctx, |runtime| runtime.service.refuse_all(lock.as_ref(), &decision));
+    let refuse = |decision| with(ctx, |driver| driver.service.refuse_all(lock.as_ref(), &decision));
     // A key that has gone because its slot migrates was not released.
     if ctx.is_cluster() && !ctx.serves_slot_of(&[&name]) {
         return refuse(Decision::Moved);
@@ -491,11 +492,11 @@ fn look_at(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::WrongType);
     };
     let found_free = open.holders.is_free();
-    with(ctx, |runtime| {
-        runtime.service.serve(lock.as_ref(), &mut open.holders, &mut open.records, now);
+    with(ctx, |driver| {
+        driver.service.serve(lock.as_ref(), &mut open.holders, &mut open.records, now);
     });
     let left_free = open.holders.is_free();
-    let owed = with(ctx, |runtime| runtime.service.take_owed(lock.as_ref()));
+    let owed = with(ctx, |driver| driver.service.take_owed(lock.as_ref()));
     // Of a lease that a stranger has ended it is not known how long it was.
     let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
     store_lock(ctx, lock.as_ref(), &mut open, owed && found_free && left_free, shortened);
@@ -503,23 +504,23 @@ fn look_at(ctx: Ctx<'_>, lock: &LockId) {
 
 /// This server has become the primary, or has ceased to be it.
 fn role_changed(ctx: Ctx<'_>, primary: bool) {
-    with(ctx, |runtime| {
+    with(ctx, |driver| {
         if primary {
-            runtime.service.resume();
+            driver.service.resume();
         } else {
             // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
-            runtime.service.abdicate();
-            runtime.pass_on_decisions();
+            driver.service.abdicate();
+            driver.pass_on_decisions();
         }
-        runtime.set_timer(ctx, None);
+        driver.set_timer(ctx, None);
     });
 }
 
 /// A client's connection has ended.
 fn client_closed(ctx: Ctx<'_>, client: u64) {
-    with(ctx, |runtime| {
-        if runtime.service.connection_closed(ConnectionId(client), ctx.now()) {
-            runtime.set_timer(ctx, None);
+    with(ctx, |driver| {
+        if driver.service.connection_closed(ConnectionId(client), ctx.now()) {
+            driver.set_timer(ctx, None);
             events::wake_up(ctx);
         }
     });

@@ -54,7 +54,8 @@ pub(super) fn is_there(ctx: Ctx<'_>) -> bool {
 fn is_only_module(ctx: Ctx<'_>) -> bool {
     // SAFETY: "c" takes a C string. The reply is null or the server's.
     unsafe {
-        let reply = call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+        let reply =
+            call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
         if reply.is_null() {
             return false;
         }

@@ -1,6 +1,6 @@
 //! Clients that wait, from the call that has to until they are answered.
 
-use super::{with, Runtime};
+use super::{with, Driver};
 use crate::core::{Decision, Reply, WaiterId};
 use crate::error::Error;
 use crate::server::blocked::{BlockedClient, Handle};
@@ -30,9 +30,9 @@ impl Wait {
     /// The wait of the calling client, which has just been blocked.
     pub(super) fn of_caller(ctx: Ctx<'_>, handle: Handle) -> Wait {
         let client = ctx.client_id();
-        let socket = with(ctx, |runtime| runtime.sockets.get(client)).or_else(|| {
+        let socket = with(ctx, |driver| driver.sockets.get(client)).or_else(|| {
             let socket = Socket::of_client(ctx, client);
-            with(ctx, |runtime| runtime.sockets.put(client, socket));
+            with(ctx, |driver| driver.sockets.put(client, socket));
             socket
         });
         Wait { handle, client, socket, hung_up: false, ended: None }
@@ -49,8 +49,8 @@ pub(super) struct Waits;
 
 impl BlockedClient for Waits {
     fn reply(ctx: Ctx<'_>, token: u64) {
-        let found = with(ctx, |runtime| {
-            let wait = runtime.waits.get_mut(&WaiterId(token))?;
+        let found = with(ctx, |driver| {
+            let wait = driver.waits.get_mut(&WaiterId(token))?;
             wait.hung_up = wait.is_hung_up();
             Some((wait.ended.clone(), wait.hung_up))
         });
@@ -72,59 +72,59 @@ impl BlockedClient for Waits {
 
     fn timed_out(ctx: Ctx<'_>, handle: Handle) {
         ctx.reply_null();
-        with(ctx, |runtime| runtime.leave(ctx, handle));
+        with(ctx, |driver| driver.leave(ctx, handle));
     }
 
     fn disconnected(ctx: Ctx<'_>, handle: Handle) {
-        with(ctx, |runtime| runtime.leave(ctx, handle));
+        with(ctx, |driver| driver.leave(ctx, handle));
     }
 
     fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
-        with(ctx, |runtime| {
-            let Some(wait) = runtime.waits.remove(&id) else { return };
-            runtime.by_handle.remove(&wait.handle);
-            if runtime.waits.is_empty() {
-                runtime.give_memory_back();
+        with(ctx, |driver| {
+            let Some(wait) = driver.waits.remove(&id) else { return };
+            driver.by_handle.remove(&wait.handle);
+            if driver.waits.is_empty() {
+                driver.give_memory_back();
             }
             if !matches!(wait.ended, Some(Ended::By(Decision::Granted(_)))) {
                 return;
             }
             if gone || wait.hung_up {
-                runtime.take_back(id);
+                driver.take_back(id);
                 events::wake_up(ctx);
             } else {
-                runtime.answered.push((id, wait.client));
-                runtime.listen_to_wakeups(ctx);
+                driver.answered.push((id, wait.client));
+                driver.listen_to_wakeups(ctx);
             }
-            runtime.set_timer(ctx, None);
+            driver.set_timer(ctx, None);
         });
     }
 }
 
-impl Runtime {
+impl Driver {
     fn take_back(&mut self, id: WaiterId) {
-        self.metrics.taken_back += 1;
+        self.stats.taken_back += 1;
         self.service.undelivered(id);
     }
 }
 
 /// The event loop has sent what it had to send and freed what it had to free, and has read nothing since.
 pub(super) fn turn_is_over(ctx: Ctx<'_>, (): ()) {
-    with(ctx, |runtime| {
-        runtime.plan_look_at_fragile(ctx);
-        if runtime.answered.is_empty() {
+    with(ctx, |driver| {
+        driver.plan_look_at_fragile(ctx);
+        if driver.answered.is_empty() {
             return;
         }
-        for (id, client) in std::mem::take(&mut runtime.answered) {
+        for (id, client) in std::mem::take(&mut driver.answered) {
             if ctx.client_exists(client) {
-                runtime.service.delivered(id, ctx.now());
+                driver.service.delivered(id, ctx.now());
             } else {
-                runtime.take_back(id);
+                driver.take_back(id);
             }
         }
-        runtime.listen_to_clients(ctx);
-        runtime.set_timer(ctx, None);
+        driver.listen_to_clients(ctx);
+        driver.set_timer(ctx, None);
     });
 }
 

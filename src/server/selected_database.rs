@@ -59,7 +59,8 @@ pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
     // SAFETY: the callback has the type that the server calls it with.
-    let sees = unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.as_ptr(), Some(filter), flags)).is_null() };
+    let sees =
+        unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.as_ptr(), Some(filter), flags)).is_null() };
     if sees {
         field_ends::start(ctx);
     }

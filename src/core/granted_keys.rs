@@ -17,14 +17,14 @@ const PLACES: usize = 1 << 17;
 
 /// A table of tags of those keys, each at the place that its hash says; the later of two at one place wins.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct GrantedKeys {
     /// Empty, or of [`PLACES`] entries; 0 is no tag.
     tags: Vec<u16>,
     /// How many entries are not 0.
     count: usize,
 }
 
-impl Held {
+impl GrantedKeys {
     /// A lock was granted.
     pub(super) fn insert(&mut self, lock: LockRef<'_>) {
         if self.tags.is_empty() {
@@ -75,7 +75,7 @@ fn place_and_tag(lock: LockRef<'_>) -> (usize, u16) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Held, LockRef, PLACES};
+    use super::{GrantedKeys, LockRef, PLACES};
 
     fn lock(db: i32, key: &[u8]) -> LockRef<'_> {
         LockRef { db, key }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_key_is_known_until_it_is_removed() {
-        let mut held = Held::default();
+        let mut held = GrantedKeys::default();
         assert!(!held.remove(lock(0, b"k")));
         held.insert(lock(0, b"k"));
         held.insert(lock(0, b"k"));
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn most_of_many_keys_are_known() {
-        let mut held = Held::default();
+        let mut held = GrantedKeys::default();
         let keys: Vec<String> = (0..10_000).map(|n| format!("lock:{n}")).collect();
         keys.iter().for_each(|key| held.insert(lock(0, key.as_bytes())));
         assert!(held.tags.len() == PLACES && held.count <= 10_000);

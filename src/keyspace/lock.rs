@@ -1,0 +1,284 @@
+//! One lock, from the key that is opened to what is written of it.
+
+use std::ffi::{c_int, CStr};
+
+use crate::core::{Holders, Now};
+use crate::error::Error;
+use crate::keyspace::layout::{self, Field, Wanted};
+use crate::keyspace::records::Records;
+use crate::keyspace::{channel, redisson_fair};
+use crate::server::key::{Key, Kind};
+use crate::server::propagation::Propagation;
+use crate::server::{events, Ctx, Str};
+
+/// A lock of the selected database that is open to be read and written.
+pub(crate) struct Lock<'a> {
+    ctx: Ctx<'a>,
+    key: Key<'a>,
+    /// The owner that calls, if one does.
+    caller: Option<&'a Str<'a>>,
+    stored: Stored<'a>,
+    stored_end: Option<i64>,
+    /// Who shall hold it.
+    pub(crate) holders: Holders,
+    /// What is stored beside it.
+    pub(crate) records: Records<'a>,
+}
+
+/// The hash of a lock as it was found.
+enum Stored<'a> {
+    Nothing,
+    /// The exclusive holds of this owner, and nothing else.
+    Plain(&'a Str<'a>, i64),
+    /// All fields, with what leases that are over have left behind, and who holds the lock by them.
+    Fields(Vec<Field>, Holders),
+}
+
+impl<'a> Lock<'a> {
+    /// Opens a lock, on a primary; a lease that is over has ended then. [`Error::WrongType`] if the key holds
+    /// anything but a lock. It is read faster if nobody but `caller` holds it.
+    #[inline]
+    pub(crate) fn open(
+        ctx: Ctx<'a>,
+        name: &'a Str<'a>,
+        caller: Option<&'a Str<'a>>,
+        now: Now,
+    ) -> Result<Lock<'a>, Error> {
+        let key = Key::open_for_write(ctx, name);
+        let (stored, stored_end, holders) = read(&key, caller, now)?;
+        Ok(Lock { ctx, key, caller, stored, stored_end, holders, records: Records::of(ctx, name) })
+    }
+
+    /// True if somebody waits for it as for a fair lock of Redisson.
+    pub(crate) fn is_fair(&self, now: Now) -> bool {
+        redisson_fair::has_queue(self.ctx, self.key.name(), now)
+    }
+
+    pub(crate) fn name(&self) -> &'a Str<'a> {
+        self.key.name()
+    }
+
+    /// The end of the first lease, if the lock will be free earlier than the stored TTL says. An external client that has
+    /// read that TTL would sleep too long.
+    pub(crate) fn shortened_to(&self) -> Option<i64> {
+        let stored_end = self.stored_end?;
+        let first_end = self.holders.first_end()?;
+        (Some(stored_end) > self.holders.expires_at()).then_some(first_end)
+    }
+
+    /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.
+    pub(crate) fn first_field_end(&self) -> Option<i64> {
+        let holds = || self.holders.iter().collect::<Vec<_>>();
+        let names = || layout::fields(&holds()).into_iter().map(|wanted| wanted.field.0).collect();
+        if self.holders.is_free() {
+            return None;
+        }
+        self.key.first_field_end(self.ctx, names)
+    }
+
+    /// True if the owner whose lease is set has a field that ends by itself: to set it anew ends that, too.
+    fn renews_fields(&self) -> bool {
+        self.holders.iter().any(|hold| hold.renewed) && self.first_field_end().is_some()
+    }
+
+    /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
+    /// are told; returns how many heard it, if anything was said.
+    pub(crate) fn store(&mut self) -> Option<usize> {
+        let announce = self.records.announce;
+        let was_there = !matches!(self.stored, Stored::Nothing);
+        let is_free = self.holders.is_free();
+        if !was_there && is_free && !announce && !self.records.has_changed() {
+            return None;
+        }
+        let propagation = Propagation::of(self.ctx);
+        let changed = self.store_holders(propagation);
+        if changed {
+            self.ctx.signal_modified(self.key.name());
+        }
+        if self.records.store(propagation) || changed {
+            propagation.count();
+        }
+        ((changed && was_there && is_free) || announce)
+            .then(|| channel::freed(self.ctx, propagation, self.key.name()))
+    }
+
+    /// Closes its key. Returns who holds it.
+    pub(crate) fn close(self) -> Holders {
+        self.holders
+    }
+
+    /// Returns whether anything has changed.
+    fn store_holders(&mut self, propagation: Propagation<'_>) -> bool {
+        let name = self.key.name();
+        let mut changed = false;
+        let stays = |owner: &[u8]| self.holders.of(owner).is_some();
+        let somebody_stays = match &self.stored {
+            Stored::Nothing => true,
+            Stored::Plain(owner, _) => stays(owner.as_bytes()),
+            Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
+        };
+        if !somebody_stays {
+            self.key.delete();
+            self.stored = Stored::Nothing;
+            self.stored_end = None;
+            propagation.send(c"DEL", &[name]);
+            self.raise(propagation, events::GENERIC, c"del");
+            changed = true;
+        }
+        changed |= self.store_fields(propagation);
+        if let Some(end) = self.holders.expires_at() {
+            let renewed = self.holders.iter().any(|hold| hold.renewed && hold.expires_at == end);
+            if renewed || self.stored_end != Some(end) {
+                self.key.set_expires_at(end);
+                if propagation.is_followed() {
+                    propagation.send(c"PEXPIREAT", &[name, &Str::from_number(end)]);
+                }
+                self.raise(propagation, events::GENERIC, c"expire");
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    fn store_fields(&mut self, propagation: Propagation<'_>) -> bool {
+        match (&self.stored, self.holders.plain()) {
+            (Stored::Nothing, _) if self.holders.is_free() => false,
+            // Who holds it stays the same, or it was deleted.
+            (Stored::Plain(_, before), Some(hold)) if *before == hold.exclusive && !self.renews_fields() => {
+                false
+            }
+            (Stored::Nothing | Stored::Plain(..), Some(hold)) => {
+                let (own, number);
+                let field = match self.caller {
+                    Some(caller) if caller.as_bytes() == hold.owner.as_bytes() => caller,
+                    _ => {
+                        own = Str::new(hold.owner.as_bytes());
+                        &own
+                    }
+                };
+                let value = match Str::of_small(self.ctx, hold.exclusive) {
+                    Some(value) => value,
+                    None => {
+                        number = Str::from_number(hold.exclusive);
+                        &number
+                    }
+                };
+                self.key.set_field(field, value);
+                propagation.send(c"HSET", &[self.key.name(), field, value]);
+                self.raise(propagation, events::HASH, c"hset");
+                true
+            }
+            _ => {
+                let (mut stored, before) = match std::mem::replace(&mut self.stored, Stored::Nothing) {
+                    Stored::Nothing => (Vec::new(), Holders::Free),
+                    Stored::Plain(owner, holds) => {
+                        let before =
+                            layout::plain(owner.as_bytes(), holds, self.stored_end.unwrap_or_default());
+                        let field = (owner.as_bytes().to_vec(), holds.to_string().into_bytes());
+                        (vec![field], before.unwrap_or(Holders::Free))
+                    }
+                    Stored::Fields(fields, before) => (fields, before),
+                };
+                let deleted = self.delete_others(&stored, propagation);
+                self.set_fields(&mut stored, &before, propagation) || deleted
+            }
+        }
+    }
+
+    /// `HDEL` for the fields that shall not be there.
+    fn delete_others(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
+        let others = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
+        let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
+        if others.is_empty() {
+            return false;
+        }
+        others.sort_unstable();
+        let others: Vec<Str<'_>> = others.into_iter().map(Str::new).collect();
+        others.iter().for_each(|field| self.key.delete_field(field));
+        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
+        propagation.send(c"HDEL", &args);
+        self.raise(propagation, events::HASH, c"hdel");
+        true
+    }
+
+    /// `HSET` for the fields that are not as they shall be.
+    fn set_fields(&mut self, stored: &mut [Field], before: &Holders, propagation: Propagation<'_>) -> bool {
+        let wanted = layout::fields(&self.holders.changed_since(before));
+        // Mostly one is looked for; for many, order pays.
+        let many = wanted.len() > 8;
+        if many {
+            stored.sort_unstable();
+        }
+        let value_of = |name: &[u8]| {
+            let at = match many {
+                true => stored.binary_search_by(|(field, _)| (**field).cmp(name)).ok(),
+                false => stored.iter().position(|(field, _)| field == name),
+            };
+            at.map(|at| &stored[at].1)
+        };
+        let anew = !stored.is_empty() && self.renews_fields();
+        let mut args = Vec::new();
+        for Wanted { field: (name, value), renewed } in &wanted {
+            if *renewed || anew || value_of(name) != Some(value) {
+                args.push(Str::new(name));
+                args.push(Str::new(value));
+            }
+        }
+        if args.is_empty() {
+            return false;
+        }
+        for pair in args.chunks(2) {
+            self.key.set_field(&pair[0], &pair[1]);
+        }
+        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
+        propagation.send(c"HSET", &args);
+        self.raise(propagation, events::HASH, c"hset");
+        true
+    }
+
+    fn raise(&self, propagation: Propagation<'_>, class: c_int, event: &CStr) {
+        crate::driver::while_changing(self.ctx, || propagation.event(class, event, self.key.name()));
+    }
+}
+
+/// Reads a lock without touching it; works on a replica.
+pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
+    read(&Key::open_for_read(ctx, name), None, now).map(|(_, _, holders)| holders)
+}
+
+/// What is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
+/// ours to touch, even where it looks alike.
+fn read<'a>(
+    key: &Key<'_>,
+    caller: Option<&'a Str<'a>>,
+    now: Now,
+) -> Result<(Stored<'a>, Option<i64>, Holders), Error> {
+    match key.kind() {
+        Kind::Empty => return Ok((Stored::Nothing, None, Holders::Free)),
+        Kind::Hash => {}
+        Kind::String | Kind::Other => return Err(Error::WrongType),
+    }
+    let expires_at = key.expires_at().ok_or(Error::WrongType)?;
+    if let Some((caller, holds)) = caller.and_then(|caller| Some((caller, key.only_number(caller)?))) {
+        if let Some(holders) = layout::plain(caller.as_bytes(), holds, expires_at) {
+            return Ok((Stored::Plain(caller, holds), Some(expires_at), holders));
+        }
+    }
+    let (stored, holders) = read_fields(key, expires_at, now)?;
+    Ok((Stored::Fields(stored, holders.clone()), Some(expires_at), holders))
+}
+
+/// The same for any hash, field by field.
+fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, Holders), Error> {
+    let mut stored = Vec::new();
+    let mut plain = 0;
+    key.for_each_field(&mut |field, value| {
+        stored.push((field.to_vec(), value.to_vec()));
+        // Whatever else it is, it may be large.
+        plain += usize::from(!field.starts_with(b"#"));
+        plain <= 1
+    });
+    let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
+    holders.end_leases(now.wall);
+    Ok((stored, holders))
+}
