@@ -20,12 +20,8 @@ pub(crate) enum Error {
     HungUp,
     /// The slot of the lock is on its way to another node, and not all that belongs to the lock is here.
     TryAgain,
-    /// The server became a replica.
-    ReadOnly,
     /// A waiter on a server that became a replica.
     Demoted,
-    /// More wait for the lock than the setting allows.
-    TooManyWaiters,
     /// Nobody's hold stands in the way, but something else does.
     Refused(Refusal),
     /// The same request was sent again on another connection, and waits there.
@@ -70,14 +66,15 @@ impl fmt::Display for Error {
             ),
             // As the server words it for commands with several keys.
             Error::TryAgain => f.write_str("TRYAGAIN Multiple keys request during rehashing of slot"),
-            Error::ReadOnly => f.write_str("READONLY You can't write against a read only replica."),
             Error::Demoted => f.write_str(
                 "UNBLOCKED this server is not the primary any more; send the command to the one that is",
             ),
-            Error::TooManyWaiters => f.write_str(
-                "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later",
-            ),
             Error::Refused(refusal) => f.write_str(match refusal {
+                Refusal::TooManyWaiters => {
+                    "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later"
+                }
+                // As the server words it.
+                Refusal::Replica => "READONLY You can't write against a read only replica.",
                 Refusal::Overflow => {
                     "ERR this owner's hold count is at its maximum; release before acquiring again"
                 }

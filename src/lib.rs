@@ -13,7 +13,7 @@
 //! * [`config`], [`stats`], [`error`]: settings, counters and `INFO`, error texts.
 //!
 //! One acquire, from the command to the reply: [`commands::Acquire`] parses it and opens the lock
-//! ([`keyspace::Lock::open`]); the core decides ([`core::Service::acquire`]) and changes the holders;
+//! ([`keyspace::Lock::open`]); the core decides ([`core::LockManager::acquire`]) and changes the holders;
 //! [`keyspace::Lock::store`] writes them; the reply goes out. If the lock is busy and the client waits, the
 //! core queues it and [`driver::block`] blocks the client, until some later call, timer or event lets the
 //! core decide for it: [`driver`] tells how that reaches the client.
@@ -22,6 +22,8 @@
 
 mod commands;
 mod config;
+#[macro_use]
+mod defect;
 #[forbid(unsafe_code)]
 mod core;
 mod driver;
@@ -120,6 +122,7 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         ));
     }
     load::log_panics();
+    defect::log_to(load::log_defect);
     load::set_options(ctx, server);
     MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
     register(ctx, args)?;

@@ -13,8 +13,8 @@ pub(crate) struct Stats {
     pub(crate) granted: usize,
     /// Waiters whose time was over.
     pub(crate) timed_out: usize,
-    /// Grants that were taken back, as their client was gone.
-    pub(crate) taken_back: usize,
+    /// Grants that were revoked, as their client was gone.
+    pub(crate) revoked: usize,
     /// Waits that were refused, as they could never have ended.
     pub(crate) deadlocks: usize,
 }
@@ -43,23 +43,23 @@ impl InfoSection for Section {
             return;
         }
         crate::driver::with(proof, |driver| {
-            info.number(c"waiters", driver.service.waiting_total());
-            info.number(c"contended_locks", driver.service.contended());
+            info.number(c"waiters", driver.locks.waiting_total());
+            info.number(c"contended_locks", driver.locks.contended());
             info.number(c"waiters_granted", driver.stats.granted);
             info.number(c"waiters_timed_out", driver.stats.timed_out);
-            info.number(c"grants_taken_back", driver.stats.taken_back);
+            info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
-            let (given, taken) = driver.service.strangers_turns();
-            info.number(c"turns_given", given);
-            info.number(c"turns_taken", taken);
-            let (watchdogs, ephemeral) = driver.service.bound();
+            let (given, taken) = driver.locks.fairness_windows();
+            info.number(c"fairness_windows_given", given);
+            info.number(c"fairness_windows_used", taken);
+            let (watchdogs, ephemeral) = driver.locks.bound();
             info.number(c"watchdogs", watchdogs);
             info.number(c"ephemeral_holds", ephemeral);
-            for (table, size) in driver.service.tables().into_iter().chain(driver.tables()) {
+            for (table, size) in driver.locks.tables().chain(driver.tables()) {
                 info.number(table, size);
             }
         });
-        info.number(c"internal_errors", crate::server::panics());
+        info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
         info.number(c"eviction", usize::from(evicts()));
     }
 }

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{Holders, LockRef, Mode, MonoUs, Now, Outcome, Owner, Records, Request, WallMs};
+use crate::core::{LockRef, Mode, Outcome, Owner, Patience, Records, Request};
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -45,8 +45,14 @@ impl Command for Acquire {
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
         let block = call.block.filter(|_| !ctx.denies_blocking());
-        let deadline = block.and_then(|Block { ms }| Some(now.mono.saturating_add(ms?.saturating_mul(1000))));
-        let ready_until = if block.is_some() { deadline.unwrap_or(MonoUs::MAX) } else { now.mono };
+        let patience = match block {
+            None => Patience::Leaves,
+            Some(Block { ms }) => Patience::Waits {
+                deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
+                at_most: config::max_waiters(),
+                on_primary: ctx.is_primary(),
+            },
+        };
         let mut lock = super::open(ctx, &call.key, Some(&call.owner), now)?;
         if lock.holders.of(call.request.owner.as_bytes()).is_none()
             && lock.is_fair(now)
@@ -54,51 +60,26 @@ impl Command for Acquire {
         {
             return Err(Error::FairLock);
         }
-        let outcome = driver::with(ctx, |driver| {
-            driver.service.acquire(at, &mut lock.holders, &mut lock.records, &call.request, ready_until, now)
+        let found_free = lock.holders.is_free();
+        let (outcome, in_hand) = driver::with(ctx, |driver| {
+            driver.locks.acquire(at, &mut lock.holders, &mut lock.records, call.request, patience, now)
         });
-        driver::store(ctx, at, &mut lock);
+        driver::commit(ctx, at, in_hand, &mut lock, found_free);
         match outcome {
             Outcome::Granted(reply) => driver::reply_grant(ctx, &reply),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
-            Outcome::Busy if block.is_some() => {
-                let field_end = lock.first_field_end();
-                let holders = lock.close();
-                return wait(ctx, at, call.request, (holders, field_end), deadline, now);
+            Outcome::Queued(id) => {
+                if config::deadlock_detection() {
+                    if let Some(cycle) = driver::deadlock_of(ctx, id, at, lock.close()) {
+                        return Err(Error::Deadlock(cycle));
+                    }
+                }
+                return driver::block(ctx, id);
             }
             Outcome::Busy => ctx.reply_null(),
         }
         Ok(())
     }
-}
-
-/// Queues a request that the lock is busy for, and blocks the client.
-fn wait(
-    ctx: Ctx<'_>,
-    at: LockRef<'_>,
-    request: Request,
-    (holders, field_end): (Holders, Option<WallMs>),
-    deadline: Option<MonoUs>,
-    now: Now,
-) -> Result<(), Error> {
-    if !ctx.is_primary() {
-        // A replica that accepts writes: nothing here could hand the lock on.
-        return Err(Error::ReadOnly);
-    }
-    let id = driver::with(ctx, |driver| {
-        let full = config::max_waiters().is_some_and(|max| driver.service.waiting(at) >= max);
-        let full = full && !driver.service.waits_already(at, &request);
-        (!full)
-            .then(|| driver.service.wait(at, &holders, request, deadline, now))
-            .ok_or(Error::TooManyWaiters)
-    })?;
-    driver::watch_field(ctx, at, field_end);
-    if config::deadlock_detection() {
-        if let Some(cycle) = driver::deadlock_of(ctx, id, at.to_id(), holders) {
-            return Err(Error::Deadlock(cycle));
-        }
-    }
-    driver::block(ctx, id)
 }
 
 fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {

@@ -32,10 +32,11 @@ impl Command for Break {
             return Err(Error::FairLock);
         }
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let lost = driver::with(ctx, |driver| {
-            driver.service.break_lock(at, &mut lock.holders, &mut lock.records, now)
+        let found_free = lock.holders.is_free();
+        let (lost, in_hand) = driver::with(ctx, |driver| {
+            driver.locks.break_lock(at, &mut lock.holders, &mut lock.records, now)
         });
-        driver::store(ctx, at, &mut lock);
+        driver::commit(ctx, at, in_hand, &mut lock, found_free);
         if lost > 0 {
             note(ctx, at, lost);
         }

@@ -34,11 +34,12 @@ impl Command for Cancel {
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&asked), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let undone = driver::with(ctx, |driver| {
-            driver.service.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
+        let found_free = lock.holders.is_free();
+        let (undone, in_hand) = driver::with(ctx, |driver| {
+            driver.locks.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
         });
         // Even if it is refused: something else may have been due.
-        driver::store(ctx, at, &mut lock);
+        driver::commit(ctx, at, in_hand, &mut lock, found_free);
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())
     }

@@ -29,7 +29,7 @@ impl Command for Info {
             return Err(Error::FairLock);
         }
         let waiters =
-            driver::with(ctx, |driver| driver.service.waiting(LockRef { db: ctx.db(), key: key.as_bytes() }));
+            driver::with(ctx, |driver| driver.locks.waiting(LockRef { db: ctx.db(), key: key.as_bytes() }));
         let (Some(expires_at), Some(mode)) = (holders.expires_at(), holders.mode()) else {
             ctx.reply_null();
             return Ok(());

@@ -40,7 +40,7 @@ impl Command for List {
         }
         let (db, now) = (ctx.db(), ctx.now());
         let passes = |key: &[u8]| pattern.is_none_or(|pattern| matches(pattern, key));
-        let mut locks = driver::with(ctx, |driver| driver.service.contended_in(db, now, passes));
+        let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, now, passes));
         locks.truncate(most.unwrap_or(DEFAULT_COUNT));
         ctx.reply_array(locks.len());
         for lock in locks {

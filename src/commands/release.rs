@@ -49,12 +49,13 @@ impl Command for Release {
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&owner), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let left = driver::with(ctx, |driver| {
-            driver.service.release(at, &mut lock.holders, &mut lock.records, &call, now)
+        let found_free = lock.holders.is_free();
+        let (left, in_hand) = driver::with(ctx, |driver| {
+            driver.locks.release(at, &mut lock.holders, &mut lock.records, &call, now)
         });
         let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
         // Even if it is refused: something else may have been due.
-        driver::store(ctx, at, &mut lock);
+        driver::commit(ctx, at, in_hand, &mut lock, found_free);
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,

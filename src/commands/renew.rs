@@ -41,11 +41,12 @@ impl Command for Renew {
         let now = ctx.now();
         let mut lock = super::open(ctx, &key, Some(&asked), now)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let held = driver::with(ctx, |driver| {
-            driver.service.renew(at, &mut lock.holders, &mut lock.records, &call, now)
+        let found_free = lock.holders.is_free();
+        let (held, in_hand) = driver::with(ctx, |driver| {
+            driver.locks.renew(at, &mut lock.holders, &mut lock.records, &call, now)
         });
         let fair = held.is_err() && lock.is_fair(now);
-        driver::store(ctx, at, &mut lock);
+        driver::commit(ctx, at, in_hand, &mut lock, found_free);
         ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Command for Waiters {
         }
         let (at, now) = (LockRef { db: ctx.db(), key: key.as_bytes() }, ctx.now());
         driver::with(ctx, |driver| {
-            let waiters = driver.service.waiters_of(at, now);
+            let waiters = driver.locks.waiters_of(at, now);
             let waiters = waiters.take(count.unwrap_or(DEFAULT_COUNT)).collect::<Vec<_>>();
             ctx.reply_array(waiters.len());
             for waiter in waiters {

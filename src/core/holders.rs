@@ -271,6 +271,14 @@ impl Holders {
         Ok(left)
     }
 
+    /// Gives back a hold of this mode that its owner was not told of.
+    pub(super) fn uncount(&mut self, owner: &[u8], mode: Mode) {
+        if self.release(owner, Part::OneOf(mode), None).is_err() {
+            // The owner gave that one back, not knowing of it, instead of one of the other mode that it was told of.
+            let _ = self.release(owner, Part::One, None);
+        }
+    }
+
     /// Sets the lease of `owner` anew, shorter or longer. Returns its hold count.
     pub(crate) fn renew(&mut self, owner: &[u8], expires_at: WallMs) -> Result<i64, NotOwner> {
         let hold = self.of_mut(owner)?;

@@ -4,33 +4,35 @@
 //! ([`Holders`], [`Records`]) and the time ([`Now`]); the core changes the holders in place and hands out what
 //! it decided for waiters ([`Decision`]). The same history of calls always gives the same decisions.
 //!
-//! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who
-//!   excludes whom.
-//! * [`request`]: what is asked for, what is answered, and what is stored beside a lock.
-//! * [`service`], [`cancelling`], [`planning`]: the inputs: calls, connections, strangers, the clock.
-//! * [`serving`]: what they lead to: one lock is brought up to date, and its queue is served.
-//! * [`turns`]: when those who wait elsewhere are let in.
-//! * [`pending`]: what a hold is without the grants that may still be revoked.
-//! * [`watching`]: what ends without an event.
-//! * [`entries`], [`bindings`], [`ended`]: what is remembered about a lock and about the connections that holds depend on.
-//! * [`graph`]: who waits for whom, and who would wait for himself.
+//! * [`manager`]: the inputs and outputs, and the only directory that sees several of the parts below: a lock in hand, the
+//!   clock, what operators see.
+//! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
+//! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
+//! * [`table`]: locks by name and by handle, and which of them are ready to be looked at.
+//! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
+//! * [`waiters`]: all waits, and how far each has come.
+//! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
+//! * [`fairness`]: when a lock is left free for external clients.
+//! * [`sessions`], [`ended`]: holds that depend on connections, and requests that have had one.
+//! * [`schedule`]: what is to happen when.
+//! * [`fragile`], [`granted_keys`]: what ends without an event, and which keys are likely to be locks.
+//! * [`waits_for`]: who waits for whom, and who would wait for himself.
 
-mod bindings;
-mod cancelling;
 mod ended;
-mod entries;
+mod fairness;
+mod fragile;
 mod granted_keys;
 pub(crate) mod holders;
-mod overview;
-mod pending;
-mod planning;
+mod lease;
+mod manager;
 pub(crate) mod request;
-pub(crate) mod service;
-mod serving;
-mod turns;
-mod upkeep;
+mod schedule;
+mod sessions;
+mod table;
+mod unconfirmed;
+mod wait_queue;
+mod waiters;
 pub(crate) mod waits_for;
-mod watching;
 
 #[cfg(test)]
 mod model_tests;
@@ -42,11 +44,12 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 pub(crate) use holders::{Hold, Holders, NotOwner, Part};
+pub(crate) use manager::{InHand, KeyChange, LockManager};
 pub(crate) use request::{
-    Bind, Decision, NotReleased, Outcome, Records, Refusal, Release, Renewal, Reply, Request, RequestId,
+    Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,
+    RequestId,
 };
-pub(crate) use service::{Service, WaiterId};
-pub(crate) use waits_for::Search;
+pub(crate) use waits_for::{Search, Waits};
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;
@@ -56,6 +59,11 @@ pub(crate) type MonoUs = u64;
 
 /// A fencing token: greater than every earlier one of its lock, and below 2^53.
 pub(crate) type Token = i64;
+
+/// Names one wait, from the call that has to wait until its client has been answered. Never used twice, and
+/// in the order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct WaiterId(pub(crate) u64);
 
 /// A connection of a client, by the id that the server gives it and never gives again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

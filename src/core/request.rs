@@ -3,9 +3,8 @@
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-use super::bindings::Lease;
-use super::pending::SetLease;
-use super::{ConnectionId, Mode, Now, Owner, Part, Token, WallMs};
+use super::lease::{Lease, SetLease};
+use super::{ConnectionId, Mode, MonoUs, Now, Owner, Part, Token, WaiterId, WallMs};
 
 /// What an acquire asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +88,32 @@ pub(crate) struct Bind {
     pub(crate) ephemeral: bool,
 }
 
+/// What is to become of a request that cannot be granted at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// It is not queued.
+    Leaves,
+    /// It is queued.
+    Waits {
+        /// Until when; `None`: without limit.
+        deadline: Option<MonoUs>,
+        /// How many may wait for one lock, if there is a limit.
+        at_most: Option<usize>,
+        /// This server is the primary. On another one nobody can wait.
+        on_primary: bool,
+    },
+}
+
+impl Patience {
+    /// Until when the caller is ready to wait.
+    pub(super) fn ready_until(self, now: Now) -> MonoUs {
+        match self {
+            Patience::Leaves => now.mono,
+            Patience::Waits { deadline, .. } => deadline.unwrap_or(MonoUs::MAX),
+        }
+    }
+}
+
 /// The reply to a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
@@ -108,10 +133,13 @@ pub(crate) enum Outcome {
     Granted(Reply),
     /// It would have to wait.
     Busy,
+    /// It waits.
+    Queued(WaiterId),
     Refused(Refusal),
 }
 
-/// How a wait ended. Each waiter gets exactly one, unless it left by itself ([`Service::leave`](super::Service::leave)).
+/// How a wait ended. Each waiter gets exactly one, unless it left by itself
+/// ([`LockManager::leave`](super::LockManager::leave)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// It has the lock.
@@ -161,6 +189,10 @@ pub(crate) struct Renewal {
 pub(crate) enum Refusal {
     /// The hold count cannot grow any more.
     Overflow,
+    /// As many wait as may.
+    TooManyWaiters,
+    /// This server is a replica.
+    Replica,
     /// The key of the fencing counter holds something else.
     NoCounter,
     /// The fencing counter cannot grow any more.

@@ -4,12 +4,56 @@
 //! that is ahead in the queue and would exclude it or be excluded. Holders are in the keyspace, so that a search
 //! asks for them lock by lock ([`Step::Read`]).
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Range;
 
-use super::entries::Place;
+use foldhash::{HashMap, HashSet};
+
 use super::holders::excludes;
-use super::service::{is_exclusive, Waiter};
-use super::{Holders, LockId, LockRef, Mode, Now, Owner, Part, Service, WaiterId};
+use super::table::LockIdx;
+use super::wait_queue::Position;
+use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
+
+/// What the search sees of those who wait.
+pub(crate) trait Waits {
+    /// A wait that is queued and not over.
+    fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>>;
+    /// The queued waits of an owner.
+    fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = WaiterId>;
+    /// Those of them that are for one lock.
+    fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId>;
+    /// The waits for a lock at these positions.
+    fn ahead(
+        &self,
+        lock: LockIdx,
+        which: Ahead,
+        positions: Range<Position>,
+    ) -> impl Iterator<Item = WaiterId>;
+    fn name(&self, lock: LockIdx) -> Option<&LockId>;
+    fn find(&self, lock: &LockId) -> Option<LockIdx>;
+    /// Changes the holders as the next look at the lock will: those whose client is gone block nobody.
+    fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
+    /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.
+    fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
+}
+
+/// Which of those ahead in a queue are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ahead {
+    All,
+    /// Who wants the lock exclusively, nearest to the back first.
+    Exclusive,
+    /// Whose owner waits for other locks too.
+    Crossing,
+}
+
+/// One wait.
+pub(crate) struct Waiting<'a> {
+    pub(crate) lock: LockIdx,
+    pub(crate) owner: &'a Owner,
+    pub(crate) mode: Mode,
+    pub(crate) position: Position,
+}
 
 /// One owner waits for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +84,7 @@ pub(crate) struct Search {
     origin: Owner,
     /// Everybody is wanted, and not just a way back to `origin`.
     everybody: bool,
-    locks: HashMap<LockId, Seen>,
+    locks: HashMap<LockIdx, Seen>,
     /// Waits to be followed, with the edge that led there.
     todo: VecDeque<(WaiterId, Option<usize>)>,
     seen: HashSet<Owner>,
@@ -48,15 +92,15 @@ pub(crate) struct Search {
 }
 
 /// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
-/// looked for again on the way of the next, so that a search passes each holder and each place once.
+/// looked for again on the way of the next, so that a search passes each holder and each position once.
 struct Seen {
     holders: Holders,
     /// All holders were found, or all but this one, who waits himself.
     passed_holders: Passed,
-    /// All were found that an exclusive waiter at this place waits for in the queue.
-    exclusive_until: Option<Place>,
+    /// All were found that an exclusive waiter at this position waits for in the queue.
+    exclusive_until: Option<Position>,
     /// The same for a shared waiter.
-    shared_until: Option<Place>,
+    shared_until: Option<Position>,
 }
 
 enum Passed {
@@ -67,48 +111,49 @@ enum Passed {
 
 impl Search {
     /// Looks for a way from this waiter back to its owner.
-    pub(crate) fn cycle(service: &Service, from: WaiterId) -> Option<Search> {
-        let origin = service.waiters.get(&from)?.request.owner.clone();
+    pub(crate) fn cycle(waits: &impl Waits, from: WaiterId, now: Now) -> Option<Search> {
+        let origin = waits.waiting(from, now)?.owner.clone();
         Some(Search::new(origin, false, [from]))
     }
 
     /// Looks for all whom this owner waits for.
-    pub(crate) fn blockers(service: &Service, origin: &Owner) -> Search {
-        let waits = service.waits_of.get(origin).into_iter().flatten().map(|(_, id)| *id);
-        Search::new(origin.clone(), true, waits)
+    pub(crate) fn blockers(waits: &impl Waits, origin: &Owner) -> Search {
+        Search::new(origin.clone(), true, waits.waits_of(origin))
     }
 
     fn new(origin: Owner, everybody: bool, from: impl IntoIterator<Item = WaiterId>) -> Search {
         let todo = from.into_iter().map(|id| (id, None)).collect();
-        let (locks, seen, edges) = (HashMap::new(), HashSet::new(), Vec::new());
+        let (locks, seen, edges) = (HashMap::default(), HashSet::default(), Vec::new());
         Search { origin, everybody, locks, todo, seen, edges }
     }
 
     /// These are the holders of a lock, as its key has them.
-    pub(crate) fn learn(&mut self, service: &Service, lock: LockId, mut holders: Holders) {
-        service.anticipate(lock.as_ref(), &mut holders);
+    pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, mut holders: Holders) {
+        let Some(lock) = waits.find(lock) else { return };
+        waits.anticipate(lock, &mut holders);
         let seen = Seen { holders, passed_holders: Passed::None, exclusive_until: None, shared_until: None };
         self.locks.insert(lock, seen);
     }
 
     /// Goes on until something is needed or found.
-    pub(crate) fn step(&mut self, service: &Service, now: Now) -> Step {
+    pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Step {
         while let Some((id, from)) = self.todo.front().copied() {
-            let Some(waiter) = service.waiters.get(&id).filter(|waiter| !waiter.is_over(now)) else {
+            let Some(wait) = waits.waiting(id, now) else {
                 self.todo.pop_front();
                 continue;
             };
-            let Some(seen) = self.locks.get_mut(&waiter.lock) else {
-                return Step::Read(waiter.lock.clone());
+            let Some(name) = waits.name(wait.lock) else {
+                return defect!("a wait for an unknown lock", Step::Done);
             };
+            let Some(seen) = self.locks.get_mut(&wait.lock) else { return Step::Read(name.clone()) };
             self.todo.pop_front();
             let wanted = (!self.everybody).then_some(&self.origin);
-            for owner in service.blockers(waiter, seen, wanted, now) {
+            for owner in blockers(waits, &wait, seen, wanted, now) {
                 if !self.seen.insert(owner.clone()) {
                     continue;
                 }
                 let edge = self.edges.len();
-                self.edges.push(Edge { owner: owner.clone(), lock: waiter.lock.clone(), by: id, from });
+                self.edges.push(Edge { owner: owner.clone(), lock: name.clone(), by: id, from });
                 if owner == self.origin {
                     if !self.everybody {
                         return Step::Cycle(self.way_to(edge));
@@ -116,9 +161,7 @@ impl Search {
                     // All its waits were followed from the start.
                     continue;
                 }
-                for (_, wait) in service.waits_of.get(&owner).into_iter().flatten() {
-                    self.todo.push_back((*wait, Some(edge)));
-                }
+                self.todo.extend(waits.waits_of(&owner).map(|wait| (wait, Some(edge))));
             }
         }
         Step::Done
@@ -141,73 +184,51 @@ impl Search {
     }
 }
 
-impl Service {
-    /// Changes the holders as [`begin`](Service::serve) will when the lock is brought up to date: those whose
-    /// client is gone block nobody.
-    fn anticipate(&self, lock: LockRef<'_>, holders: &mut Holders) {
-        let Some(entry) = self.entries.get(lock) else { return };
-        for grant in &entry.take_back {
-            grant.uncount(holders);
-        }
-        if !self.suspended {
-            for owner in entry.closed() {
-                let _ = holders.release(owner.as_bytes(), Part::All, None);
-            }
+/// The owners that a wait waits for directly, without those that were found already.
+///
+/// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
+/// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new.
+fn blockers(
+    waits: &impl Waits,
+    wait: &Waiting<'_>,
+    seen: &mut Seen,
+    wanted: Option<&Owner>,
+    now: Now,
+) -> Vec<Owner> {
+    let Waiting { lock, owner, mode, position } = *wait;
+    let mut found = seen.pass_holders(owner, mode);
+    let exclusive = mode == Mode::Exclusive;
+    let turn = turn_of(waits, lock, owner, now).unwrap_or(position);
+    if let Some(origin) = wanted.filter(|origin| *origin != owner && exclusive) {
+        if turn_of(waits, lock, origin, now).is_some_and(|position| position < turn) {
+            found.push(origin.clone());
         }
     }
+    let until = if exclusive { &mut seen.exclusive_until } else { &mut seen.shared_until };
+    let passed = until.unwrap_or(Position::FRONT);
+    if turn <= passed {
+        return found;
+    }
+    *until = Some(turn);
+    let which = match (wanted.is_none(), exclusive) {
+        (true, true) => Ahead::All,
+        (true, false) | (false, false) => Ahead::Exclusive,
+        (false, true) => Ahead::Crossing,
+    };
+    for ahead in waits.ahead(lock, which, passed..turn).filter_map(|id| waits.waiting(id, now)) {
+        found.push(ahead.owner.clone());
+        // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less.
+        let leads_to_all = wanted.is_some() && !exclusive;
+        if leads_to_all && turn_of(waits, lock, ahead.owner, now) == Some(ahead.position) {
+            break;
+        }
+    }
+    found
+}
 
-    /// The owners that a waiter waits for directly, without those that were found already.
-    ///
-    /// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
-    /// them waits for the lock's holders and for those ahead, as this waiter does itself, and so leads to nobody new.
-    fn blockers(&self, waiter: &Waiter, seen: &mut Seen, wanted: Option<&Owner>, now: Now) -> Vec<Owner> {
-        let Waiter { lock, request, .. } = waiter;
-        let mut found = seen.pass_holders(&request.owner, request.mode);
-        let Some(entry) = self.entries.get(lock.as_ref()) else { return found };
-        let turn = self.turn_of(lock.as_ref(), &request.owner, now).unwrap_or(waiter.place);
-        if let Some(origin) = wanted.filter(|origin| **origin != request.owner && is_exclusive(request)) {
-            if self.turn_of(lock.as_ref(), origin, now).is_some_and(|place| place < turn) {
-                found.push(origin.clone());
-            }
-        }
-        let until = if is_exclusive(request) { &mut seen.exclusive_until } else { &mut seen.shared_until };
-        let passed = until.unwrap_or(Place::FIRST);
-        if turn <= passed {
-            return found;
-        }
-        *until = Some(turn);
-        let at = |place: &Place| {
-            let ahead = self.waiters.get(entry.waiting.get(place)?)?;
-            (!ahead.is_over(now)).then_some(ahead)
-        };
-        let ahead = passed..turn;
-        let owner = |ahead: &Waiter| ahead.request.owner.clone();
-        match (wanted.is_none(), is_exclusive(request)) {
-            (true, true) => {
-                found.extend(entry.waiting.range(ahead).filter_map(|(place, _)| at(place)).map(owner))
-            }
-            (true, false) => found.extend(entry.exclusive.range(ahead).filter_map(at).map(owner)),
-            (false, true) => found.extend(entry.crossing.range(ahead).filter_map(at).map(owner)),
-            (false, false) => {
-                for waiter in entry.exclusive.range(ahead).rev().filter_map(at) {
-                    found.push(owner(waiter));
-                    // It waits for all that are ahead of it, and for all holders. One whose owner was in line
-                    // before waits for less.
-                    if self.turn_of(lock.as_ref(), &waiter.request.owner, now) == Some(waiter.place) {
-                        break;
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    /// When it is this owner's turn: the place of its first wait for the lock, as that lets in all of them.
-    fn turn_of(&self, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<Place> {
-        let waits = self.waits_at(lock, owner);
-        let waits = waits.iter().filter_map(|id| self.waiters.get(id)).filter(|waiter| !waiter.is_over(now));
-        waits.map(|waiter| waiter.place).min()
-    }
+/// When it is this owner's turn: the position of its first wait for the lock, as that lets in all of them.
+fn turn_of(waits: &impl Waits, lock: LockIdx, owner: &Owner, now: Now) -> Option<Position> {
+    waits.waits_at(lock, owner).filter_map(|id| waits.waiting(id, now)).map(|wait| wait.position).min()
 }
 
 impl Seen {

@@ -4,7 +4,7 @@
 //! How a decision reaches its client:
 //!
 //! 1. A command, the timer, or a look at a touched lock changes the core, writes the lock, and calls
-//!    [`settle`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
+//!    [`dispatch`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
 //!    what comes next.
 //! 2. In the same turn of the event loop the server lets [`Waits`](waits) answer the client, if it is still
 //!    there, and tells us in any case that it is done.
@@ -25,7 +25,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
-use crate::core::{ConnectionId, Decision, LockId, LockRef, MonoUs, Service, WaiterId, WallMs};
+use crate::core::{
+    ConnectionId, Decision, InHand, KeyChange, LockId, LockManager, LockRef, MonoUs, WaiterId, WallMs,
+};
 use crate::error::Error;
 use crate::keyspace::{self, Lock};
 use crate::server::blocked::{self, Handle};
@@ -81,7 +83,7 @@ static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 /// All state in memory.
 #[derive(Default)]
 pub(crate) struct Driver {
-    pub(crate) service: Service,
+    pub(crate) locks: LockManager,
     pub(crate) stats: Stats,
     waits: BTreeMap<WaiterId, Wait>,
     /// On old servers the handle is all that a callback gets.
@@ -163,8 +165,8 @@ pub(crate) fn while_changing<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
 pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
     let may_unblock = crate::server_may_unblock();
     let Some(handle) = blocked::block::<Waits>(ctx, may_unblock) else {
-        with(ctx, |driver| driver.service.leave(id));
-        settle(ctx);
+        with(ctx, |driver| driver.locks.leave(id));
+        dispatch(ctx);
         return Err(Error::CannotBlock);
     };
     let wait = Wait::of_caller(ctx, handle);
@@ -175,52 +177,52 @@ pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
             driver.look_at_all.get_or_insert(ctx.now().mono + CLUSTER_LOOK_US);
         }
     });
-    settle(ctx);
+    dispatch(ctx);
     Ok(())
 }
 
 /// Writes a lock that a command has opened and the core has changed, and sees to what follows from it.
-pub(crate) fn store(ctx: Ctx<'_>, at: LockRef<'_>, lock: &mut Lock<'_>) {
+pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
     listen(ctx);
     let shortened = lock.shortened_to();
-    store_lock(ctx, at, lock, false, shortened);
-    settle(ctx);
+    store(ctx, at, in_hand, lock, found_free, shortened);
+    dispatch(ctx);
 }
 
-/// Writes a lock, and sees to it that those who wait elsewhere are told what they have to know: that it is free, also if
-/// it is only now that anybody sees so (`owed`); or when its first lease ends, if that is `shortened`.
-fn store_lock(ctx: Ctx<'_>, at: LockRef<'_>, lock: &mut Lock<'_>, owed: bool, shortened: Option<WallMs>) {
+/// Writes a lock, and sees to it that external clients are told what they have to know: that it is free, also if
+/// it is only now that anybody sees so; or when its first lease ends, if that is `shortened`.
+fn store(
+    ctx: Ctx<'_>,
+    at: LockRef<'_>,
+    in_hand: InHand,
+    lock: &mut Lock<'_>,
+    found_free: bool,
+    shortened: Option<WallMs>,
+) {
     let name = lock.name();
-    let heard =
-        lock.store().or_else(|| owed.then(|| keyspace::channel::freed(ctx, Propagation::of(ctx), name)));
-    if let Some(heard) = heard {
-        with(ctx, |driver| {
-            if heard > 0 || driver.service.knows(at) {
-                driver.service.told(at, heard > 0, ctx.now());
-            }
-        });
+    let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
+    let told = lock
+        .store()
+        .or_else(|| unannounced.then(|| keyspace::channel::freed(ctx, Propagation::of(ctx), name)));
+    if let Some(told) = told {
+        with(ctx, |driver| driver.locks.announced(at, in_hand, told > 0, ctx.now()));
     }
-    if with(ctx, |driver| driver.service.watches_lease(at)) {
-        watch_field(ctx, at, lock.first_field_end());
+    if in_hand.watches_lease {
+        if let Some(end) = lock.first_field_end() {
+            with(ctx, |driver| driver.locks.field_ends(in_hand, end, ctx.now()));
+        }
     }
     if let Some(end) = shortened.filter(|_| keyspace::channel::has_listeners(ctx, name)) {
-        with(ctx, |driver| driver.service.lease_shortened(at, end));
-    }
-}
-
-/// Somebody waits for a lock of which a field ends by itself, at this time.
-pub(crate) fn watch_field(ctx: Ctx<'_>, at: LockRef<'_>, end: Option<WallMs>) {
-    if let Some(end) = end {
-        with(ctx, |driver| driver.service.field_ends(at, end, ctx.now()));
+        with(ctx, |driver| driver.locks.lease_shortened(at, in_hand, end));
     }
 }
 
 /// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
 /// core, when the lock is stored.
-pub(crate) fn settle(ctx: Ctx<'_>) {
+pub(crate) fn dispatch(ctx: Ctx<'_>) {
     with(ctx, |driver| {
         // Mostly nobody waits, and nothing is planned.
-        if driver.service.has_decided() || driver.timer.is_some() || !driver.is_idle() {
+        if driver.locks.has_decided() || driver.timer.is_some() || !driver.is_idle() {
             driver.take_office(ctx);
             driver.pass_on_decisions();
             driver.listen_to_clients(ctx);
@@ -232,7 +234,7 @@ pub(crate) fn settle(ctx: Ctx<'_>) {
 /// A command found something else than a lock: if somebody waits for it, that is looked at.
 pub(crate) fn look_soon(ctx: Ctx<'_>, key: &[u8]) {
     with(ctx, |driver| {
-        if driver.service.touched(LockRef { db: ctx.db(), key }, false, ctx.now()) {
+        if driver.locks.key_changed(LockRef { db: ctx.db(), key }, KeyChange::Changed, ctx.now()) {
             driver.set_timer(ctx, None);
         }
     });
@@ -244,7 +246,7 @@ impl Driver {
         self.waits.get(&id).map(|wait| wait.client)
     }
 
-    /// As [`Service::tables`], of the tables beside it.
+    /// As [`LockManager::tables`], of the tables beside it.
     pub(crate) fn tables(&self) -> [(&'static CStr, usize); 4] {
         [
             (c"table_blocked_clients", self.waits.len()),
@@ -255,7 +257,7 @@ impl Driver {
     }
 
     fn pass_on_decisions(&mut self) {
-        for (id, decision) in self.service.take_decisions() {
+        for (id, decision) in self.locks.take_decisions() {
             self.stats.count(&decision);
             self.end(id, Ended::By(decision));
         }
@@ -279,27 +281,27 @@ impl Driver {
 
     /// Goes on if this server is the primary again, should that not have been told.
     fn take_office(&mut self, ctx: Ctx<'_>) {
-        if self.service.is_suspended() && ctx.is_primary() {
-            self.service.resume();
+        if self.locks.is_demoted() && ctx.is_primary() {
+            self.locks.promote();
         }
     }
 
     /// Listens to the end of connections as soon as a hold depends on one.
     fn listen_to_clients(&mut self, ctx: Ctx<'_>) {
-        if self.service.has_bindings() && !std::mem::replace(&mut self.listening_to_clients, true) {
+        if self.locks.has_bindings() && !std::mem::replace(&mut self.listening_to_clients, true) {
             events::listen_to_clients(ctx, client_closed);
         }
     }
 
     /// Nobody is blocked: a crowd of waiters that has gone leaves no large tables behind.
     fn give_memory_back(&mut self) {
-        self.service.give_memory_back();
+        self.locks.give_memory_back();
     }
 
     /// A waiter that has not been decided leaves.
     fn leave(&mut self, ctx: Ctx<'_>, handle: Handle) {
         let Some(id) = self.by_handle.get(&handle).copied() else { return };
-        self.service.leave(id);
+        self.locks.leave(id);
         self.end(id, Ended::Left);
         self.set_timer(ctx, None);
     }
@@ -309,16 +311,16 @@ impl Driver {
         !self.listening
             && !self.flushed
             && self.look_at_all.is_none()
-            && self.service.plans_nothing()
-            && !self.service.has_bindings()
-            && !self.service.is_suspended()
+            && self.locks.plans_nothing()
+            && !self.locks.has_bindings()
+            && !self.locks.is_demoted()
     }
 
     /// Sets the timer for the next thing to do, moves it if that comes earlier than planned, and stops it if
     /// there is nothing: a module that has a timer cannot be unloaded.
     fn set_timer(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
         let now = ctx.now();
-        if self.service.has_fragile() {
+        if self.locks.has_fragile() {
             self.listen_to_wakeups(ctx);
         } else {
             self.look_at_fragile = None;
@@ -326,10 +328,10 @@ impl Driver {
         let wanted = if self.flushed && obstacle.is_none() {
             Some(0)
         } else {
-            let work = self.service.next_wakeup(now, obstacle.is_none());
+            let work = self.locks.next_wakeup(now, obstacle.is_none());
             let work = match obstacle {
                 Some(Obstacle::Refused) => {
-                    let deadline = self.service.next_deadline(now);
+                    let deadline = self.locks.next_deadline(now);
                     deadline.into_iter().chain(work.map(|ms| ms.max(REFUSED_RETRY_MS))).min()
                 }
                 _ => work,
@@ -368,15 +370,15 @@ fn fired(ctx: Ctx<'_>) {
     with(ctx, |driver| {
         // First of all: this timer must not be stopped any more.
         driver.timer = None;
-        if driver.listening && driver.answered.is_empty() && !driver.service.has_fragile() {
+        if driver.listening && driver.answered.is_empty() && !driver.locks.has_fragile() {
             driver.listening = false;
             events::ignore_wakeups(ctx);
         }
         if !primary {
-            driver.service.abdicate();
+            driver.locks.demote();
         }
         driver.take_office(ctx);
-        if !driver.service.has_bindings() && std::mem::take(&mut driver.listening_to_clients) {
+        if !driver.locks.has_bindings() && std::mem::take(&mut driver.listening_to_clients) {
             events::ignore_clients(ctx);
         }
         if ctx.is_cluster() {
@@ -388,7 +390,7 @@ fn fired(ctx: Ctx<'_>) {
     });
     while ctx.now().mono.saturating_sub(started) < TIMER_BUDGET_US {
         let locks = with(ctx, |driver| {
-            let locks = driver.service.tick(ctx.now(), may_write);
+            let locks = driver.locks.tick(ctx.now(), may_write);
             driver.pass_on_decisions();
             locks
         });
@@ -403,7 +405,8 @@ fn fired(ctx: Ctx<'_>) {
     let flushed = with(ctx, |driver| {
         let told = driver.flushed && (may_write || !primary);
         driver.flushed &= !told;
-        (told && primary).then(|| driver.service.wanted_here().map(<[u8]>::to_vec).collect::<Vec<_>>())
+        (told && primary)
+            .then(|| driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>())
     });
     if let Some(wanted_here) = flushed {
         keyspace::channel::all_freed(ctx, &wanted_here);
@@ -440,7 +443,7 @@ impl Driver {
 
     /// The server was woken up, and carries out what it has been sent before any timer fires.
     fn plan_look_at_fragile(&mut self, ctx: Ctx<'_>) {
-        if !self.service.has_fragile() {
+        if !self.locks.has_fragile() {
             return;
         }
         self.fragile_touched = true;
@@ -453,15 +456,15 @@ impl Driver {
     }
 
     fn look_at_fragile(&mut self, now: MonoUs) {
-        let goes_on = self.look_at_fragile.take().is_some() || self.service.is_looking_at_fragile();
+        let goes_on = self.look_at_fragile.take().is_some() || self.locks.is_looking_at_fragile();
         if !goes_on && !self.fragile_touched {
             return;
         }
-        if !self.service.is_looking_at_fragile() {
+        if !self.locks.is_looking_at_fragile() {
             self.fragile_touched = false;
         }
-        self.service.look_at_fragile();
-        if self.service.is_looking_at_fragile() {
+        self.locks.look_at_fragile();
+        if self.locks.is_looking_at_fragile() {
             self.look_at_fragile = Some(now + NEXT_FRAGILE_US);
         } else if self.fragile_touched {
             self.look_at_fragile = Some(now + FRAGILE_LOOK_US);
@@ -470,10 +473,10 @@ impl Driver {
 
     fn plan_look_at_all(&mut self, now: MonoUs) {
         if self.look_at_all.is_some_and(|at| at <= now) {
-            self.service.look_at_all();
+            self.locks.look_at_all();
         }
         let planned = self.look_at_all.filter(|at| *at > now);
-        let waiting = self.service.waiting_total() > 0;
+        let waiting = self.locks.waiting_total() > 0;
         self.look_at_all = waiting.then(|| planned.unwrap_or(now + CLUSTER_LOOK_US));
     }
 }
@@ -482,7 +485,7 @@ impl Driver {
 fn look_at(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
-    let refuse = |decision| with(ctx, |driver| driver.service.refuse_all(lock.as_ref(), &decision));
+    let refuse = |decision| with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &decision));
     // A key that has gone because its slot migrates was not released.
     if ctx.is_cluster() && !ctx.serves_slot_of(&[&name]) {
         return refuse(Decision::Moved);
@@ -492,24 +495,21 @@ fn look_at(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::WrongType);
     };
     let found_free = open.holders.is_free();
-    with(ctx, |driver| {
-        driver.service.serve(lock.as_ref(), &mut open.holders, &mut open.records, now);
-    });
-    let left_free = open.holders.is_free();
-    let owed = with(ctx, |driver| driver.service.take_owed(lock.as_ref()));
-    // Of a lease that a stranger has ended it is not known how long it was.
+    let in_hand =
+        with(ctx, |driver| driver.locks.reconcile(lock.as_ref(), &mut open.holders, &mut open.records, now));
+    // Of a lease that a foreign write has ended it is not known how long it was.
     let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
-    store_lock(ctx, lock.as_ref(), &mut open, owed && found_free && left_free, shortened);
+    store(ctx, lock.as_ref(), in_hand, &mut open, found_free, shortened);
 }
 
 /// This server has become the primary, or has ceased to be it.
 fn role_changed(ctx: Ctx<'_>, primary: bool) {
     with(ctx, |driver| {
         if primary {
-            driver.service.resume();
+            driver.locks.promote();
         } else {
             // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
-            driver.service.abdicate();
+            driver.locks.demote();
             driver.pass_on_decisions();
         }
         driver.set_timer(ctx, None);
@@ -519,7 +519,7 @@ fn role_changed(ctx: Ctx<'_>, primary: bool) {
 /// A client's connection has ended.
 fn client_closed(ctx: Ctx<'_>, client: u64) {
     with(ctx, |driver| {
-        if driver.service.connection_closed(ConnectionId(client), ctx.now()) {
+        if driver.locks.connection_closed(ConnectionId(client), ctx.now()) {
             driver.set_timer(ctx, None);
             events::wake_up(ctx);
         }

@@ -1,8 +1,8 @@
 //! Following the wait graph, whose holders have to be read key by key.
 
-use super::{settle, with, Ended};
+use super::{dispatch, with, Ended};
 use crate::core::waits_for::{Edge, Step};
-use crate::core::{Holders, LockId, Owner, Search, WaiterId};
+use crate::core::{Holders, LockRef, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
 use crate::keyspace;
 use crate::server::caller::Caller;
@@ -12,17 +12,16 @@ use crate::server::{Ctx, Str};
 const SHOWN: usize = 6;
 
 /// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then.
-pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockId, holders: Holders) -> Option<String> {
-    let mut known = Some((lock, holders));
+pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockRef<'_>, holders: Holders) -> Option<String> {
+    if !with(ctx, |driver| driver.locks.may_be_in_cycle(id, &holders)) {
+        return None;
+    }
+    let mut known = Some((lock.to_id(), holders));
     loop {
         let cycle = with(ctx, |driver| {
-            let mut search = Search::cycle(&driver.service, id)?;
-            // Nobody else waits: there is no way back.
-            if driver.service.waiting_total() == 1 {
-                return None;
-            }
+            let mut search = Search::cycle(&driver.locks, id, ctx.now())?;
             if let Some((lock, holders)) = known.take() {
-                search.learn(&driver.service, lock, holders);
+                search.learn(&driver.locks, &lock, holders);
             }
             Some(search)
         });
@@ -38,15 +37,15 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockId, holders: Hol
         });
         with(ctx, |driver| {
             for id in &gone {
-                driver.service.leave(*id);
+                driver.locks.leave(*id);
                 driver.end(*id, Ended::Left);
             }
             if text.is_some() {
                 driver.stats.deadlocks += 1;
-                driver.service.leave(id);
+                driver.locks.leave(id);
             }
         });
-        settle(ctx);
+        dispatch(ctx);
         if text.is_some() {
             return text;
         }
@@ -55,7 +54,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockId, holders: Hol
 
 /// All whom this owner waits for, nearest first.
 pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
-    let mut search = with(ctx, |driver| Search::blockers(&driver.service, owner));
+    let mut search = with(ctx, |driver| Search::blockers(&driver.locks, owner));
     run(ctx, &mut search);
     search.into_edges()
 }
@@ -63,13 +62,13 @@ pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
 fn run(ctx: Ctx<'_>, search: &mut Search) -> Step {
     loop {
         let now = ctx.now();
-        match with(ctx, |driver| search.step(&driver.service, now)) {
+        match with(ctx, |driver| search.step(&driver.locks, now)) {
             Step::Read(lock) => {
                 // Outside of `with`: a key that has expired raises an event.
                 let name = Str::new(&lock.key);
                 let holders = ctx.in_db(lock.db, || keyspace::look(ctx, &name, now));
                 let holders = holders.unwrap_or(Holders::Free);
-                with(ctx, |driver| search.learn(&driver.service, lock, holders));
+                with(ctx, |driver| search.learn(&driver.locks, &lock, holders));
             }
             end => return end,
         }

@@ -1,7 +1,7 @@
 //! What the server tells about keys and databases.
 
 use super::{with, CHANGING};
-use crate::core::LockRef;
+use crate::core::{KeyChange, LockRef};
 use crate::server::events::KeyspaceEvents;
 use crate::server::Ctx;
 
@@ -15,7 +15,7 @@ impl KeyspaceEvents for Touches {
         }
         with(ctx, |driver| {
             // Those that end every hold that there was on the key, also by putting others in its place.
-            let gone = matches!(
+            let ends_all = matches!(
                 event,
                 b"del"
                     | b"expired"
@@ -27,11 +27,12 @@ impl KeyspaceEvents for Touches {
                     | b"restore"
                     | b"copy_to"
             );
+            let change = if ends_all { KeyChange::Gone } else { KeyChange::Changed };
             // Nearly always: nobody waits, and the event costs no more than this.
-            if driver.service.ignores(gone) {
+            if driver.locks.ignores(change) {
                 return;
             }
-            if driver.service.touched(LockRef { db: ctx.db(), key }, gone, ctx.now()) {
+            if driver.locks.key_changed(LockRef { db: ctx.db(), key }, change, ctx.now()) {
                 driver.set_timer(ctx, None);
             }
         });
@@ -40,7 +41,7 @@ impl KeyspaceEvents for Touches {
     fn database(ctx: Ctx<'_>, db: Option<i32>) {
         with(ctx, |driver| {
             driver.flushed = ctx.is_primary();
-            driver.service.touched_all(db);
+            driver.locks.database_changed(db);
             driver.set_timer(ctx, None);
         });
     }

@@ -56,7 +56,7 @@ impl BlockedClient for Waits {
         });
         let Some((Some(Ended::By(decision)), hung_up)) = found else { return };
         let error = match decision {
-            // It may have closed its half only, and still read: what is taken back must not be told as a grant.
+            // It may have closed its half only, and still read: what is revoked must not be told as a grant.
             Decision::Granted(_) if hung_up => Error::HungUp,
             Decision::Granted(reply) => return reply_grant(ctx, &reply),
             Decision::TimedOut => return ctx.reply_null(),
@@ -91,7 +91,7 @@ impl BlockedClient for Waits {
                 return;
             }
             if gone || wait.hung_up {
-                driver.take_back(id);
+                driver.revoke(id);
                 events::wake_up(ctx);
             } else {
                 driver.answered.push((id, wait.client));
@@ -103,9 +103,9 @@ impl BlockedClient for Waits {
 }
 
 impl Driver {
-    fn take_back(&mut self, id: WaiterId) {
-        self.stats.taken_back += 1;
-        self.service.undelivered(id);
+    fn revoke(&mut self, id: WaiterId) {
+        self.stats.revoked += 1;
+        self.locks.undelivered(id);
     }
 }
 
@@ -118,9 +118,9 @@ pub(super) fn turn_is_over(ctx: Ctx<'_>, (): ()) {
         }
         for (id, client) in std::mem::take(&mut driver.answered) {
             if ctx.client_exists(client) {
-                driver.service.delivered(id, ctx.now());
+                driver.locks.delivered(id, ctx.now());
             } else {
-                driver.take_back(id);
+                driver.revoke(id);
             }
         }
         driver.listen_to_clients(ctx);

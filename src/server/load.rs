@@ -175,9 +175,12 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
 
 /// Sends panics to the server's log, with their place.
 pub(crate) fn log_panics() {
-    std::panic::set_hook(Box::new(|panic| {
-        warn(std::ptr::null_mut(), &format!("defect in redis-lock, please report: {panic}"));
-    }));
+    std::panic::set_hook(Box::new(|panic| log_defect(&panic.to_string())));
+}
+
+/// Sends what cannot have happened to the server's log.
+pub(crate) fn log_defect(what: &str) {
+    warn(std::ptr::null_mut(), &format!("defect in redis-lock, please report: {what}"));
 }
 
 /// Undoes [`log_panics`], whose code goes away with the module.

@@ -10,17 +10,17 @@ crate::on_every_server!(
     a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next,
     a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next,
     a_client_that_closes_its_half_is_not_told_of_a_grant,
-    a_grant_to_the_last_client_is_taken_back,
+    a_grant_to_the_last_client_is_revoked,
     a_deadline_in_the_turn_of_a_release_counts,
     an_unblock_in_the_turn_of_a_release_has_one_outcome,
-    a_grant_that_was_given_back_meanwhile_is_not_taken_back_twice,
+    a_grant_that_was_given_back_meanwhile_is_not_revoked_twice,
     a_client_that_got_its_answer_and_left_keeps_the_lock,
     many_waiters_come_and_go,
     waiters_of_an_unloaded_module,
 );
 
-fn taken_back(world: &World) -> i64 {
-    world.client().info("lock", "lock_grants_taken_back").parse().unwrap()
+fn revoked(world: &World) -> i64 {
+    world.client().info("lock", "lock_grants_revoked").parse().unwrap()
 }
 
 /// The server reads both commands in one go: the waiter is granted, and killed before it is answered.
@@ -39,7 +39,7 @@ fn a_grant_to_a_killed_client_goes_to_the_next(flavor: Flavor) {
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "1"]);
         assert_eq!(d.recv(), "1");
         assert_eq!(a.call("HGETALL k"), "[d, 1]");
-        assert_eq!(taken_back(world), 1, "c was still in line");
+        assert_eq!(revoked(world), 1, "c was still in line");
     });
 }
 
@@ -108,7 +108,7 @@ fn a_client_that_closes_its_half_is_not_told_of_a_grant(flavor: Flavor) {
     });
 }
 
-fn a_grant_to_the_last_client_is_taken_back(flavor: Flavor) {
+fn a_grant_to_the_last_client_is_revoked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -170,7 +170,7 @@ fn an_unblock_in_the_turn_of_a_release_has_one_outcome(flavor: Flavor) {
 
 /// The owner has another connection, which gives the grant back before the first one is found to be gone, and
 /// takes the lock anew: that newer hold is not the one to take back.
-fn a_grant_that_was_given_back_meanwhile_is_not_taken_back_twice(flavor: Flavor) {
+fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
@@ -219,7 +219,7 @@ fn a_client_that_got_its_answer_and_left_keeps_the_lock(flavor: Flavor) {
             assert_eq!(c.call("LOCK.ACQUIRE k c BLOCK 5"), "nil");
             assert_eq!(c.call("LOCK.RELEASE k b"), "0");
         }
-        assert_eq!(taken_back(world), 0);
+        assert_eq!(revoked(world), 0);
     });
 }
 

@@ -137,7 +137,7 @@ fn a_turn_leaves_the_lock_free_with_one_message(flavor: Flavor) {
             assert!(next < 20, "no turn for the stranger");
         }
         assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
-        assert_ne!(a.info("lock", "lock_turns_given"), "0");
+        assert_ne!(a.info("lock", "lock_fairness_windows_given"), "0");
         for last in next..=20 {
             if waiting.is_empty() {
                 break;
@@ -162,7 +162,7 @@ fn who_waits_is_served_when_nobody_comes(flavor: Flavor) {
             assert!(waiting[n + 1..].iter().all(Client::has_nothing), "two hold the lock");
             assert_eq!(waiting[n].call(&format!("LOCK.RELEASE k n{n}")), "0");
         }
-        assert_eq!(a.info("lock", "lock_turns_taken"), "0");
+        assert_eq!(a.info("lock", "lock_fairness_windows_used"), "0");
         drop(silent);
     });
 }
@@ -174,7 +174,7 @@ fn without_a_subscriber_there_are_no_turns(flavor: Flavor) {
         other.call("PSUBSCRIBE *");
         contend(world, 4, 0, 300);
         let mut a = world.client();
-        assert_eq!(a.info("lock", "lock_turns_given"), "0");
+        assert_eq!(a.info("lock", "lock_fairness_windows_given"), "0");
     });
 }
 

@@ -292,7 +292,7 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
             assert_eq!(client.recv(), "1");
         }
         assert_eq!(a.info("lock", "lock_waiters"), "0");
-        assert_eq!(a.info("lock", "lock_grants_taken_back"), "0");
+        assert_eq!(a.info("lock", "lock_grants_revoked"), "0");
     });
 }
 

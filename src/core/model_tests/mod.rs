@@ -225,23 +225,23 @@ fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
 /// After everybody has left and every grant has arrived, nothing is kept (9).
 fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
-    in_flight.into_iter().for_each(|id| real.service.delivered(id, real.time()));
+    in_flight.into_iter().for_each(|id| real.locks.delivered(id, real.time()));
     for connection in 0..3 {
-        real.service.connection_closed(ConnectionId(connection), real.time());
+        real.locks.connection_closed(ConnectionId(connection), real.time());
     }
     for key in LOCKS {
         for id in real.waiting(key) {
-            real.service.leave(id);
+            real.locks.leave(id);
         }
     }
     (0..LOCKS.len()).for_each(|lock| {
         real.step(&Op::Delete { lock });
     });
-    while let Some(ms) = real.service.next_wakeup(real.time(), true) {
+    while let Some(ms) = real.locks.next_wakeup(real.time(), true) {
         real.now += i64::try_from(ms).unwrap().max(1);
         real.tick();
     }
-    real.service.assert_empty();
+    real.locks.assert_empty();
 }
 
 /// Acquires that wait without limit, of leases that do not end, and little else.
@@ -273,7 +273,7 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
         let held_before = LOCKS.map(|key| {
             // Of what a stranger deletes, only what was granted here is known to have been a lock.
             visible(&real, key).is_some_and(|holders| !holders.is_free())
-                && (!matches!(op, Op::Delete { .. }) || real.service.held.contains(at(key)))
+                && (!matches!(op, Op::Delete { .. }) || real.locks.was_granted(at(key)))
         });
         match *op {
             Op::Advance { ms } => {
@@ -287,13 +287,13 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
                 let waiting: Vec<_> =
                     model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| waiter.id).collect();
                 if let Some(id) = waiting.get(which % waiting.len().max(1)) {
-                    prop_assert!(real.service.leave(*id));
+                    prop_assert!(real.locks.leave(*id));
                     model.leave(*id);
                     real.fire();
                 }
             }
             Op::Close { connection } => {
-                real.service.connection_closed(ConnectionId(connection), real.time());
+                real.locks.connection_closed(ConnectionId(connection), real.time());
                 model.close(connection);
                 real.fire();
             }
@@ -307,9 +307,9 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
                     let id = model.in_flight[which % len].id;
                     model.deliver(which % len, arrives);
                     if arrives {
-                        real.service.delivered(id, real.time());
+                        real.locks.delivered(id, real.time());
                     } else {
-                        real.service.undelivered(id);
+                        real.locks.undelivered(id);
                     }
                     real.fire();
                 }
@@ -324,6 +324,7 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
             let expected = usize::from(free && held_before[lock])..=usize::from(free);
             prop_assert!(expected.contains(&told), "{} messages after {:?}", told, op);
         }
+        real.locks.verify();
         // Two locks may be served in either order; for each waiter it is the same.
         let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
             let mut taken = std::mem::take(decisions);
@@ -407,12 +408,12 @@ proptest! {
                     }
                     Op::Pause(_) | Op::Away { .. } => {}
                     Op::Close { connection } => {
-                        real.service.connection_closed(ConnectionId(connection), real.time());
+                        real.locks.connection_closed(ConnectionId(connection), real.time());
                     }
                     Op::Leave { which } => {
                         let id = waits.keys().nth(which % waits.len().max(1)).copied();
                         if let Some(id) = id {
-                            prop_assert!(real.service.leave(id));
+                            prop_assert!(real.locks.leave(id));
                             waits.remove(&id);
                         }
                     }
@@ -420,8 +421,8 @@ proptest! {
                         if !in_flight.is_empty() {
                             let id = in_flight.swap_remove(which % in_flight.len());
                             match arrives {
-                                true => real.service.delivered(id, real.time()),
-                                false => real.service.undelivered(id),
+                                true => real.locks.delivered(id, real.time()),
+                                false => real.locks.undelivered(id),
                             }
                         }
                     }
@@ -437,6 +438,7 @@ proptest! {
                     }
                     _ => { real.step(op); }
                 }
+                real.locks.verify();
                 check_decisions(&mut real, &mut waits, &mut in_flight)?;
             }
             real.fire();
@@ -445,7 +447,7 @@ proptest! {
                 let free = visible(&real, key).is_none_or(|holders| holders.is_free());
                 // A lease that ends in this millisecond is over in the next.
                 let ends_now = matches!(&real.keys[key], Stored::Lock(h) if h.expires_at().is_some_and(|at| real.now > at));
-                let left_to_strangers = listeners && real.service.yields(at(key), u64::MAX, real.time());
+                let left_to_strangers = listeners && real.locks.is_left_free(at(key), real.time());
                 if free && !ends_now && !left_to_strangers {
                     prop_assert!(real.waiting(key).is_empty(), "a free lock has waiters");
                 }
@@ -516,25 +518,26 @@ fn a_hold_count_that_cannot_grow_is_refused() {
 
 #[test]
 fn many_locks_that_end_at_once_are_looked_at_in_portions() {
-    let mut service = Service::default();
+    let mut locks = LockManager::default();
     let now = Now { wall: 0, mono: 0 };
-    let held = Holders::Exclusive(hold(b"a", 1, 0));
+    let mut held = Holders::Exclusive(hold(b"a", 1, 0));
     for lock in 0..1000u32 {
         let request = Call { owner: 1, lease: 10, ..Call::default() }.request();
-        service.wait(at(&lock.to_be_bytes()), &held, request, None, now);
+        let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+        locks.acquire(at(&lock.to_be_bytes()), &mut held, &mut Beside::default(), request, patience, now);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;
     let mut seen = BTreeSet::new();
-    while service.next_wakeup(later, true) == Some(0) || rounds == 0 {
-        let locks = service.tick(later, true);
-        assert!(locks.len() <= 200, "{} locks in one go", locks.len());
-        for lock in locks {
+    while locks.next_wakeup(later, true) == Some(0) || rounds == 0 {
+        let ready = locks.tick(later, true);
+        assert!(ready.len() <= 200, "{} locks in one go", ready.len());
+        for lock in ready {
             assert!(seen.insert(lock.key.to_vec()), "looked at twice");
-            service.serve(lock.as_ref(), &mut Holders::Free, &mut Beside::default(), later);
+            locks.reconcile(lock.as_ref(), &mut Holders::Free, &mut Beside::default(), later);
         }
         rounds += 1;
     }
     assert_eq!(seen.len(), 1000);
-    assert_eq!(service.take_decisions().len(), 1000);
+    assert_eq!(locks.take_decisions().len(), 1000);
 }

@@ -80,7 +80,7 @@ impl Records for Beside {
 
 /// The core with a keyspace, a clock and a timer around it, as `crate::driver` has them.
 pub(super) struct Real {
-    pub(super) service: Service,
+    pub(super) locks: LockManager,
     pub(super) keys: BTreeMap<&'static [u8], Stored>,
     beside: BTreeMap<&'static [u8], Beside>,
     pub(super) now: i64,
@@ -106,7 +106,7 @@ impl Real {
         let keys = LOCKS.map(|key| (key, Stored::Lock(Holders::Free))).into();
         let beside = LOCKS.map(|key| (key, Beside::default())).into();
         Real {
-            service: Service::default(),
+            locks: LockManager::default(),
             keys,
             beside,
             now: 1_000,
@@ -131,7 +131,7 @@ impl Real {
                 if holders.expires_at().is_some_and(|at| time.wall > at) {
                     *holders = Holders::Free;
                     // The server raises `expired` for it.
-                    self.service.touched(at(key), true, time);
+                    self.locks.key_changed(at(key), KeyChange::Gone, time);
                     return Ok(Holders::Free);
                 }
                 let mut holders = holders.clone();
@@ -139,7 +139,7 @@ impl Real {
                 Ok(holders)
             }
             Stored::Other => {
-                self.service.touched(at(key), false, time);
+                self.locks.key_changed(at(key), KeyChange::Changed, time);
                 Err(())
             }
         }
@@ -158,39 +158,37 @@ impl Real {
     fn on<T>(
         &mut self,
         key: &'static [u8],
-        body: impl FnOnce(&mut Service, LockRef<'_>, &mut Holders, &mut Beside, Now) -> T,
+        body: impl FnOnce(&mut LockManager, LockRef<'_>, &mut Holders, &mut Beside, Now) -> (T, InHand),
     ) -> Result<T, Seen> {
         let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
         let now = self.time();
         let beside = self.beside.get_mut(key).unwrap();
         (beside.now, beside.listeners) = (self.now, self.listeners);
         let (was_free, end_before) = (holders.is_free(), holders.expires_at());
-        let result = body(&mut self.service, at(key), &mut holders, beside, now);
+        let (result, in_hand) = body(&mut self.locks, at(key), &mut holders, beside, now);
         let announce = std::mem::take(&mut beside.announce);
-        if (!was_free && holders.is_free()) || announce {
-            self.publish(key);
+        let unannounced = in_hand.unannounced && was_free && holders.is_free();
+        if (!was_free && holders.is_free()) || announce || unannounced {
+            self.messages.push(key);
+            self.locks.announced(at(key), in_hand, self.listeners, now);
         }
         if let Some(end) = holders.first_end().filter(|_| end_before > holders.expires_at()) {
             if self.listeners {
-                self.service.lease_shortened(at(key), end);
+                self.locks.lease_shortened(at(key), in_hand, end);
             }
         }
         self.store(key, holders);
         Ok(result)
     }
 
-    fn publish(&mut self, key: &'static [u8]) {
-        self.messages.push(key);
-        self.service.told(at(key), self.listeners, self.time());
-    }
-
     pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op).unwrap_or_else(Some);
-        self.decisions.extend(self.service.take_decisions());
+        self.decisions.extend(self.locks.take_decisions());
         if let Op::Pause(false) = op {
             // The timer that was set again and again meanwhile.
             self.tick();
         }
+        self.locks.verify();
         if self.timer {
             self.fire();
         }
@@ -199,28 +197,22 @@ impl Real {
 
     /// Fires the timer as often as it is due now.
     pub(super) fn fire(&mut self) {
-        while self.service.next_wakeup(self.time(), !self.paused) == Some(0) {
+        while self.locks.next_wakeup(self.time(), !self.paused) == Some(0) {
             self.tick();
         }
     }
 
     pub(super) fn tick(&mut self) {
-        for lock in self.service.tick(self.time(), !self.paused) {
+        for lock in self.locks.tick(self.time(), !self.paused) {
             let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
-            let before = self.messages.len();
-            let served = self.on(key, |service, at, holders, beside, now| {
-                service.serve(at, holders, beside, now);
-            });
+            let served = self
+                .on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
             if served.is_err() {
-                self.service.refuse_all(at(key), &Decision::WrongType);
-            }
-            let told = self.messages.len() > before;
-            let free = self.keys[key] == Stored::Lock(Holders::Free);
-            if self.service.take_owed(at(key)) && free && !told {
-                self.publish(key);
+                self.locks.refuse_all(at(key), &Decision::WrongType);
             }
         }
-        self.decisions.extend(self.service.take_decisions());
+        self.decisions.extend(self.locks.take_decisions());
+        self.locks.verify();
     }
 
     fn apply(&mut self, op: &Op) -> Result<Option<Seen>, Seen> {
@@ -229,15 +221,15 @@ impl Real {
             Op::Release { lock, owner, part, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
                 let release = Release { owner: Owner::new(OWNERS[owner]), part, lease_ms: lease, id };
-                let left = self.on(LOCKS[lock], |service, at, holders, beside, now| {
-                    service.release(at, holders, beside, &release, now)
+                let left = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                    locks.release(at, holders, beside, &release, now)
                 })?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
             Op::Cancel { lock, owner, id } => {
                 let id = request_id(owner, id);
-                let undone = self.on(LOCKS[lock], |service, at, holders, beside, now| {
-                    service.cancel(at, holders, beside, &id, now)
+                let undone = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                    locks.cancel(at, holders, beside, &id, now)
                 })?;
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
             }
@@ -245,14 +237,14 @@ impl Real {
                 let call = Call { bind, ..Call::default() };
                 let bind = call.request().bind;
                 let renewal = Renewal { owner: Owner::new(OWNERS[owner]), lease_ms: lease, bind };
-                let held = self.on(LOCKS[lock], |service, at, holders, beside, now| {
-                    service.renew(at, holders, beside, &renewal, now)
+                let held = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                    locks.renew(at, holders, beside, &renewal, now)
                 })?;
                 Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }
             Op::Break { lock } => {
-                let lost = self.on(LOCKS[lock], |service, at, holders, beside, now| {
-                    service.break_lock(at, holders, beside, now)
+                let lost = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                    locks.break_lock(at, holders, beside, now)
                 })?;
                 Ok(Some(Seen::Broken(lost)))
             }
@@ -267,39 +259,45 @@ impl Real {
         let request = call.request();
         let now = self.time();
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
-        let ready_until = if block.is_some() { deadline.unwrap_or(u64::MAX) } else { now.mono };
-        let (outcome, holders) = self.on(key, |service, at, holders, beside, now| {
-            (service.acquire(at, holders, beside, &request, ready_until, now), holders.clone())
+        let patience = match block {
+            Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
+            None => Patience::Leaves,
+        };
+        let (outcome, holders) = self.on(key, |locks, at, holders, beside, now| {
+            let (outcome, in_hand) = locks.acquire(at, holders, beside, request, patience, now);
+            ((outcome, holders.clone()), in_hand)
         })?;
-        match (outcome, block) {
-            (Outcome::Granted(reply), _) => Ok(Seen::Granted(reply)),
-            (Outcome::Busy, Some(_)) => {
-                let id = self.service.wait(at(key), &holders, request, deadline, now);
-                if let Step::Cycle(cycle) = self.search(Search::cycle(&self.service, id).unwrap()).0 {
+        match outcome {
+            Outcome::Granted(reply) => Ok(Seen::Granted(reply)),
+            Outcome::Queued(id) => {
+                let search = Search::cycle(&self.locks, id, now).unwrap();
+                let found = self.search(search).0;
+                if let Step::Cycle(cycle) = found {
+                    assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle that is not searched for");
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
-                    self.service.leave(id);
+                    self.locks.leave(id);
                     return Ok(Seen::Deadlock);
                 }
                 Ok(Seen::Waits(id))
             }
-            (Outcome::Busy, None) => Ok(Seen::Busy),
-            (Outcome::Refused(Refusal::Cancelled), _) => Ok(Seen::Unblocked),
-            (Outcome::Refused(refusal), _) => panic!("{refusal:?}"),
+            Outcome::Busy => Ok(Seen::Busy),
+            Outcome::Refused(Refusal::Cancelled) => Ok(Seen::Unblocked),
+            Outcome::Refused(refusal) => panic!("{refusal:?}"),
         }
     }
 
     /// Whom an owner waits for, by the core's search.
     pub(super) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
-        let (_, search) = self.search(Search::blockers(&self.service, &Owner::new(owner)));
+        let (_, search) = self.search(Search::blockers(&self.locks, &Owner::new(owner)));
         search.into_edges().into_iter().map(|edge| edge.owner).collect()
     }
 
     fn search(&self, mut search: Search) -> (Step, Search) {
         loop {
-            match search.step(&self.service, self.time()) {
+            match search.step(&self.locks, self.time()) {
                 Step::Read(lock) => {
                     let holders = visible(self, &lock.key).unwrap_or(Holders::Free);
-                    search.learn(&self.service, lock, holders);
+                    search.learn(&self.locks, &lock, holders);
                 }
                 end => return (end, search),
             }
@@ -312,18 +310,18 @@ impl Real {
         match *op {
             Op::Delete { lock } => {
                 self.store(LOCKS[lock], Holders::Free);
-                self.service.touched(at(LOCKS[lock]), true, time);
+                self.locks.key_changed(at(LOCKS[lock]), KeyChange::Gone, time);
             }
             Op::Expire { lock, lease } => {
                 self.expire(LOCKS[lock], lease);
-                self.service.touched(at(LOCKS[lock]), false, time);
+                self.locks.key_changed(at(LOCKS[lock]), KeyChange::Changed, time);
             }
             Op::Overwrite { lock } => {
                 let key = LOCKS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
                 // RENAME over it raises an event.
-                self.service.touched(at(key), true, time);
+                self.locks.key_changed(at(key), KeyChange::Gone, time);
             }
             Op::Stranger { lock, lease } => {
                 self.take(LOCKS[lock], lease);
@@ -332,7 +330,7 @@ impl Real {
                 for key in LOCKS {
                     self.store(key, Holders::Free);
                 }
-                self.service.touched_all(None);
+                self.locks.database_changed(None);
             }
             Op::Pause(paused) => self.paused = paused,
             _ => {}
@@ -345,7 +343,7 @@ impl Real {
         if free {
             let hold = Hold { expires_at: self.now + lease, ..hold(OWNERS[STRANGER], 1, 0) };
             self.store(key, Holders::Exclusive(hold));
-            self.service.touched(at(key), false, self.time());
+            self.locks.key_changed(at(key), KeyChange::Changed, self.time());
         }
         free
     }
@@ -366,22 +364,22 @@ impl Real {
 
     /// The server is a replica for a while.
     pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
-        self.service.abdicate();
-        self.decisions.extend(self.service.take_decisions());
-        assert_eq!(self.service.waiting_total(), 0, "somebody waits for a replica");
-        assert!(self.service.only_forgets(), "a replica has nothing to do");
+        self.locks.demote();
+        self.decisions.extend(self.locks.take_decisions());
+        assert_eq!(self.locks.waiting_total(), 0, "somebody waits for a replica");
+        assert!(self.locks.only_forgets(), "a replica has nothing to do");
         if let Some((lock, lease)) = meddle {
             self.expire(LOCKS[lock], lease);
         }
-        self.service.resume();
+        self.locks.promote();
         self.fire();
     }
 
     pub(super) fn advance(&mut self, ms: i64) {
         let end = self.now + ms;
         loop {
-            let wakeup = self.service.next_wakeup(self.time(), !self.paused);
-            assert_eq!(wakeup.is_none(), self.service.plans_nothing());
+            let wakeup = self.locks.next_wakeup(self.time(), !self.paused);
+            assert_eq!(wakeup.is_none(), self.locks.plans_nothing());
             let at = wakeup.map_or(end, |ms| self.now + i64::try_from(ms).unwrap());
             if at > end || wakeup.is_none() {
                 break;
@@ -393,6 +391,6 @@ impl Real {
     }
 
     pub(super) fn waiting(&self, key: &[u8]) -> Vec<WaiterId> {
-        self.service.waiters_of(at(key), self.time()).map(|waiter| waiter.id).collect()
+        self.locks.waiters_of(at(key), self.time()).map(|waiter| waiter.id).collect()
     }
 }

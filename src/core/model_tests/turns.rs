@@ -65,7 +65,7 @@ impl Contention {
     fn take_decisions(&mut self) {
         for (id, decision) in std::mem::take(&mut self.real.decisions) {
             assert!(matches!(decision, Decision::Granted(_)), "{decision:?}");
-            self.real.service.delivered(id, self.real.time());
+            self.real.locks.delivered(id, self.real.time());
             let Some(Stored::Lock(Holders::Exclusive(hold))) = self.real.keys.get(KEY) else { panic!() };
             let owner = OWNERS.iter().position(|name| *name == hold.owner.as_bytes()).unwrap();
             self.granted(owner);
@@ -118,7 +118,7 @@ impl Contention {
 
     fn run(mut self, rounds: usize) -> Contention {
         (0..rounds).for_each(|_| self.round());
-        let strangers = self.real.service.strangers_turns();
+        let strangers = self.real.locks.fairness_windows();
         assert!(strangers.1 <= self.elsewhere && strangers.1 <= strangers.0);
         self
     }
@@ -157,7 +157,7 @@ fn where_nobody_listens_no_turn_is_given() {
     let mut contention = Contention::new(4, 1, None);
     contention.real.listeners = false;
     let seen = contention.run(500);
-    assert_eq!((seen.free, seen.real.service.strangers_turns()), (0, (0, 0)));
+    assert_eq!((seen.free, seen.real.locks.fairness_windows()), (0, (0, 0)));
     assert!(seen.real.messages.is_empty());
 }
 
@@ -175,9 +175,9 @@ fn a_turn_is_told_when_a_lease_ends_or_a_stranger_deletes() {
                 false => real.advance(11),
             }
             for (id, _) in std::mem::take(&mut real.decisions) {
-                real.service.delivered(id, real.time());
+                real.locks.delivered(id, real.time());
             }
-            if real.service.yields(at(KEY), u64::MAX, real.time()) {
+            if real.locks.is_left_free(at(KEY), real.time()) {
                 break;
             }
             assert!(real.messages.is_empty());
@@ -191,7 +191,7 @@ fn with_a_turn_due() -> Real {
     let mut real = Real::heard(true);
     for _ in 0..20 {
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
-        if real.service.strangers_turns().0 > 0 {
+        if real.locks.fairness_windows().0 > 0 {
             break;
         }
         real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
@@ -240,9 +240,9 @@ fn a_stranger_may_keep_the_lock_for_long() {
             real.step(&Op::Acquire { lock: 0, call: call(0), block: Some(100) });
         }
         real.advance(2_500);
-        real.service.assert_empty_but_decisions();
+        real.locks.assert_empty_but_decisions();
         real.advance(1_000);
-        real.service.assert_empty_but_decisions();
+        real.locks.assert_empty_but_decisions();
     }
 }
 
@@ -259,7 +259,7 @@ fn nobody_waits_in_vain_for_a_turn_to_end() {
                 let [(id, Decision::Granted(_))] = &decisions[..] else {
                     panic!("{decisions:?} for a free lock with BLOCK {block}");
                 };
-                real.service.delivered(*id, real.time());
+                real.locks.delivered(*id, real.time());
             }
             // Somebody is in line, so that a turn may begin.
             real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(block) });
@@ -269,8 +269,8 @@ fn nobody_waits_in_vain_for_a_turn_to_end() {
             }
             assert!(!real.decisions.iter().any(|(_, decision)| *decision == Decision::TimedOut));
             real.decisions.clear();
-            for id in real.service.in_flight.keys().copied().collect::<Vec<_>>() {
-                real.service.delivered(id, real.time());
+            for id in real.locks.on_their_way() {
+                real.locks.delivered(id, real.time());
             }
             real.step(&Op::Release { lock: 0, owner: 1, part: Part::One, lease: None, id: None });
         }
@@ -285,7 +285,7 @@ fn turns_that_others_use_are_missed() {
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
     }
-    assert!(real.service.strangers_turns().0 < 20, "{:?}", real.service.strangers_turns());
+    assert!(real.locks.fairness_windows().0 < 20, "{:?}", real.locks.fairness_windows());
 }
 
 /// Those who sleep until the end of the lease that they saw.
@@ -339,7 +339,7 @@ fn the_end_of_a_shortened_lease_is_told() {
         assert_eq!(real.messages, [KEY], "after {shorten:?}");
         // It is not remembered for ever that somebody listened.
         real.advance(1_001);
-        real.service.assert_empty();
+        real.locks.assert_empty();
     }
 }
 
@@ -348,10 +348,10 @@ fn it_is_forgotten_that_somebody_listened() {
     let seen = Contention::new(2, 1, Some(1)).run(100);
     let mut real = seen.real;
     for id in real.waiting(KEY) {
-        real.service.leave(id);
+        real.locks.leave(id);
     }
     real.step(&Op::Break { lock: 0 });
-    assert!(!real.service.is_idle());
+    assert!(!real.locks.is_idle());
     real.advance(1_040);
-    real.service.assert_empty();
+    real.locks.assert_empty();
 }

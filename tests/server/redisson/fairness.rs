@@ -84,8 +84,8 @@ fn a_turn_is_for_who_waits(flavor: Flavor, version: Version) {
         contend(world, redisson, 2, 1);
         let mut client = world.client();
         until("nobody listens", || client.call("PUBSUB NUMSUB redisson_lock__channel:{k}").ends_with(", 0]"));
-        let given = client.info("lock", "lock_turns_given");
+        let given = client.info("lock", "lock_fairness_windows_given");
         contend(world, redisson, 4, 0);
-        assert_eq!(client.info("lock", "lock_turns_given"), given);
+        assert_eq!(client.info("lock", "lock_fairness_windows_given"), given);
     });
 }

@@ -1,0 +1,94 @@
+//! What the calls of clients do with a lock in hand.
+
+use super::step::Step;
+use crate::core::lease::Lease;
+use crate::core::{
+    NotOwner, NotReleased, Outcome, Part, Patience, Refusal, Release, Renewal, Request, RequestId,
+};
+
+/// See [`LockManager::acquire`](super::LockManager::acquire).
+pub(super) fn acquire(step: &mut Step<'_>, request: Request, patience: Patience) -> Outcome {
+    if let Some(id) = &request.id {
+        match step.records.granted(id) {
+            Ok(None) => {}
+            Ok(Some(reply)) => {
+                step.repeat(&request, &reply);
+                return Outcome::Granted(reply);
+            }
+            Err(refusal) => return Outcome::Refused(refusal),
+        }
+    }
+    let others_come_first = step.has_queue() || step.yields(patience.ready_until(step.now));
+    if !others_come_first || step.holders.of(request.owner.as_bytes()).is_some() {
+        match step.grant_caller(&request) {
+            Ok(Some(reply)) => return Outcome::Granted(reply),
+            Ok(None) => {}
+            Err(refusal) => return Outcome::Refused(refusal),
+        }
+    }
+    let Patience::Waits { deadline, at_most, on_primary } = patience else { return Outcome::Busy };
+    if !on_primary {
+        // A replica that accepts writes: nothing here could hand the lock on.
+        return Outcome::Refused(Refusal::Replica);
+    }
+    if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(&request) {
+        return Outcome::Refused(Refusal::TooManyWaiters);
+    }
+    Outcome::Queued(step.queue(request, deadline))
+}
+
+/// See [`LockManager::release`](super::LockManager::release).
+pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, NotReleased> {
+    let Release { owner, part, lease_ms, id } = release;
+    if let Some(id) = id {
+        if let Some(left) = step.records.released(id).map_err(NotReleased::Refused)? {
+            return Ok(left);
+        }
+    }
+    let lease = lease_ms.map(|ms| Lease::new(ms, step.now.wall.saturating_add(ms)));
+    let released = step.holders.release(owner.as_bytes(), *part, lease.map(|lease| lease.end));
+    let left = released.map_err(|NotOwner| NotReleased::NotOwner)?;
+    if let Some(lease) = lease.filter(|_| left > 0) {
+        step.set_lease(owner, lease);
+    }
+    if let Some(id) = id {
+        step.records.remember_release(id, left, step.now);
+    }
+    Ok(left)
+}
+
+/// See [`LockManager::renew`](super::LockManager::renew).
+pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
+    let Renewal { owner, lease_ms, bind } = renewal;
+    let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
+    let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
+    step.renewed(owner, lease, *bind);
+    Ok(holds)
+}
+
+/// See [`LockManager::cancel`](super::LockManager::cancel).
+pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusal> {
+    if let Some(undone) = step.records.cancelled(id)? {
+        return Ok(undone);
+    }
+    // A release with the same id gave it back already.
+    let given_back = step.records.released(id)?.is_some();
+    let granted = step.records.granted(id)?.filter(|_| !given_back);
+    let undone = if step.cancel_wait(id).is_some() {
+        true
+    } else if let Some(reply) = granted.filter(|_| !step.has_ended(id)) {
+        let owner = reply.owner.as_ref().unwrap_or(&id.asked);
+        let released = step.holders.release(owner.as_bytes(), Part::OneOf(reply.mode), None).is_ok();
+        if released {
+            step.unbind_request(owner, id);
+        }
+        released
+    } else {
+        false
+    };
+    if !undone && !step.records.may_grow() {
+        return Err(Refusal::NoMemory);
+    }
+    step.records.remember_cancel(id, undone, step.now);
+    Ok(undone)
+}

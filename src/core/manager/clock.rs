@@ -1,0 +1,93 @@
+//! What is to be done when, and what time brings about.
+
+use super::parts::Parts;
+use crate::core::fairness::AtDeadline;
+use crate::core::table::LockIdx;
+use crate::core::{Decision, LockId, MonoUs, Now};
+
+/// How many locks one [`tick`] asks its caller to look at, so that thousands of leases that end in
+/// the same millisecond do not stall the server: the rest follows in the next tick.
+const TICK_BATCH: usize = 64;
+
+/// How long to wait before looking again while nothing may be written, in milliseconds.
+const PAUSE_RETRY_MS: u64 = 2;
+
+/// See [`LockManager::tick`](super::LockManager::tick).
+pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> {
+    while let Some(id) = parts.deadlines.pop_due(now.mono) {
+        parts.end_wait(id, Some(Decision::TimedOut));
+    }
+    for lock in parts.sessions.sweep(now.mono) {
+        parts.drop_if_idle(lock);
+    }
+    if !may_write {
+        return Vec::new();
+    }
+    // A key is expired only when its time has passed, not when it has come.
+    while let Some(lock) = parts.leases.pop_due(now.wall - 1) {
+        parts.fragile.remove(lock);
+        parts.table.set_ready(lock);
+    }
+    while let Some(lock) = parts.windows.pop_due(now.mono) {
+        end_window(parts, lock, now);
+    }
+    let due: Vec<LockIdx> = parts.sessions.due_for_renewal(now).take(TICK_BATCH).collect();
+    due.into_iter().for_each(|lock| parts.table.set_ready(lock));
+    parts.table.take_ready(TICK_BATCH).into_iter().filter_map(|lock| parts.name(lock)).collect()
+}
+
+/// A window is over, or what is remembered of subscribers is old.
+fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
+    let Some(name) = parts.name(lock) else { return };
+    let granted_here = parts.granted_keys.contains(name.as_ref());
+    let lease_is_watched = granted_here && parts.leases.get(&lock).is_some();
+    let Some(state) = parts.state_mut(lock) else { return };
+    let somebody_waits = !state.queue.is_empty();
+    match state.fairness.at_deadline(somebody_waits, lease_is_watched, now) {
+        AtDeadline::Look => parts.table.set_ready(lock),
+        AtDeadline::Nothing => {}
+        AtDeadline::Forgotten => parts.schedule_lease(lock, None),
+    }
+    parts.schedule_window(lock);
+    parts.drop_if_idle(lock);
+}
+
+/// See [`LockManager::next_wakeup`](super::LockManager::next_wakeup).
+pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u64> {
+    let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
+    let deadline = next_deadline(parts, now);
+    let renewal = parts.sessions.next_renewal().map(until);
+    let ready = parts.table.any_ready().then_some(0);
+    // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
+    let lease = parts.leases.first();
+    let lease = lease.map(|end| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());
+    let window = parts.windows.first().map(until);
+    let work = [renewal, ready, lease, window].into_iter().flatten().min();
+    let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
+    let sweep = parts.sessions.next_sweep().map(until);
+    deadline.into_iter().chain(work).chain(sweep).min()
+}
+
+/// See [`LockManager::next_deadline`](super::LockManager::next_deadline).
+pub(super) fn next_deadline(parts: &Parts, now: Now) -> Option<u64> {
+    parts.deadlines.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000))
+}
+
+/// See [`LockManager::plans_nothing`](super::LockManager::plans_nothing).
+pub(super) fn plans_nothing(parts: &Parts) -> bool {
+    !parts.table.any_ready()
+        && parts.deadlines.is_empty()
+        && parts.leases.is_empty()
+        && parts.windows.is_empty()
+        && parts.sessions.plans_nothing()
+}
+
+/// True if nothing is planned but to forget what is over.
+#[cfg(test)]
+pub(super) fn only_forgets(parts: &Parts) -> bool {
+    !parts.table.any_ready()
+        && parts.deadlines.is_empty()
+        && parts.leases.is_empty()
+        && parts.windows.is_empty()
+        && parts.sessions.renews_nothing()
+}

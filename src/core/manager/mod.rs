@@ -1,0 +1,437 @@
+//! The lock manager: what can happen to locks, and what follows from it.
+//!
+//! Only that is remembered which somebody waits for, which depends on a connection, or which is on its way to a client. Who
+//! holds a lock is passed in with every call, as the keyspace has it.
+
+mod calls;
+mod clock;
+mod overview;
+mod parts;
+mod step;
+#[cfg(test)]
+mod verify;
+mod waits;
+
+pub(crate) use overview::{Contended, WaiterInfo};
+pub(crate) use step::InHand;
+
+use std::ffi::CStr;
+
+use super::granted_keys::GrantedKeys;
+use super::sessions::Takes;
+use super::table::LockIdx;
+use super::{
+    ConnectionId, Decision, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience, Records,
+    Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
+};
+use parts::Parts;
+use step::Step;
+
+/// All that is remembered about locks.
+///
+/// Inputs with a lock in hand: [`acquire`](LockManager::acquire), [`release`](LockManager::release),
+/// [`renew`](LockManager::renew), [`cancel`](LockManager::cancel), [`break_lock`](LockManager::break_lock),
+/// [`reconcile`](LockManager::reconcile). From clients: [`leave`](LockManager::leave),
+/// [`delivered`](LockManager::delivered), [`undelivered`](LockManager::undelivered),
+/// [`connection_closed`](LockManager::connection_closed). From foreign writes and the server:
+/// [`key_changed`](LockManager::key_changed), [`database_changed`](LockManager::database_changed),
+/// [`demote`](LockManager::demote), [`promote`](LockManager::promote). From the clock: [`tick`](LockManager::tick).
+/// Outputs: [`take_decisions`](LockManager::take_decisions), [`next_wakeup`](LockManager::next_wakeup).
+#[derive(Default)]
+pub(crate) struct LockManager {
+    parts: Parts,
+}
+
+/// What has become of a key that somebody else has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyChange {
+    /// Every hold that was on it has ended.
+    Gone,
+    /// Its holds may be others now, or have other leases.
+    Changed,
+}
+
+impl LockManager {
+    /// Grants the request if the holders admit it and it is nobody else's turn. Otherwise queues it, if there is patience for
+    /// that; if not, changes nothing but what the queue had coming anyway. A request that was granted before gets the same
+    /// answer again, one that is queued already keeps its position. One that has patience lets external clients go first in
+    /// their fairness window.
+    pub(crate) fn acquire(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        request: Request,
+        patience: Patience,
+        now: Now,
+    ) -> (Outcome, InHand) {
+        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        step.serve_first();
+        let outcome = calls::acquire(&mut step, request, patience);
+        (outcome, step.let_go())
+    }
+
+    /// Gives back what `release` says, and hands the lock on if that made way for somebody. Returns what is
+    /// left. The caller writes what has changed even if it is refused: something may have been due.
+    pub(crate) fn release(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        release: &Release,
+        now: Now,
+    ) -> (Result<i64, NotReleased>, InHand) {
+        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let result = calls::release(&mut step, release);
+        (result, step.finish())
+    }
+
+    /// Sets the owner's lease anew. Returns its hold count.
+    pub(crate) fn renew(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        renewal: &Renewal,
+        now: Now,
+    ) -> (Result<i64, NotOwner>, InHand) {
+        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let result = calls::renew(&mut step, renewal);
+        (result, step.finish())
+    }
+
+    /// Undoes the acquire with this request, whatever has become of it: ends its wait, or gives back the hold that it
+    /// got. If it is made later, or again, it is refused. Returns whether there was anything to undo.
+    pub(crate) fn cancel(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        id: &RequestId,
+        now: Now,
+    ) -> (Result<bool, Refusal>, InHand) {
+        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let result = calls::cancel(&mut step, id);
+        (result, step.finish())
+    }
+
+    /// Ends every hold and serves the queue. Returns how many owners lost theirs.
+    pub(crate) fn break_lock(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        now: Now,
+    ) -> (usize, InHand) {
+        let step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let lost = step.holders.clear();
+        (lost, step.finish())
+    }
+
+    /// Brings one lock up to date with what its key holds: revokes grants that did not arrive, follows connections that
+    /// closed and watchdogs, then grants the lock to whoever is first in line and may have it.
+    pub(crate) fn reconcile(
+        &mut self,
+        lock: LockRef<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        now: Now,
+    ) -> InHand {
+        Step::begin(&mut self.parts, lock, holders, records, now).finish()
+    }
+
+    /// Ends every wait for a lock with the same decision: the key holds no lock that is served here.
+    pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
+        let Some(idx) = self.parts.table.find(lock) else { return };
+        self.parts.table.unset_ready(idx);
+        self.parts.void_where(idx, |_| true);
+        self.parts.forget_window(idx);
+        let Some(state) = self.parts.state_mut(idx) else { return };
+        state.unannounced = false;
+        for id in state.queue.iter().collect::<Vec<_>>() {
+            self.parts.end_queued(id, decision.clone());
+        }
+        self.parts.schedule_lease(idx, None);
+        self.parts.drop_if_idle(idx);
+    }
+
+    /// A waiter leaves the queue: its client is gone or was ended from outside. False if it does not wait
+    /// any more.
+    pub(crate) fn leave(&mut self, id: WaiterId) -> bool {
+        self.parts.end_wait(id, None)
+    }
+
+    /// The grant reached its client: it is final, and what depends on the connection begins.
+    pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) {
+        let Some((wait, lease)) = self.parts.confirm(id, now) else { return };
+        let (lock, request) = (wait.lock(), wait.request());
+        if let Some(bind) = request.bind {
+            let bind = (bind, Takes::Part);
+            self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
+        }
+        self.parts.drop_if_idle(lock);
+    }
+
+    /// The grant's client went away before it could be told: the hold is given back at the next look.
+    pub(crate) fn undelivered(&mut self, id: WaiterId) {
+        self.parts.begin_to_revoke(id);
+    }
+
+    /// A connection was closed. True if there is something to do soon.
+    pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
+        for (lock, ends) in self.parts.sessions.connection_closed(connection, now) {
+            if ends && !self.parts.demoted {
+                self.parts.table.set_ready(lock);
+            }
+            self.parts.drop_if_idle(lock);
+        }
+        self.parts.table.any_ready()
+    }
+
+    /// Somebody else changed the key. True if anybody here cares, so that the caller must see to a
+    /// [`tick`](LockManager::tick) soon.
+    pub(crate) fn key_changed(&mut self, lock: LockRef<'_>, change: KeyChange, now: Now) -> bool {
+        let parts = &mut self.parts;
+        if parts.demoted {
+            return false;
+        }
+        let gone = change == KeyChange::Gone;
+        // If nobody here will take it, an external client may wait to hear that it is free.
+        let was_granted = gone && parts.granted_keys.remove(lock);
+        let known = if was_granted { Some(parts.table.find_or_insert(lock)) } else { parts.table.find(lock) };
+        // Nearly every key is none of ours.
+        let Some(idx) = known else { return false };
+        if gone {
+            parts.void_where(idx, |_| true);
+        } else {
+            if let Some(state) = parts.state_mut(idx) {
+                state.unconfirmed.leases_are_anothers();
+            }
+            if !parts.granted_keys.contains(lock) {
+                parts.taken_elsewhere(idx, now);
+            }
+        }
+        if let Some(state) = parts.state_mut(idx) {
+            state.unannounced |= was_granted;
+        }
+        // Nothing may be left to remember.
+        parts.drop_if_idle(idx);
+        parts.table.set_ready(idx);
+        parts.table.is_ready(idx)
+    }
+
+    /// All keys of a database, or of every one, may have changed: a flush, a swap, or a reload that brings all of
+    /// them back.
+    pub(crate) fn database_changed(&mut self, db: Option<i32>) {
+        let parts = &mut self.parts;
+        if parts.demoted {
+            return;
+        }
+        for lock in parts.table.handles(db) {
+            if let Some(id) = parts.name(lock) {
+                parts.granted_keys.remove(id.as_ref());
+            }
+            parts.void_grants(lock, |_| true);
+            parts.sessions.doubt(lock);
+            parts.table.set_ready(lock);
+        }
+    }
+
+    /// Every lock that somebody waits for may have changed, but not necessarily.
+    pub(crate) fn look_at_all(&mut self) {
+        for lock in self.parts.table.handles(None) {
+            if self.parts.state(lock).is_some_and(|state| !state.queue.is_empty()) {
+                self.parts.table.set_ready(lock);
+            }
+        }
+    }
+
+    /// This server is not the primary: it grants nothing, and ends every wait.
+    pub(crate) fn demote(&mut self) {
+        let parts = &mut self.parts;
+        parts.demoted = true;
+        for id in parts.waiters.all_queued() {
+            parts.end_queued(id, Decision::Demoted);
+        }
+        parts.table.clear_ready();
+        parts.granted_keys = GrantedKeys::default();
+        parts.sessions.suspend();
+        for lock in parts.table.handles(None) {
+            parts.void_grants(lock, |_| true);
+            parts.forget_window(lock);
+            parts.schedule_lease(lock, None);
+            if let Some(state) = parts.state_mut(lock) {
+                state.unannounced = false;
+            }
+            parts.drop_if_idle(lock);
+        }
+    }
+
+    /// This server is the primary again.
+    pub(crate) fn promote(&mut self) {
+        self.parts.demoted = false;
+        for lock in self.parts.sessions.resume() {
+            self.parts.table.set_ready(lock);
+        }
+    }
+
+    /// True if this server was not the primary when it was last told.
+    pub(crate) fn is_demoted(&self) -> bool {
+        self.parts.demoted
+    }
+
+    /// It was announced that the lock is free.
+    pub(crate) fn announced(&mut self, lock: LockRef<'_>, in_hand: InHand, to_subscribers: bool, now: Now) {
+        let known = self.still_in_hand(in_hand);
+        let idx = match known {
+            Some(idx) => idx,
+            None if to_subscribers => self.parts.table.find_or_insert(lock),
+            None => return,
+        };
+        if let Some(state) = self.parts.state_mut(idx) {
+            state.fairness.announced(to_subscribers, now);
+            state.fairness.settle(true, !state.queue.is_empty(), now);
+        }
+        self.parts.schedule_window(idx);
+        self.parts.drop_if_idle(idx);
+    }
+
+    /// The lock is free earlier than external clients know who wait for it: they are told when the first lease ends.
+    pub(crate) fn lease_shortened(&mut self, lock: LockRef<'_>, in_hand: InHand, first_end: WallMs) {
+        let known = self.still_in_hand(in_hand);
+        let idx = known.unwrap_or_else(|| self.parts.table.find_or_insert(lock));
+        if let Some(state) = self.parts.state_mut(idx) {
+            state.fairness.subscribers_wait_for_lease();
+        }
+        self.parts.schedule_lease(idx, Some(first_end));
+    }
+
+    /// A field of the lock ends by itself, at this time, and with it maybe the first lease.
+    pub(crate) fn field_ends(&mut self, in_hand: InHand, at: WallMs, now: Now) {
+        let Some(idx) = self.still_in_hand(in_hand) else { return };
+        // If it is over, and was read all the same, the server's clock is that much older.
+        let at = at.max(now.wall.saturating_add(1));
+        if self.parts.leases.get(&idx).is_some_and(|planned| at < planned) {
+            self.parts.leases.set(&idx, Some(at));
+        }
+    }
+
+    /// The handle of the lock that a step had in hand, if anything is remembered about it.
+    fn still_in_hand(&self, in_hand: InHand) -> Option<LockIdx> {
+        in_hand.lock.filter(|lock| self.parts.state(*lock).is_some())
+    }
+
+    /// True if there are locks that must be looked at every now and then: see
+    /// [`look_at_fragile`](LockManager::look_at_fragile).
+    pub(crate) fn has_fragile(&self) -> bool {
+        !self.parts.fragile.is_empty()
+    }
+
+    /// True if some of them are still to be looked at.
+    pub(crate) fn is_looking_at_fragile(&self) -> bool {
+        self.parts.fragile.is_in_round()
+    }
+
+    /// A foreign write may have deleted the owner's field of a fenced lock that somebody waits for. Some of these are looked
+    /// at, and the next time the next.
+    pub(crate) fn look_at_fragile(&mut self) {
+        for lock in self.parts.fragile.next() {
+            self.parts.table.set_ready(lock);
+        }
+    }
+
+    /// True if [`take_decisions`](LockManager::take_decisions) has any.
+    pub(crate) fn has_decided(&self) -> bool {
+        !self.parts.decisions.is_empty()
+    }
+
+    /// What was decided since the last call, in the order of the decisions.
+    pub(crate) fn take_decisions(&mut self) -> Vec<(WaiterId, Decision)> {
+        std::mem::take(&mut self.parts.decisions)
+    }
+
+    /// True if any hold depends on a connection.
+    pub(crate) fn has_bindings(&self) -> bool {
+        self.parts.sessions.any_bound()
+    }
+
+    /// Time has passed, or something has changed. Ends the waits whose time is over; then, if it is allowed
+    /// to write now, returns the locks that the caller must open and [`reconcile`](LockManager::reconcile).
+    pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Vec<LockId> {
+        clock::tick(&mut self.parts, now, may_write)
+    }
+
+    /// In how many milliseconds [`tick`](LockManager::tick) is due; `None` if nothing is planned.
+    pub(crate) fn next_wakeup(&self, now: Now, may_write: bool) -> Option<u64> {
+        clock::next_wakeup(&self.parts, now, may_write)
+    }
+
+    /// In how many milliseconds the first wait is over, for which nothing needs to be written.
+    pub(crate) fn next_deadline(&self, now: Now) -> Option<u64> {
+        clock::next_deadline(&self.parts, now)
+    }
+
+    /// True if [`next_wakeup`](LockManager::next_wakeup) is `None`.
+    pub(crate) fn plans_nothing(&self) -> bool {
+        clock::plans_nothing(&self.parts)
+    }
+
+    /// True if [`key_changed`](LockManager::key_changed) would do nothing, whatever the key.
+    pub(crate) fn ignores(&self, change: KeyChange) -> bool {
+        self.parts.table.is_empty() && (change == KeyChange::Changed || self.parts.granted_keys.is_empty())
+    }
+
+    /// How many fairness windows external clients were given, and in how many of them they took the lock.
+    pub(crate) fn fairness_windows(&self) -> (usize, usize) {
+        (self.parts.windows_given, self.parts.windows_used)
+    }
+
+    /// How many things each table has, by its name in `INFO`.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (&'static CStr, usize)> {
+        overview::tables(&self.parts).into_iter()
+    }
+
+    /// How many wait for this lock.
+    pub(crate) fn waiting(&self, lock: LockRef<'_>) -> usize {
+        overview::waiting(&self.parts, lock)
+    }
+
+    /// How many wait for any lock.
+    pub(crate) fn waiting_total(&self) -> usize {
+        self.parts.waiters.queued_len()
+    }
+
+    /// How many locks are waited for.
+    pub(crate) fn contended(&self) -> usize {
+        overview::contended(&self.parts)
+    }
+
+    /// The locks, of any database, that somebody here waits for or was granted just now.
+    pub(crate) fn wanted_here(&self) -> impl Iterator<Item = &LockId> {
+        overview::wanted_here(&self.parts)
+    }
+
+    /// How many holds are renewed, and how many end with a connection.
+    pub(crate) fn bound(&self) -> (usize, usize) {
+        self.parts.sessions.count()
+    }
+
+    /// Who waits for this lock, first in line first.
+    pub(crate) fn waiters_of(&self, lock: LockRef<'_>, now: Now) -> impl Iterator<Item = WaiterInfo<'_>> {
+        overview::waiters_of(&self.parts, lock, now)
+    }
+
+    /// The locks of a database that somebody waits for and whose names pass `matches`, longest queue first.
+    pub(crate) fn contended_in(&self, db: i32, now: Now, matches: impl Fn(&[u8]) -> bool) -> Vec<Contended> {
+        overview::contended_in(&self.parts, db, now, matches)
+    }
+
+    /// Frees tables that are empty and were large.
+    pub(crate) fn give_memory_back(&mut self) {
+        self.parts.waiters.shrink();
+        self.parts.deadlines.shrink();
+        if self.parts.decisions.is_empty() {
+            self.parts.decisions = Vec::new();
+        }
+    }
+}

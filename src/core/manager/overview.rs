@@ -1,0 +1,116 @@
+//! What is remembered, for those who look.
+
+use std::ffi::CStr;
+
+use super::parts::{LockState, Parts};
+use crate::core::{LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
+
+/// Somebody who waits for a lock.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct WaiterInfo<'a> {
+    pub(crate) id: WaiterId,
+    pub(crate) owner: &'a Owner,
+    pub(crate) mode: Mode,
+    pub(crate) waited_us: MonoUs,
+    /// `None`: waits without limit.
+    pub(crate) remaining_us: Option<MonoUs>,
+}
+
+/// A lock that somebody waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Contended {
+    pub(crate) key: Vec<u8>,
+    pub(crate) waiters: usize,
+    /// How long the first in line has waited.
+    pub(crate) longest_us: MonoUs,
+    /// What the first in line waits for.
+    pub(crate) wanted: Mode,
+}
+
+fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
+    parts.state(parts.table.find(lock)?)
+}
+
+/// See [`LockManager::tables`](super::LockManager::tables).
+pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 17] {
+    let (owners, requests) = parts.waiters.index_lens();
+    let (connections, ended, sweeps) = parts.sessions.lens();
+    let unannounced = parts.table.iter().filter(|(.., state)| state.unannounced).count();
+    [
+        (c"table_locks", parts.table.len()),
+        (c"table_waiters", parts.waiters.queued_len()),
+        (c"table_waiting_owners", owners),
+        (c"table_waiting_requests", requests),
+        (c"table_grants_in_flight", parts.waiters.granted_len()),
+        (c"table_deadlines", parts.deadlines.len()),
+        (c"table_leases", parts.leases.len()),
+        (c"table_fragile_locks", parts.fragile.len()),
+        (c"table_renewals", parts.sessions.count().0),
+        (c"table_connections", connections),
+        (c"table_ended_requests", ended),
+        (c"table_sweeps", sweeps),
+        (c"table_fairness_windows", parts.windows.len()),
+        (c"table_unannounced_locks", unannounced),
+        (c"table_ready_locks", parts.table.ready_len()),
+        (c"table_decisions", parts.decisions.len()),
+        (c"table_granted_key_hints", parts.granted_keys.len()),
+    ]
+}
+
+/// See [`LockManager::waiting`](super::LockManager::waiting).
+pub(super) fn waiting(parts: &Parts, lock: LockRef<'_>) -> usize {
+    state(parts, lock).map_or(0, |state| state.queue.len())
+}
+
+/// See [`LockManager::wanted_here`](super::LockManager::wanted_here).
+pub(super) fn wanted_here(parts: &Parts) -> impl Iterator<Item = &LockId> {
+    let wanted = |state: &LockState| !state.queue.is_empty() || state.unconfirmed.any_on_its_way();
+    parts.table.iter().filter(move |(.., state)| wanted(state)).map(|(_, id, _)| id)
+}
+
+/// See [`LockManager::contended`](super::LockManager::contended).
+pub(super) fn contended(parts: &Parts) -> usize {
+    parts.table.iter().filter(|(.., state)| !state.queue.is_empty()).count()
+}
+
+/// See [`LockManager::waiters_of`](super::LockManager::waiters_of).
+pub(super) fn waiters_of<'a>(
+    parts: &'a Parts,
+    lock: LockRef<'_>,
+    now: Now,
+) -> impl Iterator<Item = WaiterInfo<'a>> {
+    let queue = state(parts, lock).map(|state| state.queue.iter()).into_iter().flatten();
+    queue.filter_map(move |id| {
+        let wait = parts.waiters.get(id)?;
+        Some(WaiterInfo {
+            id,
+            owner: &wait.request().owner,
+            mode: wait.request().mode,
+            waited_us: now.mono.saturating_sub(wait.since()),
+            remaining_us: wait.deadline().map(|at| at.saturating_sub(now.mono)),
+        })
+    })
+}
+
+/// See [`LockManager::contended_in`](super::LockManager::contended_in).
+pub(super) fn contended_in(
+    parts: &Parts,
+    db: i32,
+    now: Now,
+    matches: impl Fn(&[u8]) -> bool,
+) -> Vec<Contended> {
+    let in_db = parts.table.iter().filter(|(_, id, _)| id.db == db && matches(&id.key));
+    let mut found: Vec<Contended> = in_db
+        .filter_map(|(_, id, state)| {
+            let first = parts.waiters.get(state.queue.first()?)?;
+            Some(Contended {
+                key: id.key.to_vec(),
+                waiters: state.queue.len(),
+                longest_us: now.mono.saturating_sub(first.since()),
+                wanted: first.request().mode,
+            })
+        })
+        .collect();
+    found.sort_by(|a, b| b.waiters.cmp(&a.waiters).then_with(|| a.key.cmp(&b.key)));
+    found
+}

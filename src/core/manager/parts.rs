@@ -1,0 +1,265 @@
+//! The parts of the lock manager side by side. Only the files of this directory see more than one of them.
+
+use crate::core::fairness::Fairness;
+use crate::core::fragile::FragileLocks;
+use crate::core::granted_keys::GrantedKeys;
+use crate::core::lease::{Lease, SetLease};
+use crate::core::schedule::Schedule;
+use crate::core::sessions::Sessions;
+use crate::core::table::{LockIdx, LockTable};
+use crate::core::unconfirmed::{SetToken, Unconfirmed};
+use crate::core::wait_queue::{Position, WaitQueue};
+use crate::core::waiters::{Crossing, Wait, WaitState, Waiters};
+use crate::core::{Decision, LockId, MonoUs, Now, Owner, WaiterId, WallMs};
+
+/// What is remembered about one lock, besides what its key holds.
+#[derive(Default)]
+pub(super) struct LockState {
+    pub(super) queue: WaitQueue,
+    pub(super) fairness: Fairness,
+    pub(super) unconfirmed: Unconfirmed,
+    /// Its hold, granted here, ended without a call: unless somebody takes it, external clients must be told.
+    pub(super) unannounced: bool,
+}
+
+/// Everything in memory, see the fields' types.
+#[derive(Default)]
+pub(super) struct Parts {
+    pub(super) table: LockTable<LockState>,
+    pub(super) waiters: Waiters,
+    pub(super) sessions: Sessions,
+    /// When a wait is over.
+    pub(super) deadlines: Schedule<MonoUs, WaiterId>,
+    /// When the first lease ends of a lock that is held and that somebody waits for, here or, as far as is known, elsewhere.
+    pub(super) leases: Schedule<WallMs, LockIdx>,
+    /// When a fairness window is over, or forgotten that there were subscribers.
+    pub(super) windows: Schedule<MonoUs, LockIdx>,
+    /// Those of the locks with a lease on the schedule that can become free without an event.
+    pub(super) fragile: FragileLocks,
+    pub(super) granted_keys: GrantedKeys,
+    /// This server is not the primary.
+    pub(super) demoted: bool,
+    pub(super) windows_given: usize,
+    pub(super) windows_used: usize,
+    pub(super) decisions: Vec<(WaiterId, Decision)>,
+}
+
+impl Parts {
+    pub(super) fn state(&self, lock: LockIdx) -> Option<&LockState> {
+        self.table.get(lock)
+    }
+
+    pub(super) fn state_mut(&mut self, lock: LockIdx) -> Option<&mut LockState> {
+        self.table.get_mut(lock)
+    }
+
+    /// The name of a lock.
+    pub(super) fn name(&self, lock: LockIdx) -> Option<LockId> {
+        self.table.id(lock).cloned()
+    }
+
+    /// True if nothing has to be remembered about this lock.
+    pub(super) fn is_idle(&self, lock: LockIdx) -> bool {
+        self.table.get(lock).is_some_and(|state| {
+            state.queue.is_empty()
+                && state.fairness.is_idle()
+                && state.unconfirmed.is_empty()
+                && !state.unannounced
+                && !self.table.is_ready(lock)
+                && self.leases.get(&lock).is_none()
+                && !self.sessions.knows(lock)
+        })
+    }
+
+    /// Forgets a lock about which nothing has to be remembered.
+    pub(super) fn drop_if_idle(&mut self, lock: LockIdx) {
+        if self.is_idle(lock) {
+            self.table.remove(lock);
+        }
+    }
+
+    /// Adapts the schedule to what the lock's fairness wants.
+    pub(super) fn schedule_window(&mut self, lock: LockIdx) {
+        let deadline = self.table.get(lock).and_then(|state| state.fairness.deadline());
+        self.windows.set(&lock, deadline);
+    }
+
+    /// Sets when the first lease of a lock ends that somebody waits for.
+    pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
+        self.leases.set(&lock, end);
+        if end.is_none() {
+            self.fragile.remove(lock);
+        }
+    }
+
+    /// Nobody here grants anything any more, or nothing is known about the lock any more.
+    pub(super) fn forget_window(&mut self, lock: LockIdx) {
+        if let Some(state) = self.table.get_mut(lock) {
+            state.fairness = Fairness::default();
+        }
+        self.windows.set(&lock, None);
+    }
+
+    /// An external client has taken the lock.
+    pub(super) fn taken_elsewhere(&mut self, lock: LockIdx, now: Now) {
+        let Some(state) = self.table.get_mut(lock) else { return };
+        self.windows_used += usize::from(state.fairness.taken_elsewhere(now));
+        self.schedule_window(lock);
+    }
+
+    /// Ends a wait that is queued, with a decision. Its lock stays, even if nothing has to be remembered of it.
+    pub(super) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
+        if self.take_out(id).is_some() {
+            self.decisions.push((id, decision));
+        }
+    }
+
+    /// Ends a wait that is queued, with a decision or as it left by itself. Those behind it may not have to wait any more.
+    /// False if it is not queued.
+    pub(super) fn end_wait(&mut self, id: WaiterId, decision: Option<Decision>) -> bool {
+        if self.waiters.queued(id).is_none() {
+            return false;
+        }
+        let Some(wait) = self.take_out(id) else { return false };
+        self.decisions.extend(decision.map(|decision| (id, decision)));
+        let lock = wait.lock();
+        let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
+        let makes_way = state.queue.makes_way(wait.position(), wait.request().mode);
+        let watched = !state.queue.is_empty() || state.fairness.has_subscribers();
+        if makes_way && !self.demoted {
+            self.table.set_ready(lock);
+        }
+        if !watched {
+            self.schedule_lease(lock, None);
+        }
+        self.drop_if_idle(lock);
+        true
+    }
+
+    /// Takes a queued wait out of every index.
+    fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
+        let (wait, crossing) = self.waiters.remove(id)?;
+        self.leave_queue(&wait, id, crossing);
+        Some(wait)
+    }
+
+    /// A wait is granted: it leaves its queue, and its client is to be told.
+    pub(super) fn grant_wait(&mut self, id: WaiterId) {
+        let crossing = self.waiters.grant(id);
+        let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted") };
+        let (lock, position, has_deadline) = (wait.lock(), wait.position(), wait.deadline().is_some());
+        if has_deadline {
+            self.deadlines.set(&id, None);
+        }
+        self.leave(lock, position, crossing);
+    }
+
+    fn leave_queue(&mut self, wait: &Wait, id: WaiterId, crossing: Crossing) {
+        if wait.deadline().is_some() {
+            self.deadlines.set(&id, None);
+        }
+        self.leave(wait.lock(), wait.position(), crossing);
+    }
+
+    fn leave(&mut self, lock: LockIdx, position: Position, crossing: Crossing) {
+        if !self.table.get_mut(lock).is_some_and(|state| state.queue.remove(position)) {
+            defect!("a wait stands in no queue");
+        }
+        self.mark_crossing(crossing);
+    }
+
+    /// A grant did not reach its client: it is revoked at the next look at the lock.
+    pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
+        if !self.waiters.begin_to_revoke(id) {
+            return;
+        }
+        let Some(lock) = self.waiters.get(id).map(Wait::lock) else { return };
+        if let Some(state) = self.table.get_mut(lock) {
+            state.unconfirmed.begin_to_revoke(id);
+            self.table.set_ready(lock);
+        }
+    }
+
+    /// Notes in the queues which waits are of owners who wait for other locks too.
+    pub(super) fn mark_crossing(&mut self, crossing: Crossing) {
+        for (ids, crosses) in [(crossing.begin, true), (crossing.cease, false)] {
+            for id in ids {
+                let Some(wait) = self.waiters.queued(id) else { continue };
+                if let Some(state) = self.table.get_mut(wait.lock()) {
+                    state.queue.set_crossing(wait.position(), crosses);
+                }
+            }
+        }
+    }
+
+    /// The queued waits of this owner for the lock stand before all newcomers from now on, or behind them.
+    pub(super) fn move_waits(&mut self, lock: LockIdx, owner: &Owner, holds: bool) {
+        for at in 0..self.waiters.of_owner_at(lock, owner.as_bytes()).len() {
+            let Some((_, id)) = self.waiters.of_owner_at(lock, owner.as_bytes()).get(at).copied() else {
+                break;
+            };
+            self.move_wait(id, holds);
+        }
+    }
+
+    /// The same for one wait.
+    pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
+        let Some(wait) = self.waiters.queued(id) else { return };
+        let (lock, before, mode) = (wait.lock(), wait.position(), wait.request().mode);
+        let after = before.with_hold(holds);
+        let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
+        let crosses = state.queue.is_crossing(before);
+        state.queue.remove(before);
+        state.queue.insert(after, id, mode);
+        if crosses {
+            state.queue.set_crossing(after, true);
+        }
+        self.waiters.set_position(id, after);
+    }
+
+    /// The holds of these owners ended: what was still to be delivered, given back, renewed or released of them is void.
+    pub(super) fn void_where(&mut self, lock: LockIdx, ended: impl Fn(&Owner) -> bool) {
+        self.void_grants(lock, &ended);
+        if self.sessions.knows(lock) {
+            let Some(name) = self.name(lock) else { return };
+            self.sessions.unbind_where(lock, &name, &ended);
+        }
+    }
+
+    /// The same without what depends on connections.
+    pub(super) fn void_grants(&mut self, lock: LockIdx, ended: impl Fn(&Owner) -> bool) {
+        let Some(state) = self.table.get_mut(lock) else { return };
+        for id in state.unconfirmed.void(ended) {
+            self.waiters.remove(id);
+        }
+    }
+
+    /// A call that will not be revoked has set the lease of a hold, or its token.
+    pub(super) fn was_set(
+        &mut self,
+        lock: LockIdx,
+        owner: &Owner,
+        lease: Option<(SetLease, WallMs)>,
+        token: Option<SetToken>,
+    ) {
+        if let Some(state) = self.table.get_mut(lock) {
+            state.unconfirmed.was_set(owner, lease, token);
+        }
+    }
+
+    /// A grant has reached its client. If that makes the lease shorter, it is written at the next look. Returns the lease
+    /// that the hold has.
+    pub(super) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
+        self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
+        let (wait, _) = self.waiters.remove(id)?;
+        let confirmed = self.table.get_mut(wait.lock()).and_then(|state| state.unconfirmed.confirm(id));
+        let Some(confirmed) = confirmed else { return defect!("a grant that its lock does not know", None) };
+        if confirmed.settles {
+            self.table.set_ready(wait.lock());
+        }
+        let request = wait.request();
+        let lease = Lease { end: confirmed.written, ..request.lease(confirmed.end, now) };
+        self.sessions.lease_was_set(wait.lock(), &request.owner, lease, now);
+        Some((wait, lease))
+    }
+}

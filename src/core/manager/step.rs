@@ -1,0 +1,495 @@
+//! One step on a lock in hand: what ended without a call ([`Step::begin`]), one call, and what that made way for
+//! ([`Step::finish`]).
+
+use super::parts::{LockState, Parts};
+use crate::core::fairness::WhenFree;
+use crate::core::holders::Admission;
+use crate::core::lease::{Lease, SetLease};
+use crate::core::sessions::Takes;
+use crate::core::table::LockIdx;
+use crate::core::unconfirmed::{Set, SetToken};
+use crate::core::wait_queue::Position;
+use crate::core::waiters::{NewWait, WaitState};
+use crate::core::{
+    Bind, Decision, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal, Reply, Request,
+    RequestId, Token, WaiterId, WallMs,
+};
+
+/// A lock in hand: what is remembered about it, looked up once, and what its key holds.
+#[must_use = "a step that is not finished hands nothing on"]
+pub(super) struct Step<'a> {
+    parts: &'a mut Parts,
+    name: LockRef<'a>,
+    /// Its handle, if anything is remembered about it. Most locks have none.
+    lock: Option<LockIdx>,
+    pub(super) holders: &'a mut Holders,
+    pub(super) records: &'a mut dyn Records,
+    pub(super) now: Now,
+}
+
+/// What the caller of a step has to know of the lock when it has written it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InHand {
+    /// `None` if nothing is remembered about it.
+    pub(super) lock: Option<LockIdx>,
+    /// The end of its first lease is waited for.
+    pub(crate) watches_lease: bool,
+    /// Its hold ended without a call, and external clients are still to be told if nobody has it.
+    pub(crate) unannounced: bool,
+}
+
+/// A request that was granted.
+struct Grant {
+    reply: Reply,
+    set: Set,
+    /// When the owner's lease ended, and its token, if it held the lock before.
+    before: Option<(WallMs, Option<Token>)>,
+    /// When it ends now.
+    written: WallMs,
+}
+
+/// Why a request was not granted.
+enum NotGranted {
+    Busy,
+    Refused(Refusal),
+}
+
+/// Who is told of a grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum To {
+    /// Whoever calls: it cannot be revoked.
+    Caller,
+    /// A client that waits, and may be gone.
+    Waiter,
+}
+
+impl<'a> Step<'a> {
+    /// Takes a lock in hand, and ends and renews what is to be ended and renewed by now.
+    pub(super) fn begin(
+        parts: &'a mut Parts,
+        name: LockRef<'a>,
+        holders: &'a mut Holders,
+        records: &'a mut dyn Records,
+        now: Now,
+    ) -> Step<'a> {
+        let lock = parts.table.find(name);
+        let mut step = Step { parts, name, lock, holders, records, now };
+        if let Some(lock) = lock {
+            step.parts.table.unset_ready(lock);
+            step.revoke(lock);
+            step.follow_connections(lock);
+        }
+        step
+    }
+
+    /// Grants what can be granted by now.
+    pub(super) fn finish(mut self) -> InHand {
+        if let Some(lock) = self.lock {
+            self.serve(lock);
+        }
+        self.forget_if_free();
+        self.let_go()
+    }
+
+    /// Grants what can be granted before the call: between a foreign `DEL` and our look at it other commands run, and whoever
+    /// waits comes before them.
+    pub(super) fn serve_first(&mut self) {
+        if let Some(lock) = self.lock {
+            self.serve(lock);
+            self.forget_if_free();
+            self.settle_fairness(lock);
+        }
+    }
+
+    /// Ends a step whose call makes way for nobody: brings the schedules up to date, and forgets what needs not be
+    /// remembered.
+    pub(super) fn let_go(mut self) -> InHand {
+        let Some(lock) = self.lock else {
+            return InHand { lock: None, watches_lease: false, unannounced: false };
+        };
+        self.settle_fairness(lock);
+        let watches_lease = self.watch_lease(lock);
+        let unannounced = self.state_mut().is_some_and(|state| std::mem::take(&mut state.unannounced));
+        self.parts.drop_if_idle(lock);
+        InHand { lock: Some(lock), watches_lease, unannounced }
+    }
+
+    /// The lock's handle; from now on something is remembered about it.
+    fn known(&mut self) -> LockIdx {
+        *self.lock.get_or_insert_with(|| self.parts.table.find_or_insert(self.name))
+    }
+
+    fn state(&self) -> Option<&LockState> {
+        self.parts.state(self.lock?)
+    }
+
+    fn state_mut(&mut self) -> Option<&mut LockState> {
+        self.parts.state_mut(self.lock?)
+    }
+
+    fn id(&self) -> LockId {
+        self.lock.and_then(|lock| self.parts.name(lock)).unwrap_or_else(|| self.name.to_id())
+    }
+
+    /// Gives back the grants that did not reach their clients.
+    fn revoke(&mut self, lock: LockIdx) {
+        while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
+            let Some((wait, _)) = self.parts.waiters.remove(id) else {
+                defect!("a grant is to be revoked that nobody got");
+                continue;
+            };
+            let Request { owner, mode, id: request, .. } = wait.request();
+            if self.holders.of(owner.as_bytes()).is_none() {
+                // Its lease is over, which nobody had looked at: there is nothing to give back.
+                continue;
+            }
+            self.holders.uncount(owner.as_bytes(), *mode);
+            if let Some(state) = self.parts.state_mut(lock) {
+                state.unconfirmed.revoked(id, owner, self.holders);
+            }
+            if let Some(request) = request {
+                self.records.forget_grant(request);
+            }
+        }
+        let Some(state) = self.parts.state_mut(lock) else { return };
+        for (owner, end) in state.unconfirmed.settle(self.holders, self.now) {
+            self.parts.sessions.lease_end_was_set(lock, &owner, end);
+        }
+    }
+
+    /// Ends and renews the holds that depend on connections.
+    fn follow_connections(&mut self, lock: LockIdx) {
+        if !self.parts.sessions.knows(lock) {
+            return;
+        }
+        let name = self.id();
+        let set = self.parts.sessions.follow((lock, &name), self.holders, self.records, self.now);
+        for (owner, lease, end) in set {
+            self.parts.was_set(lock, &owner, Some((lease, end)), None);
+        }
+    }
+
+    /// Serves the queue.
+    fn serve(&mut self, lock: LockIdx) {
+        // Who holds nothing any more, has nothing to be delivered, given back or renewed.
+        let holders = &*self.holders;
+        self.parts.void_where(lock, |owner| holders.of(owner.as_bytes()).is_none());
+        self.send_behind_holders(lock);
+        if self.holders.is_free() && self.is_left_free(lock) {
+            return;
+        }
+        while let Some(id) = self.next_in_line(lock) {
+            let Some(wait) = self.parts.waiters.get(id) else {
+                return defect!("a queue names an unknown wait");
+            };
+            if wait.is_over(self.now) {
+                self.parts.end_queued(id, Decision::TimedOut);
+                continue;
+            }
+            let request = wait.request().clone();
+            match self.grant(&request, To::Waiter) {
+                Ok(grant) => self.hand_over(lock, id, &request.owner, grant),
+                Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
+                Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
+            }
+        }
+    }
+
+    /// The wait that can be decided next.
+    fn next_in_line(&self, lock: LockIdx) -> Option<WaiterId> {
+        self.parts.state(lock)?.queue.next(|id, mode| {
+            let Some(wait) = self.parts.waiters.get(id) else { return false };
+            wait.is_over(self.now)
+                || self.holders.admits(wait.request().owner.as_bytes(), mode) != Admission::Busy
+        })
+    }
+
+    /// Ends a wait with a grant that is to be delivered.
+    fn hand_over(&mut self, lock: LockIdx, id: WaiterId, owner: &Owner, grant: Grant) {
+        let Grant { reply, set, before, written } = grant;
+        self.parts.grant_wait(id);
+        self.parts.decisions.push((id, Decision::Granted(reply)));
+        if before.is_some() {
+            self.parts.sessions.lease_end_was_set(lock, owner, written);
+        }
+        // What else the owner waits for here is not in line behind others any more.
+        self.parts.move_waits(lock, owner, true);
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.unconfirmed.granted((id, owner), set, before, written);
+        }
+    }
+
+    /// Owners who do not hold the lock any more are in line as everybody else.
+    fn send_behind_holders(&mut self, lock: LockIdx) {
+        let Some(state) = self.parts.state(lock).filter(|state| state.queue.has_holders()) else { return };
+        let inside: Vec<WaiterId> = state.queue.holders().map(|(id, _)| id).collect();
+        for id in inside {
+            let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
+            if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
+                self.parts.move_wait(id, false);
+            }
+        }
+    }
+
+    /// Whether a lock that is free is left to external clients for now.
+    fn is_left_free(&mut self, lock: LockIdx) -> bool {
+        let Some(state) = self.parts.table.get_mut(lock) else { return false };
+        let LockState { queue, fairness, unannounced, .. } = state;
+        let first = queue.first().and_then(|id| self.parts.waiters.get(id));
+        let first_deadline = first.and_then(|wait| wait.deadline());
+        let granted_keys = &self.parts.granted_keys;
+        let becomes_free = || !queue.is_empty() || *unannounced || granted_keys.contains(self.name);
+        match fairness.when_free(first_deadline, becomes_free, self.now) {
+            WhenFree::Serve => false,
+            WhenFree::Leave => true,
+            WhenFree::Ask if self.records.has_listeners() => {
+                self.records.announce();
+                fairness.open(self.now);
+                *unannounced = false;
+                self.parts.windows_given += 1;
+                true
+            }
+            WhenFree::Ask => {
+                fairness.nobody_listens();
+                false
+            }
+        }
+    }
+
+    /// True if whoever is ready to wait until then lets external clients go first.
+    pub(super) fn yields(&self, ready_until: MonoUs) -> bool {
+        self.holders.is_free()
+            && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
+    }
+
+    /// True if somebody stands in the queue.
+    pub(super) fn has_queue(&self) -> bool {
+        self.state().is_some_and(|state| !state.queue.is_empty())
+    }
+
+    /// How many stand in the queue.
+    pub(super) fn queue_len(&self) -> usize {
+        self.state().map_or(0, |state| state.queue.len())
+    }
+
+    /// True if this request stands in the queue, on another connection.
+    pub(super) fn is_queued(&self, request: &Request) -> bool {
+        let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
+        self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
+    }
+
+    /// Grants a request whose turn it is, if the holders admit it.
+    fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
+        let owner = request.owner.as_bytes();
+        match self.holders.admits(owner, request.mode) {
+            Admission::Busy => return Err(NotGranted::Busy),
+            Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
+            Admission::Grant(_) => {}
+        }
+        let hold = self.holders.of(owner);
+        let before = hold.map(|hold| (hold.expires_at, hold.token));
+        let before_end = hold.map(|hold| hold.expires_at);
+        // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
+        let re_entry = hold.filter(|hold| request.mode == Mode::Shared || hold.exclusive > 0);
+        let upgrade = hold.is_some() && re_entry.is_none();
+        let token = if request.fence {
+            match re_entry.and_then(|hold| hold.token) {
+                Some(token) => Some(token),
+                None => Some(self.records.next_token(self.holders.token()).map_err(NotGranted::Refused)?),
+            }
+        } else {
+            None
+        };
+        let token_is_set = request.fence || upgrade;
+        let set = Set {
+            lease: request.set_lease(self.now),
+            token: token_is_set.then_some(SetToken { token, upgrade }),
+        };
+        let written = match to {
+            To::Caller => set.lease.after(before_end),
+            To::Waiter => set.lease.while_revocable(before_end),
+        };
+        let Admission::Grant(holds) = self.holders.acquire(&request.owner, request.mode, written, token)
+        else {
+            return defect!("the holders admit a request and do not take it", Err(NotGranted::Busy));
+        };
+        // Also if the owner has taken it elsewhere before: here it is known to be a lock now.
+        self.parts.granted_keys.insert(self.name);
+        let now = self.now;
+        if let Some(state) = self.state_mut() {
+            state.fairness.granted(now);
+            state.unannounced = false;
+        }
+        let reply = request.reply(holds, token);
+        if let Some(id) = &request.id {
+            self.parts.sessions.has_begun(|| self.name.to_id(), id);
+            self.records.remember_grant(id, &reply, self.now);
+        }
+        Ok(Grant { reply, set, before, written })
+    }
+
+    /// Grants the caller's request. `None` if the holders do not admit it.
+    pub(super) fn grant_caller(&mut self, request: &Request) -> Result<Option<Reply>, Refusal> {
+        let Grant { reply, set, before, written } = match self.grant(request, To::Caller) {
+            Ok(grant) => grant,
+            Err(NotGranted::Busy) => return Ok(None),
+            Err(NotGranted::Refused(refusal)) => return Err(refusal),
+        };
+        let lease = request.lease(written, self.now);
+        if let Some(lock) = self.lock {
+            if before.is_some() {
+                self.parts.was_set(lock, &request.owner, Some((set.lease, written)), set.token);
+            }
+            self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
+            self.parts.move_waits(lock, &request.owner, true);
+        }
+        if let Some(bind) = request.bind {
+            self.bind(&request.owner, (bind, Takes::Part), request.id.as_ref(), lease);
+        }
+        Ok(Some(reply))
+    }
+
+    /// Makes the owner's hold depend on a connection.
+    fn bind(&mut self, owner: &Owner, bind: (Bind, Takes), id: Option<&RequestId>, lease: Lease) {
+        let lock = self.known();
+        self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
+    }
+
+    /// The same call came again, maybe on another connection because the first was lost: the hold depends on the connection
+    /// that asks now, and is not revoked if the first answer did not arrive.
+    pub(super) fn repeat(&mut self, request: &Request, reply: &Reply) {
+        let owner = reply.owner.as_ref().unwrap_or(&request.owner);
+        let Some(id) = &request.id else { return };
+        let on_its_way = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
+        let on_its_way = on_its_way.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
+        // It has reached its client, but that is on another connection now.
+        if let Some((wait, _)) = on_its_way.and_then(|id| self.parts.confirm(id, self.now)) {
+            self.revoke(wait.lock());
+        }
+        let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
+        let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
+        if self.parts.sessions.has_ended(|| self.name.to_id(), id, self.now) {
+            return;
+        }
+        if !self.lock.is_some_and(|lock| self.parts.sessions.has_bound(lock, owner, id)) {
+            // Another server granted it, and may still believe that the hold depends on the first connection.
+            // It will see that somebody else has changed the key, and doubt its binding.
+            end = end.saturating_add(1);
+            let _ = self.holders.renew(owner.as_bytes(), end);
+            if let Some(lock) = self.lock {
+                self.parts.was_set(lock, owner, Some((SetLease::AtLeast(end), end)), None);
+            }
+        }
+        let lease = request.lease(end, self.now);
+        self.bind(owner, (bind, Takes::Repeated), Some(id), lease);
+    }
+
+    /// Queues a request. If it waits already, on another connection, it keeps its position, and that one's wait ends.
+    pub(super) fn queue(&mut self, request: Request, deadline: Option<MonoUs>) -> WaiterId {
+        let lock = self.known();
+        let id = self.parts.waiters.next_id();
+        let (mut ticket, mut since) = (id.0, self.now.mono);
+        let before = request.id.as_ref().and_then(|id| self.parts.waiters.of_request(lock, id));
+        if let Some((before, wait)) = before.filter(|(_, wait)| wait.state() == WaitState::Queued) {
+            (ticket, since) = (wait.position().ticket(), wait.since());
+            // It may want something else now, which can be granted.
+            self.parts.table.set_ready(lock);
+            self.parts.end_queued(before, Decision::Superseded);
+        }
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        let (position, mode) = (Position::new(holds, ticket), request.mode);
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.queue.insert(position, id, mode);
+        }
+        if deadline.is_some() {
+            self.parts.deadlines.set(&id, deadline);
+        }
+        let new = NewWait { lock, request, deadline, position, since };
+        let crossing = self.parts.waiters.queue(id, new);
+        self.parts.mark_crossing(crossing);
+        id
+    }
+
+    /// Sets a lease for certain.
+    pub(super) fn set_lease(&mut self, owner: &Owner, lease: Lease) {
+        let Some(lock) = self.lock else { return };
+        self.parts.was_set(lock, owner, Some((SetLease::To(lease.end), lease.end)), None);
+        self.parts.sessions.lease_was_set(lock, owner, lease, self.now);
+    }
+
+    /// The owner has renewed its lease.
+    pub(super) fn renewed(&mut self, owner: &Owner, lease: Lease, bind: Option<Bind>) {
+        self.parts.granted_keys.insert(self.name);
+        self.set_lease(owner, lease);
+        if let Some(bind) = bind {
+            self.bind(owner, (bind, Takes::All), None, lease);
+        }
+    }
+
+    /// Ends the wait of this request, or revokes its grant if that is still on its way. `None` if there is neither.
+    pub(super) fn cancel_wait(&mut self, request: &RequestId) -> Option<()> {
+        let lock = self.lock?;
+        let (id, wait) = self.parts.waiters.of_request(lock, request)?;
+        match wait.state() {
+            WaitState::Queued => {
+                self.parts.end_queued(id, Decision::Cancelled);
+                Some(())
+            }
+            WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_some() => {
+                // It may be told in the same turn of the event loop, but not of a grant.
+                self.parts.decisions.push((id, Decision::Cancelled));
+                self.parts.begin_to_revoke(id);
+                self.revoke(lock);
+                Some(())
+            }
+            // Its lease is over, which nobody has looked at yet.
+            WaitState::Granted | WaitState::Revoking => None,
+        }
+    }
+
+    /// True if the hold that this request got has ended since.
+    pub(super) fn has_ended(&self, id: &RequestId) -> bool {
+        self.parts.sessions.has_ended(|| self.name.to_id(), id, self.now)
+    }
+
+    /// The hold that this request got was given back.
+    pub(super) fn unbind_request(&mut self, owner: &Owner, id: &RequestId) {
+        if let Some(lock) = self.lock {
+            self.parts.sessions.unbind_request(lock, owner, id, self.now);
+        }
+    }
+
+    fn forget_if_free(&mut self) {
+        if self.holders.is_free() {
+            self.parts.granted_keys.remove(self.name);
+        }
+    }
+
+    /// Forgets what is not needed any more of external clients, now or after a while.
+    fn settle_fairness(&mut self, lock: LockIdx) {
+        let (is_free, now) = (self.holders.is_free(), self.now);
+        let Some(state) = self.parts.state_mut(lock) else { return };
+        let used = state.fairness.settle(is_free, !state.queue.is_empty(), now);
+        self.parts.windows_used += usize::from(used);
+        self.parts.schedule_window(lock);
+    }
+
+    /// Keeps an own deadline for the end of the first lease of every lock that somebody waits for. Returns whether there is
+    /// one.
+    fn watch_lease(&mut self, lock: LockIdx) -> bool {
+        let is_free = self.holders.is_free();
+        let Some(state) = self.parts.state(lock) else { return false };
+        if state.queue.is_empty() && (is_free || !state.fairness.has_subscribers()) {
+            self.parts.schedule_lease(lock, None);
+            return false;
+        }
+        let end = self.holders.first_end();
+        self.parts.schedule_lease(lock, end);
+        if self.holders.outlives_its_field() {
+            self.parts.fragile.insert(lock);
+        } else if !self.parts.fragile.is_empty() {
+            self.parts.fragile.remove(lock);
+        }
+        end.is_some()
+    }
+}

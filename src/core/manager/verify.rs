@@ -1,0 +1,125 @@
+//! Whether the parts agree with each other: asked after every step of the property tests.
+
+use std::collections::BTreeSet;
+
+use super::clock;
+use super::parts::Parts;
+use super::LockManager;
+use crate::core::table::LockIdx;
+use crate::core::waiters::WaitState;
+use crate::core::WaiterId;
+
+impl LockManager {
+    /// Fails if an index is not what its owner says, if a wait is not where it belongs, or if anything is kept that is idle.
+    pub(crate) fn verify(&self) {
+        let parts = &self.parts;
+        parts.waiters.verify();
+        parts.sessions.verify(|lock| parts.state(lock).is_some());
+        verify_waits(parts);
+        for (lock, id, state) in parts.table.iter() {
+            assert_eq!(parts.table.find(id.as_ref()), Some(lock), "{id:?} is not found by its name");
+            state.queue.verify(|id| parts.waiters.crosses(id));
+            for wait in state.queue.iter() {
+                let queued = parts.waiters.queued(wait);
+                assert!(
+                    queued.is_some_and(|queued| queued.lock() == lock),
+                    "{wait:?} stands in another's queue"
+                );
+            }
+            let (on_their_way, revoking) = state.unconfirmed.ids();
+            for (ids, of_state) in [(on_their_way, WaitState::Granted), (revoking, WaitState::Revoking)] {
+                for id in ids {
+                    let wait =
+                        parts.waiters.get(id).unwrap_or_else(|| panic!("{id:?} is granted and unknown"));
+                    assert!(wait.lock() == lock && wait.state() == of_state, "{id:?} is {:?}", wait.state());
+                }
+            }
+            assert_eq!(
+                parts.windows.get(&lock),
+                state.fairness.deadline(),
+                "the window of {id:?} is not scheduled"
+            );
+            let watched = !state.queue.is_empty() || state.fairness.has_subscribers();
+            assert!(watched || parts.leases.get(&lock).is_none(), "{id:?} is watched for nobody");
+            assert!(!parts.is_idle(lock), "{id:?} is idle, and kept");
+        }
+        let known = |lock: LockIdx| assert!(parts.state(lock).is_some(), "an unknown lock is scheduled");
+        parts.leases.iter().for_each(|(_, lock)| known(*lock));
+        parts.windows.iter().for_each(|(_, lock)| known(*lock));
+        for lock in parts.fragile.iter() {
+            assert!(parts.leases.get(&lock).is_some(), "a lock is fragile whose lease nobody waits for");
+        }
+        let free: Vec<_> = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock)).collect();
+        assert!(free.is_empty(), "nothing leads to another look at a lock that is waited for");
+    }
+
+    /// True if somebody waits for the lock, and nothing will lead to another look at it: it is then held without a lease.
+    fn is_stuck(&self, lock: LockIdx) -> bool {
+        let parts = &self.parts;
+        let Some(state) = parts.state(lock) else { return false };
+        !state.queue.is_empty()
+            && !parts.table.is_ready(lock)
+            && parts.leases.get(&lock).is_none()
+            && parts.windows.get(&lock).is_none()
+    }
+
+    /// True if nothing is remembered: no input but an acquire can matter.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.parts.table.is_empty()
+    }
+
+    /// True if nothing is planned but to forget what is over.
+    pub(crate) fn only_forgets(&self) -> bool {
+        clock::only_forgets(&self.parts)
+    }
+
+    /// The grants of which it is not known yet whether they reached their client.
+    pub(crate) fn on_their_way(&self) -> BTreeSet<WaiterId> {
+        let waits = self.parts.waiters.iter();
+        waits.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id).collect()
+    }
+
+    /// True if the key is likely to be a lock that was granted here.
+    pub(crate) fn was_granted(&self, lock: crate::core::LockRef<'_>) -> bool {
+        self.parts.granted_keys.contains(lock)
+    }
+
+    /// True if the lock is left to external clients for now.
+    pub(crate) fn is_left_free(&self, lock: crate::core::LockRef<'_>, now: crate::core::Now) -> bool {
+        let state = self.parts.table.find(lock).and_then(|lock| self.parts.state(lock));
+        state.is_some_and(|state| state.fairness.yields(u64::MAX, now))
+    }
+
+    /// Fails if anything is kept but decisions that nobody has taken yet.
+    pub(crate) fn assert_empty_but_decisions(&self) {
+        let parts = &self.parts;
+        assert!(parts.table.is_empty() && parts.waiters.queued_len() == 0 && parts.leases.is_empty());
+        assert!(parts.windows.is_empty() && !parts.table.any_ready());
+    }
+
+    /// Fails if anything is kept.
+    pub(crate) fn assert_empty(&self) {
+        for (table, size) in self.tables() {
+            // The hints are bounded, and may be of keys that are gone.
+            assert!(size == 0 || table == c"table_granted_key_hints", "{size} are kept in {table:?}");
+        }
+        assert!(self.parts.decisions.is_empty());
+    }
+}
+
+/// Every wait is where its state says, and nowhere else.
+fn verify_waits(parts: &Parts) {
+    for (id, wait) in parts.waiters.iter() {
+        let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));
+        let stands = state.queue.find(wait.position()) == Some((id, wait.request().mode));
+        assert_eq!(stands, wait.state() == WaitState::Queued, "{id:?} is {:?}", wait.state());
+        let (on_their_way, revoking) = state.unconfirmed.ids();
+        assert_eq!(on_their_way.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
+        assert_eq!(revoking.contains(&id), wait.state() == WaitState::Revoking, "{id:?}");
+        let deadline = wait.deadline().filter(|_| wait.state() == WaitState::Queued);
+        assert_eq!(parts.deadlines.get(&id), deadline, "the deadline of {id:?} is not scheduled");
+    }
+    parts.deadlines.iter().for_each(|(_, id)| {
+        assert!(parts.waiters.queued(*id).is_some(), "{id:?} has a deadline and does not wait");
+    });
+}

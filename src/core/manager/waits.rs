@@ -1,0 +1,79 @@
+//! The lock manager as the waits-for graph sees it.
+
+use std::ops::Range;
+
+use super::LockManager;
+use crate::core::table::LockIdx;
+use crate::core::wait_queue::Position;
+use crate::core::waits_for::{Ahead, Waiting, Waits};
+use crate::core::{Holders, LockId, Now, Owner, Part, WaiterId};
+
+impl Waits for LockManager {
+    fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
+        let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
+        let request = wait.request();
+        Some(Waiting {
+            lock: wait.lock(),
+            owner: &request.owner,
+            mode: request.mode,
+            position: wait.position(),
+        })
+    }
+
+    fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = WaiterId> {
+        self.parts.waiters.of_owner(owner.as_bytes())
+    }
+
+    fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId> {
+        self.parts.waiters.of_owner_at(lock, owner.as_bytes()).iter().map(|(_, id)| *id)
+    }
+
+    fn ahead(
+        &self,
+        lock: LockIdx,
+        which: Ahead,
+        positions: Range<Position>,
+    ) -> impl Iterator<Item = WaiterId> {
+        let queue = self.parts.state(lock).map(|state| &state.queue);
+        let of = |wanted| queue.filter(|_| which == wanted).map(|queue| (queue, positions.clone()));
+        let all = of(Ahead::All).into_iter().flat_map(|(queue, positions)| queue.at(positions));
+        let exclusive = of(Ahead::Exclusive).into_iter();
+        let exclusive = exclusive.flat_map(|(queue, positions)| queue.exclusive_at(positions));
+        let crossing = of(Ahead::Crossing).into_iter();
+        let crossing = crossing.flat_map(|(queue, positions)| queue.crossing_at(positions));
+        all.chain(exclusive).chain(crossing)
+    }
+
+    fn name(&self, lock: LockIdx) -> Option<&LockId> {
+        self.parts.table.id(lock)
+    }
+
+    fn find(&self, lock: &LockId) -> Option<LockIdx> {
+        self.parts.table.find(lock.as_ref())
+    }
+
+    fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
+        let Some(state) = self.parts.state(lock) else { return };
+        for id in state.unconfirmed.revoking() {
+            if let Some(wait) = self.parts.waiters.get(id) {
+                holders.uncount(wait.request().owner.as_bytes(), wait.request().mode);
+            }
+        }
+        for owner in self.parts.sessions.closed(lock) {
+            let _ = holders.release(owner.as_bytes(), Part::All, None);
+        }
+    }
+
+    fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
+        let Some(wait) = self.parts.waiters.queued(id) else { return false };
+        let Some(state) = self.parts.state(wait.lock()) else { return false };
+        // From this lock the graph leads to others only through a holder or one ahead who waits elsewhere too; and back to
+        // the waiter, if it waits for this lock only, only through a holder who waits for this lock.
+        state.queue.has_crossing()
+            || match holders {
+                Holders::Free => false,
+                Holders::Exclusive(hold) => self.parts.waiters.waits(hold.owner.as_bytes()),
+                Holders::Shared(_) => true,
+            }
+    }
+}

@@ -1,0 +1,115 @@
+//! What is to happen when: one time for each thing, moved and taken back by the thing's name.
+
+use std::collections::BTreeSet;
+use std::hash::Hash;
+
+use foldhash::HashMap;
+
+/// Times of things. A thing has one time at most.
+pub(super) struct Schedule<T, K> {
+    /// When each of them is due.
+    at: HashMap<K, T>,
+    /// The same, in the order of the times.
+    due: BTreeSet<(T, K)>,
+}
+
+impl<T, K> Default for Schedule<T, K> {
+    fn default() -> Schedule<T, K> {
+        Schedule { at: HashMap::default(), due: BTreeSet::new() }
+    }
+}
+
+impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
+    /// Sets when this is due, whenever it was due before; `None` takes it off the schedule.
+    pub(super) fn set(&mut self, key: &K, at: Option<T>) {
+        let before = match at {
+            Some(at) => self.at.insert(key.clone(), at),
+            None if self.at.is_empty() => return,
+            None => self.at.remove(key),
+        };
+        if before == at {
+            return;
+        }
+        if let Some(before) = before {
+            self.due.remove(&(before, key.clone()));
+        }
+        if let Some(at) = at {
+            self.due.insert((at, key.clone()));
+        }
+    }
+
+    /// When this is due.
+    pub(super) fn get(&self, key: &K) -> Option<T> {
+        self.at.get(key).copied()
+    }
+
+    /// When the next thing is due.
+    pub(super) fn first(&self) -> Option<T> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the next thing off the schedule, if it is due by then.
+    pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
+        if self.first()? > by {
+            return None;
+        }
+        let (_, key) = self.due.pop_first()?;
+        self.at.remove(&key);
+        Some(key)
+    }
+
+    /// What is due by then, which stays on the schedule.
+    pub(super) fn due(&self, by: T) -> impl Iterator<Item = &K> {
+        self.due.iter().take_while(move |(at, _)| *at <= by).map(|(_, key)| key)
+    }
+
+    /// Everything, in the order of the times.
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (T, &K)> {
+        self.due.iter().map(|(at, key)| (*at, key))
+    }
+
+    /// Takes everything off the schedule.
+    pub(super) fn clear(&mut self) {
+        self.at.clear();
+        self.due.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.due.is_empty()
+    }
+
+    /// Frees the memory of a crowd that has gone.
+    pub(super) fn shrink(&mut self) {
+        if self.due.is_empty() && self.at.capacity() > 1024 {
+            self.at = HashMap::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Schedule;
+
+    #[test]
+    fn a_thing_has_one_time_and_is_taken_when_it_comes() {
+        let mut schedule = Schedule::default();
+        schedule.set(&'a', Some(5));
+        schedule.set(&'b', Some(3));
+        schedule.set(&'a', Some(2));
+        schedule.set(&'c', Some(2));
+        schedule.set(&'c', None);
+        schedule.set(&'d', None);
+        assert_eq!((schedule.len(), schedule.first(), schedule.get(&'a')), (2, Some(2), Some(2)));
+        assert_eq!(schedule.due(2).collect::<Vec<_>>(), [&'a']);
+        assert_eq!((schedule.pop_due(1), schedule.pop_due(2), schedule.pop_due(2)), (None, Some('a'), None));
+        schedule.set(&'b', Some(3));
+        assert_eq!(schedule.iter().collect::<Vec<_>>(), [(3, &'b')]);
+        schedule.clear();
+        assert!(schedule.is_empty() && schedule.get(&'b').is_none());
+    }
+}

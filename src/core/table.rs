@@ -1,0 +1,257 @@
+//! The locks about which something is remembered, by name and by handle, and which of them are ready to be looked at.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use foldhash::HashMap;
+
+use super::{LockId, LockRef};
+
+/// The handle of a lock in a [`LockTable`]: cheap to copy, and never that of another lock. It leads nowhere when the table
+/// has forgotten its lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LockIdx {
+    slot: u32,
+    generation: u32,
+}
+
+/// What is remembered about the locks that anything is remembered about.
+pub(super) struct LockTable<S> {
+    /// By database, of which there are few, then by key, so that a look-up needs no owned key.
+    names: BTreeMap<i32, HashMap<Rc<[u8]>, LockIdx>>,
+    slots: Vec<Slot<S>>,
+    /// The slots without a lock.
+    free: Vec<u32>,
+    /// The generation of slots that are made: no handle of a slot that was there before has it.
+    first_generation: u32,
+    /// The locks that are to be looked at soon, in the order in which they were marked so.
+    ready: BTreeMap<u64, LockIdx>,
+    /// How often a lock was marked so.
+    marks: u64,
+}
+
+struct Slot<S> {
+    generation: u32,
+    lock: Option<Named<S>>,
+}
+
+struct Named<S> {
+    id: LockId,
+    /// Where it stands in [`LockTable::ready`].
+    ready: Option<u64>,
+    state: S,
+}
+
+/// With more slots than this, an empty table gives its memory back.
+const KEPT_SLOTS: usize = 1024;
+
+impl<S> Default for LockTable<S> {
+    fn default() -> LockTable<S> {
+        LockTable {
+            names: BTreeMap::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            first_generation: 0,
+            ready: BTreeMap::new(),
+            marks: 0,
+        }
+    }
+}
+
+impl<S: Default> LockTable<S> {
+    /// The handle of a lock that something is remembered about.
+    pub(super) fn find(&self, lock: LockRef<'_>) -> Option<LockIdx> {
+        self.names.get(&lock.db)?.get(lock.key).copied()
+    }
+
+    /// The handle of a lock; an unknown one is remembered from now on, with nothing about it.
+    pub(super) fn find_or_insert(&mut self, lock: LockRef<'_>) -> LockIdx {
+        match self.find(lock) {
+            Some(idx) => idx,
+            None => self.insert(lock),
+        }
+    }
+
+    fn insert(&mut self, lock: LockRef<'_>) -> LockIdx {
+        let key: Rc<[u8]> = Rc::from(lock.key);
+        let named = Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() };
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(Slot { generation: self.first_generation, lock: None });
+                u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        let place = &mut self.slots[slot as usize];
+        place.lock = Some(named);
+        let idx = LockIdx { slot, generation: place.generation };
+        self.names.entry(lock.db).or_default().insert(key, idx);
+        idx
+    }
+
+    fn named(&self, idx: LockIdx) -> Option<&Named<S>> {
+        let slot = self.slots.get(idx.slot as usize).filter(|slot| slot.generation == idx.generation)?;
+        slot.lock.as_ref()
+    }
+
+    fn named_mut(&mut self, idx: LockIdx) -> Option<&mut Named<S>> {
+        let slot = self.slots.get_mut(idx.slot as usize).filter(|slot| slot.generation == idx.generation)?;
+        slot.lock.as_mut()
+    }
+
+    /// What is remembered about a lock; `None` if the table has forgotten it.
+    pub(super) fn get(&self, idx: LockIdx) -> Option<&S> {
+        self.named(idx).map(|named| &named.state)
+    }
+
+    pub(super) fn get_mut(&mut self, idx: LockIdx) -> Option<&mut S> {
+        self.named_mut(idx).map(|named| &mut named.state)
+    }
+
+    /// The name of a lock.
+    pub(super) fn id(&self, idx: LockIdx) -> Option<&LockId> {
+        self.named(idx).map(|named| &named.id)
+    }
+
+    /// Forgets a lock.
+    pub(super) fn remove(&mut self, idx: LockIdx) {
+        let Some(slot) =
+            self.slots.get_mut(idx.slot as usize).filter(|slot| slot.generation == idx.generation)
+        else {
+            return;
+        };
+        let Some(named) = slot.lock.take() else { return };
+        slot.generation = slot.generation.wrapping_add(1);
+        if let Some(mark) = named.ready {
+            self.ready.remove(&mark);
+        }
+        self.free.push(idx.slot);
+        if let Some(in_db) = self.names.get_mut(&named.id.db) {
+            in_db.remove(&named.id.key);
+            if in_db.is_empty() {
+                self.names.remove(&named.id.db);
+            }
+        }
+        if self.names.is_empty() && self.slots.len() > KEPT_SLOTS {
+            self.first_generation = self.slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
+            self.slots = Vec::new();
+            self.free = Vec::new();
+        }
+    }
+
+    /// Marks a lock to be looked at soon.
+    pub(super) fn set_ready(&mut self, idx: LockIdx) {
+        let mark = self.marks + 1;
+        let Some(named) = self.named_mut(idx) else { return };
+        if named.ready.is_none() {
+            named.ready = Some(mark);
+            self.marks = mark;
+            self.ready.insert(mark, idx);
+        }
+    }
+
+    /// The lock is being looked at.
+    pub(super) fn unset_ready(&mut self, idx: LockIdx) {
+        if self.ready.is_empty() {
+            return;
+        }
+        if let Some(mark) = self.named_mut(idx).and_then(|named| named.ready.take()) {
+            self.ready.remove(&mark);
+        }
+    }
+
+    pub(super) fn is_ready(&self, idx: LockIdx) -> bool {
+        self.named(idx).is_some_and(|named| named.ready.is_some())
+    }
+
+    /// True if any lock is to be looked at.
+    pub(super) fn any_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// How many locks are to be looked at.
+    pub(super) fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Those that have been ready for longest. They are not marked any more.
+    pub(super) fn take_ready(&mut self, most: usize) -> Vec<LockIdx> {
+        let first: Vec<LockIdx> = self.ready.values().take(most).copied().collect();
+        first.iter().for_each(|idx| self.unset_ready(*idx));
+        first
+    }
+
+    /// Marks no lock any more.
+    pub(super) fn clear_ready(&mut self) {
+        self.take_ready(usize::MAX);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// All locks, with their handles and names.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LockIdx, &LockId, &S)> {
+        (0..).zip(&self.slots).filter_map(|(slot, place)| {
+            let named = place.lock.as_ref()?;
+            Some((LockIdx { slot, generation: place.generation }, &named.id, &named.state))
+        })
+    }
+
+    /// The handles of the locks of a database, or of all.
+    pub(super) fn handles(&self, db: Option<i32>) -> Vec<LockIdx> {
+        let wanted = self.names.iter().filter(|(of, _)| db.is_none_or(|db| db == **of));
+        wanted.flat_map(|(_, in_db)| in_db.values().copied()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LockRef, LockTable, KEPT_SLOTS};
+
+    fn lock(key: &[u8]) -> LockRef<'_> {
+        LockRef { db: 0, key }
+    }
+
+    #[test]
+    fn a_handle_is_never_that_of_another_lock() {
+        let mut table: LockTable<u32> = LockTable::default();
+        let keys: Vec<[u8; 2]> = (0..=u16::try_from(KEPT_SLOTS).unwrap()).map(u16::to_be_bytes).collect();
+        let mut outdated = Vec::new();
+        for _ in 0..3 {
+            let handles: Vec<_> = keys.iter().map(|key| table.find_or_insert(lock(key))).collect();
+            for (key, idx) in keys.iter().zip(&handles) {
+                assert_eq!((table.find(lock(key)), table.find_or_insert(lock(key))), (Some(*idx), *idx));
+                assert_eq!(&*table.id(*idx).unwrap().key, key);
+            }
+            outdated.extend(handles.iter().copied());
+            assert_eq!(table.len(), keys.len());
+            handles.iter().for_each(|idx| table.remove(*idx));
+            assert!(table.is_empty() && table.slots.is_empty());
+            table.find_or_insert(lock(b"k"));
+            assert!(outdated.iter().all(|idx| table.get(*idx).is_none()));
+            let again = table.find(lock(b"k")).unwrap();
+            table.remove(again);
+            assert!(table.get(again).is_none() && table.is_empty());
+            outdated.push(again);
+        }
+    }
+
+    #[test]
+    fn ready_locks_come_in_the_order_in_which_they_became_so() {
+        let mut table: LockTable<u32> = LockTable::default();
+        let [a, b, c] = [b"a", b"b", b"c"].map(|key| table.find_or_insert(lock(key)));
+        for idx in [b, a, b, c] {
+            table.set_ready(idx);
+        }
+        table.unset_ready(a);
+        table.set_ready(a);
+        assert_eq!(table.take_ready(2), [b, c]);
+        table.remove(a);
+        assert!(!table.any_ready() && table.take_ready(9).is_empty());
+    }
+}

@@ -1,0 +1,227 @@
+//! The queue of one lock: who waits for it, and in which order they are served. No other file decides that.
+//!
+//! An owner who holds the lock and wants more of it (an upgrade, a second wait) comes before all newcomers. Within each of
+//! the two groups the one who came first comes first.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+use super::{Mode, WaiterId};
+
+/// Where a wait stands in its queue. Who is less is served before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    /// False for an owner who holds the lock.
+    newcomer: bool,
+    /// In the order of arrival.
+    ticket: u64,
+}
+
+impl Position {
+    /// Nobody is before it.
+    pub(super) const FRONT: Position = Position { newcomer: false, ticket: 0 };
+
+    /// The position of a wait that arrived with this ticket.
+    pub(super) fn new(holds: bool, ticket: u64) -> Position {
+        Position { newcomer: !holds, ticket }
+    }
+
+    /// The same wait, now that its owner holds the lock, or does so no more.
+    pub(super) fn with_hold(self, holds: bool) -> Position {
+        Position::new(holds, self.ticket)
+    }
+
+    pub(super) fn is_holder(self) -> bool {
+        !self.newcomer
+    }
+
+    pub(super) fn ticket(self) -> u64 {
+        self.ticket
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    position: Position,
+    id: WaiterId,
+    mode: Mode,
+}
+
+/// Who waits for one lock.
+#[derive(Default)]
+pub(super) struct WaitQueue {
+    /// In the order of the positions. Nearly all come at the back and leave at the front.
+    places: VecDeque<Place>,
+    /// The positions of those that want the lock exclusively; only kept while anybody wants it shared.
+    exclusive: BTreeSet<Position>,
+    /// How many want it shared.
+    shared: usize,
+    /// The positions of those whose owner waits for other locks too: only through them does the waits-for graph lead from
+    /// this queue to another lock.
+    crossing: BTreeSet<Position>,
+}
+
+impl WaitQueue {
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Who waits, in the order in which they are served.
+    pub(super) fn iter(&self) -> impl Iterator<Item = WaiterId> + '_ {
+        self.places.iter().map(|place| place.id)
+    }
+
+    /// Who is served next, were the lock free.
+    pub(super) fn first(&self) -> Option<WaiterId> {
+        self.places.front().map(|place| place.id)
+    }
+
+    /// Whether the wait at this position is the first.
+    fn is_first(&self, position: Position) -> bool {
+        self.places.front().is_none_or(|first| position < first.position)
+    }
+
+    /// Who can be served next, if this says of a wait whether it could be decided: of those who hold the lock any, as they
+    /// are in nobody's way, but of the newcomers the first only.
+    pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId, Mode) -> bool) -> Option<WaiterId> {
+        let first = self.places.front()?;
+        if !first.position.is_holder() {
+            return decidable(first.id, first.mode).then_some(first.id);
+        }
+        let holders = self.places.iter().take_while(|place| place.position.is_holder());
+        holders.into_iter().find(|place| decidable(place.id, place.mode)).map(|place| place.id)
+    }
+
+    /// Those who wait although they hold the lock.
+    pub(super) fn holders(&self) -> impl Iterator<Item = (WaiterId, Position)> + '_ {
+        let holders = self.places.iter().take_while(|place| place.position.is_holder());
+        holders.map(|place| (place.id, place.position))
+    }
+
+    /// True if anybody waits who holds the lock.
+    pub(super) fn has_holders(&self) -> bool {
+        self.places.front().is_some_and(|place| place.position.is_holder())
+    }
+
+    pub(super) fn insert(&mut self, position: Position, id: WaiterId, mode: Mode) {
+        let at = if self.places.back().is_none_or(|last| last.position < position) {
+            self.places.len()
+        } else {
+            self.place_of(position)
+        };
+        if mode == Mode::Shared {
+            if self.shared == 0 {
+                self.exclusive.extend(self.places.iter().map(|place| place.position));
+            }
+            self.shared += 1;
+        } else if self.shared > 0 {
+            self.exclusive.insert(position);
+        }
+        self.places.insert(at, Place { position, id, mode });
+    }
+
+    /// Takes a wait out. Returns whether it stood there.
+    pub(super) fn remove(&mut self, position: Position) -> bool {
+        let at = self.place_of(position);
+        if self.places.get(at).is_none_or(|place| place.position != position) {
+            return false;
+        }
+        let Some(place) = self.places.remove(at) else { return false };
+        self.crossing.remove(&position);
+        if place.mode == Mode::Shared {
+            self.shared -= 1;
+            if self.shared == 0 {
+                self.exclusive.clear();
+            }
+        } else if self.shared > 0 {
+            self.exclusive.remove(&position);
+        }
+        if self.places.is_empty() && self.places.capacity() > 64 {
+            self.places = VecDeque::new();
+        }
+        true
+    }
+
+    /// Where this position is, or would be.
+    fn place_of(&self, position: Position) -> usize {
+        match self.places.front() {
+            Some(first) if position <= first.position => 0,
+            _ => self.places.partition_point(|place| place.position < position),
+        }
+    }
+
+    /// The owner at this position waits for other locks too, or does so no more.
+    pub(super) fn set_crossing(&mut self, position: Position, crosses: bool) {
+        if crosses {
+            self.crossing.insert(position);
+        } else {
+            self.crossing.remove(&position);
+        }
+    }
+
+    pub(super) fn is_crossing(&self, position: Position) -> bool {
+        self.crossing.contains(&position)
+    }
+
+    /// True if an owner in the queue waits for another lock too.
+    pub(super) fn has_crossing(&self) -> bool {
+        !self.crossing.is_empty()
+    }
+
+    /// True if one that wanted the lock in this mode and has left this position may have made way for the next: readers who
+    /// stood behind a writer.
+    pub(super) fn makes_way(&self, position: Position, mode: Mode) -> bool {
+        let next_is_shared = self.places.front().is_some_and(|next| next.mode == Mode::Shared);
+        mode == Mode::Exclusive && self.is_first(position) && next_is_shared
+    }
+
+    /// All who are at these positions.
+    pub(super) fn at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
+        let (from, to) = (self.place_of(positions.start), self.place_of(positions.end));
+        self.places.range(from..to.max(from)).map(|place| place.id)
+    }
+
+    /// Those of them who want the lock exclusively, nearest to the back first.
+    pub(super) fn exclusive_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
+        let all = self.shared == 0;
+        let places = if all { positions.clone() } else { Position::FRONT..Position::FRONT };
+        let indexed = if all { Position::FRONT..Position::FRONT } else { positions };
+        let (from, to) = (self.place_of(places.start), self.place_of(places.end));
+        let indexed = self.exclusive.range(indexed).rev().filter_map(|position| self.id_at(*position));
+        self.places.range(from..to.max(from)).rev().map(|place| place.id).chain(indexed)
+    }
+
+    /// Those of them whose owner waits for other locks too.
+    pub(super) fn crossing_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
+        self.crossing.range(positions).filter_map(|position| self.id_at(*position))
+    }
+
+    fn id_at(&self, position: Position) -> Option<WaiterId> {
+        let place = self.places.get(self.place_of(position))?;
+        (place.position == position).then_some(place.id)
+    }
+
+    /// Fails if the order or an index is not what the places say. `crosses` says so of a wait.
+    #[cfg(test)]
+    pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool) {
+        let sorted = self.places.iter().zip(self.places.iter().skip(1)).all(|(a, b)| a.position < b.position);
+        assert!(sorted, "the queue is out of order: {:?}", self.places);
+        let of_mode = |mode| self.places.iter().filter(move |place| place.mode == mode);
+        assert_eq!(self.shared, of_mode(Mode::Shared).count(), "who wants it shared is miscounted");
+        let exclusive = of_mode(Mode::Exclusive).filter(|_| self.shared > 0).map(|place| place.position);
+        assert!(self.exclusive.iter().copied().eq(exclusive), "the index of exclusive waits is wrong");
+        let crossing = self.places.iter().filter(|place| crosses(place.id)).map(|place| place.position);
+        assert!(self.crossing.iter().copied().eq(crossing), "the index of crossing waits is wrong");
+    }
+
+    /// Who stands at this position.
+    #[cfg(test)]
+    pub(super) fn find(&self, position: Position) -> Option<(WaiterId, Mode)> {
+        let place = self.places.get(self.place_of(position)).filter(|place| place.position == position)?;
+        Some((place.id, place.mode))
+    }
+}

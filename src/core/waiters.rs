@@ -1,0 +1,302 @@
+//! All waits: from the call that has to wait until its client has been told of the grant, or the grant was revoked.
+
+use std::collections::hash_map::Entry;
+
+use foldhash::HashMap;
+use smallvec::{smallvec, SmallVec};
+
+use super::table::LockIdx;
+use super::wait_queue::Position;
+use super::{MonoUs, Now, Owner, Request, RequestId, WaiterId};
+
+/// One wait.
+pub(super) struct Wait {
+    lock: LockIdx,
+    request: Request,
+    since: MonoUs,
+    deadline: Option<MonoUs>,
+    position: Position,
+    state: WaitState,
+}
+
+/// How far a wait has come. One that was decided otherwise, or left, is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitState {
+    /// It stands in the queue of its lock.
+    Queued,
+    /// It has the lock, and its client may not have been told yet.
+    Granted,
+    /// Its client was not told: what it was granted is given back at the next look at the lock.
+    Revoking,
+}
+
+impl Wait {
+    pub(super) fn lock(&self) -> LockIdx {
+        self.lock
+    }
+
+    pub(super) fn request(&self) -> &Request {
+        &self.request
+    }
+
+    pub(super) fn since(&self) -> MonoUs {
+        self.since
+    }
+
+    pub(super) fn deadline(&self) -> Option<MonoUs> {
+        self.deadline
+    }
+
+    /// Where it stands in the queue, or stood.
+    pub(super) fn position(&self) -> Position {
+        self.position
+    }
+
+    pub(super) fn state(&self) -> WaitState {
+        self.state
+    }
+
+    /// True if its time is over, whether it has been told so or not.
+    pub(super) fn is_over(&self, now: Now) -> bool {
+        self.deadline.is_some_and(|at| at <= now.mono)
+    }
+}
+
+/// What is needed to queue a request.
+pub(super) struct NewWait {
+    pub(super) lock: LockIdx,
+    pub(super) request: Request,
+    pub(super) deadline: Option<MonoUs>,
+    pub(super) position: Position,
+    pub(super) since: MonoUs,
+}
+
+/// Where an owner waits, in the order of the locks' handles and then of arrival.
+type WaitsOfOwner = SmallVec<[(LockIdx, WaiterId); 1]>;
+
+/// All waits, by their numbers, by their owners and by their requests.
+#[derive(Default)]
+pub(super) struct Waiters {
+    by_id: HashMap<WaiterId, Wait>,
+    /// Those that are queued.
+    by_owner: HashMap<Owner, WaitsOfOwner>,
+    /// Those that have a request id, the latest one of each; an earlier one has been superseded.
+    by_request: HashMap<(LockIdx, RequestId), WaiterId>,
+    /// How many are queued.
+    queued: usize,
+    last_id: u64,
+}
+
+/// Which waits of an owner begin or cease to be at locks of which it waits for others too.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Crossing {
+    pub(super) begin: SmallVec<[WaiterId; 2]>,
+    pub(super) cease: SmallVec<[WaiterId; 2]>,
+}
+
+impl Waiters {
+    /// The number of the next wait, which is its ticket too.
+    pub(super) fn next_id(&mut self) -> WaiterId {
+        self.last_id += 1;
+        WaiterId(self.last_id)
+    }
+
+    pub(super) fn get(&self, id: WaiterId) -> Option<&Wait> {
+        self.by_id.get(&id)
+    }
+
+    /// The same for one that is queued.
+    pub(super) fn queued(&self, id: WaiterId) -> Option<&Wait> {
+        self.get(id).filter(|wait| wait.state == WaitState::Queued)
+    }
+
+    /// Adds a wait that is queued.
+    pub(super) fn queue(&mut self, id: WaiterId, new: NewWait) -> Crossing {
+        let NewWait { lock, request, deadline, position, since } = new;
+        if let Some(request) = &request.id {
+            self.by_request.insert((lock, request.clone()), id);
+        }
+        self.queued += 1;
+        let crossing = match self.by_owner.entry(request.owner.clone()) {
+            Entry::Vacant(entry) => {
+                entry.insert(smallvec![(lock, id)]);
+                Crossing::default()
+            }
+            Entry::Occupied(mut entry) => {
+                let waits = entry.get_mut();
+                let crossed = spans_locks(waits);
+                let at = waits.binary_search(&(lock, id)).unwrap_or_else(|at| at);
+                waits.insert(at, (lock, id));
+                let begin = match (crossed, spans_locks(waits)) {
+                    (false, true) => waits.iter().map(|(_, id)| *id).collect(),
+                    (true, _) => smallvec![id],
+                    (false, false) => SmallVec::new(),
+                };
+                Crossing { begin, cease: SmallVec::new() }
+            }
+        };
+        self.by_id.insert(id, Wait { lock, request, since, deadline, position, state: WaitState::Queued });
+        crossing
+    }
+
+    /// Notes where a wait stands in the queue now.
+    pub(super) fn set_position(&mut self, id: WaiterId, position: Position) {
+        if let Some(wait) = self.by_id.get_mut(&id) {
+            wait.position = position;
+        }
+    }
+
+    /// A wait is queued no more, as it was granted.
+    pub(super) fn grant(&mut self, id: WaiterId) -> Crossing {
+        let Some(wait) = self.by_id.get_mut(&id) else { return Crossing::default() };
+        wait.state = WaitState::Granted;
+        let (lock, owner) = (wait.lock, wait.request.owner.clone());
+        self.unqueue(id, lock, &owner)
+    }
+
+    /// A grant did not reach its client. False if there is no such grant.
+    pub(super) fn begin_to_revoke(&mut self, id: WaiterId) -> bool {
+        let granted = self.by_id.get_mut(&id).filter(|wait| wait.state == WaitState::Granted);
+        granted.map(|wait| wait.state = WaitState::Revoking).is_some()
+    }
+
+    /// Forgets a wait.
+    pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Wait, Crossing)> {
+        let wait = self.by_id.remove(&id)?;
+        if let Some(request) = &wait.request.id {
+            if let Entry::Occupied(entry) = self.by_request.entry((wait.lock, request.clone())) {
+                if *entry.get() == id {
+                    entry.remove();
+                }
+            }
+        }
+        let crossing = match wait.state {
+            WaitState::Queued => self.unqueue(id, wait.lock, &wait.request.owner),
+            WaitState::Granted | WaitState::Revoking => Crossing::default(),
+        };
+        Some((wait, crossing))
+    }
+
+    fn unqueue(&mut self, id: WaiterId, lock: LockIdx, owner: &Owner) -> Crossing {
+        self.queued -= 1;
+        let mut crossing = Crossing::default();
+        let Some(waits) = self.by_owner.get_mut(owner) else { return crossing };
+        let crossed = waits.len() > 1 && spans_locks(waits);
+        if let Ok(at) = waits.binary_search(&(lock, id)) {
+            waits.remove(at);
+        }
+        if crossed && !spans_locks(waits) {
+            crossing.cease = waits.iter().map(|(_, id)| *id).collect();
+        }
+        if waits.is_empty() {
+            self.by_owner.remove(owner);
+        }
+        crossing
+    }
+
+    /// The wait of a request for a lock, whatever its state.
+    pub(super) fn of_request(&self, lock: LockIdx, id: &RequestId) -> Option<(WaiterId, &Wait)> {
+        if self.by_request.is_empty() {
+            return None;
+        }
+        let id = *self.by_request.get(&(lock, id.clone()))?;
+        Some((id, self.by_id.get(&id)?))
+    }
+
+    /// The queued waits of an owner, whatever they are for.
+    pub(super) fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = WaiterId> + '_ {
+        self.by_owner.get(owner).into_iter().flatten().map(|(_, id)| *id)
+    }
+
+    /// The queued waits of an owner for one lock, in the order of arrival.
+    pub(super) fn of_owner_at(&self, lock: LockIdx, owner: &[u8]) -> &[(LockIdx, WaiterId)] {
+        let Some(waits) = self.by_owner.get(owner) else { return &[] };
+        let from = waits.partition_point(|(of, _)| *of < lock);
+        let to = waits.partition_point(|(of, _)| *of <= lock);
+        &waits[from..to]
+    }
+
+    /// True if this owner is queued somewhere.
+    pub(super) fn waits(&self, owner: &[u8]) -> bool {
+        self.by_owner.contains_key(owner)
+    }
+
+    /// All that are queued, in the order of arrival.
+    pub(super) fn all_queued(&self) -> Vec<WaiterId> {
+        let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
+        let mut queued: Vec<WaiterId> = queued.map(|(id, _)| *id).collect();
+        queued.sort_unstable();
+        queued
+    }
+
+    /// How many are queued.
+    pub(super) fn queued_len(&self) -> usize {
+        self.queued
+    }
+
+    /// How many owners are, and how many requests have a wait.
+    pub(super) fn index_lens(&self) -> (usize, usize) {
+        (self.by_owner.len(), self.by_request.len())
+    }
+
+    /// How many have been granted and not told yet.
+    pub(super) fn granted_len(&self) -> usize {
+        self.by_id.len() - self.queued
+    }
+
+    /// Frees the memory of a crowd that has gone.
+    pub(super) fn shrink(&mut self) {
+        if self.by_id.is_empty() && self.by_id.capacity() > 1024 {
+            *self = Waiters { last_id: self.last_id, ..Waiters::default() };
+        }
+    }
+
+    /// Every wait with its number.
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, &Wait)> {
+        self.by_id.iter().map(|(id, wait)| (*id, wait))
+    }
+
+    /// True if the wait's owner waits for another lock too.
+    #[cfg(test)]
+    pub(super) fn crosses(&self, id: WaiterId) -> bool {
+        self.queued(id).is_some_and(|wait| self.by_owner.get(&wait.request.owner).is_some_and(spans_locks))
+    }
+
+    /// Fails if an index is not what the waits say.
+    #[cfg(test)]
+    pub(super) fn verify(&self) {
+        let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
+        let mut of_owners: Vec<_> =
+            queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();
+        assert_eq!(of_owners.len(), self.queued, "the queued waits are miscounted");
+        of_owners.sort_unstable();
+        let mut indexed = Vec::new();
+        for (owner, waits) in &self.by_owner {
+            assert!(!waits.is_empty() && waits.is_sorted(), "waits of {owner:?}: {waits:?}");
+            indexed.extend(waits.iter().map(|(lock, id)| (owner.as_bytes(), *lock, *id)));
+        }
+        indexed.sort_unstable();
+        assert_eq!(of_owners, indexed, "the index by owner is wrong");
+        for ((lock, request), id) in &self.by_request {
+            let wait = self.by_id.get(id).unwrap_or_else(|| panic!("{id:?} is indexed, but does not wait"));
+            assert!(
+                wait.lock == *lock && wait.request.id.as_ref() == Some(request),
+                "{id:?} has another request"
+            );
+        }
+        for (id, wait) in self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued) {
+            let Some(request) = &wait.request.id else { continue };
+            let indexed = self.by_request.get(&(wait.lock, request.clone()));
+            assert_eq!(indexed, Some(id), "a request waits twice, or is not indexed");
+        }
+    }
+}
+
+/// True if an owner waits for more than one lock.
+fn spans_locks(waits: &WaitsOfOwner) -> bool {
+    match (waits.first(), waits.last()) {
+        (Some((first, _)), Some((last, _))) => first != last,
+        _ => false,
+    }
+}
