@@ -34,7 +34,6 @@ mod server;
 mod stats;
 
 use std::ffi::{c_int, CStr};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 
@@ -70,13 +69,6 @@ const ASKED: [(&CStr, &str); 2] = [
     ),
 ];
 
-static MAY_UNBLOCK: AtomicBool = AtomicBool::new(false);
-
-/// True if `CLIENT UNBLOCK` may end a wait on this server.
-fn server_may_unblock() -> bool {
-    MAY_UNBLOCK.load(Ordering::Relaxed)
-}
-
 /// Everything that the module registers.
 fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     let commands = [
@@ -95,8 +87,12 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
     config::register(ctx, args)?;
-    if !server::info::register::<stats::Section>(ctx)
-        || !server::events::listen_to_settings(ctx, &stats::EVICTION_SETTINGS, stats::warn_if_evicts)
+    if !server::info::register::<driver::info::Section>(ctx)
+        || !server::events::listen_to_settings(
+            ctx,
+            &driver::info::EVICTION_SETTINGS,
+            driver::info::warn_if_evicts,
+        )
         || !driver::start(ctx)
         || !server::selected_database::watch_copies(ctx)
     {
@@ -124,13 +120,13 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     load::log_panics();
     defect::log_to(load::log_defect);
     load::set_options(ctx, server);
-    MAY_UNBLOCK.store(server >= CLIENT_UNBLOCK_SINCE, Ordering::Relaxed);
+    server::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
     register(ctx, args)?;
     for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }
-    stats::warn_if_evicts(ctx, ());
+    driver::info::warn_if_evicts(ctx, ());
     Ok(())
 }
 
@@ -169,7 +165,9 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let unloads = |ctx: Ctx<'_>| {
-        let unloads = config::allow_unload() || !server::unloading::is_in_use(ctx);
+        let may_unload = config::allow_unload() || !server::unloading::is_in_use(ctx);
+        // The server is about to call us: in the next turn of its event loop it will have done so.
+        let unloads = may_unload && !server::turn::is_pending(ctx);
         if unloads {
             driver::stop(ctx);
         } else {

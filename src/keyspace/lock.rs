@@ -8,6 +8,7 @@ use crate::keyspace::layout::{self, Field, Wanted};
 use crate::keyspace::records::Records;
 use crate::keyspace::{channel, redisson_fair};
 use crate::server::key::{Key, Kind};
+use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
 use crate::server::{events, Ctx, Str};
 
@@ -237,7 +238,7 @@ impl<'a> Lock<'a> {
     }
 
     fn raise(&self, propagation: Propagation<'_>, class: c_int, event: &CStr) {
-        crate::driver::while_changing(self.ctx, || propagation.event(class, event, self.key.name()));
+        muted(self.ctx, || propagation.event(class, event, self.key.name()));
     }
 }
 

@@ -8,6 +8,7 @@ use crate::config::{self, MAX_MS};
 use crate::core::{self, Mode, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
 use crate::keyspace::{channel, names};
 use crate::server::key::{Key, Kind};
+use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
 use crate::server::{events, Ctx, ServerCell, Str};
 
@@ -318,14 +319,14 @@ fn time_us(ctx: Ctx<'_>) -> i64 {
 
 /// Opens a key to look at it. If it has expired, the event that the server raises for it is none of a lock's.
 fn open<'a>(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
-    crate::driver::while_changing(ctx, || Key::open_for_read(ctx, name))
+    muted(ctx, || Key::open_for_read(ctx, name))
 }
 
 /// `SET name value PXAT expires_at`, or without a TTL.
 fn set(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8], value: &[u8], expires_at: Option<i64>) {
     let name = Str::new(name);
     let value = Str::new(value);
-    crate::driver::while_changing(ctx, || {
+    muted(ctx, || {
         let mut key = Key::open_for_write(ctx, &name);
         key.set_text(&value);
         if let Some(at) = expires_at {
@@ -345,7 +346,7 @@ fn set(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8], value: &[u8], ex
 /// `DEL name`.
 fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8]) {
     let name = Str::new(name);
-    crate::driver::while_changing(ctx, || {
+    muted(ctx, || {
         Key::open_for_write(ctx, &name).delete();
         propagation.send(c"DEL", &[&name]);
         propagation.event(events::GENERIC, c"del", &name);

@@ -4,16 +4,17 @@
 //! whatever became of the client: twice is a use after free, never is a leak. The token that goes with it is
 //! the waiter's number and not a pointer, so there is nothing to free wrongly.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
 use crate::server::ctx::enter;
 use crate::server::reply::INTERNAL_ERROR;
-use crate::server::{Ctx, OK};
+use crate::server::{Ctx, ServerCell, OK};
 
 /// The server's handle of a blocked client. Only compared and given back, never followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle(usize);
 
 impl Handle {
@@ -21,6 +22,14 @@ impl Handle {
     fn raw(self) -> *mut raw::RedisModuleBlockedClient {
         self.0 as *mut raw::RedisModuleBlockedClient
     }
+}
+
+/// `CLIENT UNBLOCK` may end a wait.
+static MAY_UNBLOCK: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// Lets `CLIENT UNBLOCK` end waits, which only some servers do without a race with [`unblock`].
+pub(crate) fn allow_client_unblock(ctx: Ctx<'_>, allow: bool) {
+    MAY_UNBLOCK.get(ctx).set(allow);
 }
 
 /// What to do when something happens to a blocked client.
@@ -36,8 +45,8 @@ pub(crate) trait BlockedClient {
 }
 
 /// Blocks the calling client. The server keeps no deadline for it: its own are late, and race with
-/// [`unblock`]. `may_unblock` lets `CLIENT UNBLOCK` end the wait, which only some servers do without that race.
-pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>, may_unblock: bool) -> Option<Handle> {
+/// [`unblock`].
+pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<Handle> {
     unsafe extern "C" fn reply<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,
         _argv: *mut *mut raw::RedisModuleString,
@@ -77,7 +86,8 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>, may_unblock: bool) -> Option
         // SAFETY: the context is that of this callback.
         unsafe { enter(ctx, |ctx| C::done(ctx, token.addr() as u64, gone)) };
     }
-    let on_timeout: raw::RedisModuleCmdFunc = if may_unblock { Some(timed_out::<C>) } else { None };
+    let on_timeout: raw::RedisModuleCmdFunc =
+        if MAY_UNBLOCK.get(ctx).get() { Some(timed_out::<C>) } else { None };
     // SAFETY: the callbacks have the types that the server calls them with, and live as long as the module,
     // which cannot be unloaded while a client is blocked.
     unsafe {

@@ -127,6 +127,12 @@ impl Drop for Reader {
     }
 }
 
+/// True if the server has decided to close the connection of this client, or does not say.
+pub(crate) fn is_closing(ctx: Ctx<'_>, id: u64) -> bool {
+    let line = line_of(ctx, id);
+    line.is_none_or(|line| field(&line, "flags=").is_none_or(|flags| flags.contains(&b'A')))
+}
+
 #[cfg(test)]
 mod tests {
     use super::field;

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
+use crate::server::muted::is_muted;
 use crate::server::{enter, propagation, selected_database, string, Ctx, ServerCell, OK};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
@@ -37,7 +38,9 @@ pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
         // SAFETY: the context is that of this callback.
         unsafe {
             enter(ctx, |ctx| {
-                E::key(ctx, event, key);
+                if !is_muted(ctx) {
+                    E::key(ctx, event, key);
+                }
                 selected_database::give_back(ctx, event);
             })
         };

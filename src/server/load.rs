@@ -150,7 +150,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
         RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
-        RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer
+        RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer RedisModule_FreeThreadSafeContext RedisModule_GetDetachedThreadSafeContext
         RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
         RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents

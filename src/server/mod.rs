@@ -25,6 +25,7 @@ mod field_ends;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod load;
+pub(crate) mod muted;
 mod notify;
 pub(crate) mod propagation;
 pub(crate) mod reply;
@@ -32,6 +33,7 @@ pub(crate) mod selected_database;
 pub(crate) mod socket;
 pub(crate) mod string;
 pub(crate) mod timer;
+pub(crate) mod turn;
 pub(crate) mod unloading;
 
 use std::cell::UnsafeCell;

@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use foldhash::HashMap;
+
 use crate::server::{caller, Ctx};
 
 /// The socket of a client that is blocked. Only looked at: it stays the server's.
@@ -17,45 +19,58 @@ impl Socket {
     /// True if the other side has closed the connection, or its half of it, even where the server has not
     /// read so yet. Must not be asked for a client that the server has freed.
     pub(crate) fn is_hung_up(self) -> bool {
+        self.ended() != 0
+    }
+
+    /// True if the other side has closed the connection, or its half of it, and has read all that was sent before.
+    pub(crate) fn is_closed_in_order(self) -> bool {
+        self.ended() == libc::POLLRDHUP
+    }
+
+    fn ended(self) -> libc::c_short {
         const GONE: libc::c_short = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         let mut poll = libc::pollfd { fd: self.0, events: libc::POLLRDHUP, revents: 0 };
         // SAFETY: one structure is passed and said to be one; with a time of 0 the call does not wait.
         let ready = unsafe { libc::poll(&mut poll, 1, 0) };
-        ready > 0 && poll.revents & GONE != 0
+        if ready > 0 {
+            poll.revents & GONE
+        } else {
+            0
+        }
     }
 }
 
-/// How many sockets are remembered.
-const REMEMBERED: usize = 1024;
-
-/// The sockets of clients that have been blocked before: to ask costs more than all else that a wait does. A client
-/// keeps its socket as long as it lives, and its id is never another's.
+/// The sockets of clients that have been blocked: to ask costs more than all else that a wait does. A client keeps its socket
+/// as long as it lives, and its id is never another's.
 #[derive(Default)]
-pub(crate) struct Sockets(Vec<Option<(u64, Socket)>>);
+pub(crate) struct Sockets(HashMap<u64, Option<Socket>>);
 
 impl Sockets {
-    pub(crate) fn get(&self, client: u64) -> Option<Socket> {
-        let known = self.0.get(place(client))?.as_ref()?;
-        (known.0 == client).then_some(known.1)
+    /// The socket of a client, if it was asked for before; `None` inside if the server did not tell.
+    pub(crate) fn get(&self, client: u64) -> Option<Option<Socket>> {
+        self.0.get(&client).copied()
+    }
+
+    pub(crate) fn put(&mut self, client: u64, socket: Option<Socket>) {
+        self.0.insert(client, socket);
+    }
+
+    /// The client is freed.
+    pub(crate) fn forget(&mut self, client: u64) {
+        if !self.0.is_empty() {
+            self.0.remove(&client);
+        }
+    }
+
+    /// It is not told any more when clients are freed.
+    pub(crate) fn clear(&mut self) {
+        self.0 = HashMap::default();
     }
 
     /// How many are remembered.
     pub(crate) fn len(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.0.len()
     }
-
-    pub(crate) fn put(&mut self, client: u64, socket: Option<Socket>) {
-        if self.0.is_empty() {
-            self.0.resize(REMEMBERED, None);
-        }
-        if let Some(at) = self.0.get_mut(place(client)) {
-            *at = socket.map(|socket| (client, socket));
-        }
-    }
-}
-
-fn place(client: u64) -> usize {
-    usize::try_from(client).unwrap_or(0) % REMEMBERED
 }
 
 fn parse(line: &[u8]) -> Option<Socket> {
@@ -65,20 +80,7 @@ fn parse(line: &[u8]) -> Option<Socket> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse, Socket, Sockets, REMEMBERED};
-
-    #[test]
-    fn a_socket_is_that_of_its_client() {
-        let mut sockets = Sockets::default();
-        assert_eq!(sockets.get(7), None);
-        sockets.put(7, Some(Socket(12)));
-        let same_place = 7 + REMEMBERED as u64;
-        assert_eq!((sockets.get(7), sockets.get(same_place)), (Some(Socket(12)), None));
-        sockets.put(same_place, Some(Socket(13)));
-        assert_eq!((sockets.get(7), sockets.get(same_place)), (None, Some(Socket(13))));
-        sockets.put(same_place, None);
-        assert_eq!(sockets.get(same_place), None);
-    }
+    use super::{parse, Socket};
 
     #[test]
     fn a_line_of_client_list_has_the_socket() {

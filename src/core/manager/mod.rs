@@ -36,7 +36,7 @@ use step::Step;
 /// [`connection_closed`](LockManager::connection_closed). From foreign writes and the server:
 /// [`key_changed`](LockManager::key_changed), [`database_changed`](LockManager::database_changed),
 /// [`demote`](LockManager::demote), [`promote`](LockManager::promote). From the clock: [`tick`](LockManager::tick).
-/// Outputs: [`take_decisions`](LockManager::take_decisions), [`next_wakeup`](LockManager::next_wakeup).
+/// Outputs: [`next_decision`](LockManager::next_decision), [`next_wakeup`](LockManager::next_wakeup).
 #[derive(Default)]
 pub(crate) struct LockManager {
     parts: Parts,
@@ -161,15 +161,17 @@ impl LockManager {
         self.parts.end_wait(id, None)
     }
 
-    /// The grant reached its client: it is final, and what depends on the connection begins.
-    pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) {
-        let Some((wait, lease)) = self.parts.confirm(id, now) else { return };
+    /// The grant reached its client: it is final, and what depends on the connection begins. True if there may be something
+    /// to do soon.
+    pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) -> bool {
+        let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());
         if let Some(bind) = request.bind {
             let bind = (bind, Takes::Part);
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
         }
         self.parts.drop_if_idle(lock);
+        request.bind.is_some() || self.parts.table.any_ready()
     }
 
     /// The grant's client went away before it could be told: the hold is given back at the next look.
@@ -340,14 +342,14 @@ impl LockManager {
         }
     }
 
-    /// True if [`take_decisions`](LockManager::take_decisions) has any.
+    /// True if [`next_decision`](LockManager::next_decision) has any.
     pub(crate) fn has_decided(&self) -> bool {
         !self.parts.decisions.is_empty()
     }
 
-    /// What was decided since the last call, in the order of the decisions.
-    pub(crate) fn take_decisions(&mut self) -> Vec<(WaiterId, Decision)> {
-        std::mem::take(&mut self.parts.decisions)
+    /// The next of the decisions that were not taken yet, in the order in which they were made.
+    pub(crate) fn next_decision(&mut self) -> Option<(WaiterId, Decision)> {
+        self.parts.decisions.pop_front()
     }
 
     /// True if any hold depends on a connection.
@@ -431,7 +433,7 @@ impl LockManager {
         self.parts.waiters.shrink();
         self.parts.deadlines.shrink();
         if self.parts.decisions.is_empty() {
-            self.parts.decisions = Vec::new();
+            self.parts.decisions.shrink_to(64);
         }
     }
 }

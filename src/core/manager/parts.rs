@@ -1,5 +1,7 @@
 //! The parts of the lock manager side by side. Only the files of this directory see more than one of them.
 
+use std::collections::VecDeque;
+
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
@@ -41,7 +43,7 @@ pub(super) struct Parts {
     pub(super) demoted: bool,
     pub(super) windows_given: usize,
     pub(super) windows_used: usize,
-    pub(super) decisions: Vec<(WaiterId, Decision)>,
+    pub(super) decisions: VecDeque<(WaiterId, Decision)>,
 }
 
 impl Parts {
@@ -110,7 +112,7 @@ impl Parts {
     /// Ends a wait that is queued, with a decision. Its lock stays, even if nothing has to be remembered of it.
     pub(super) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
         if self.take_out(id).is_some() {
-            self.decisions.push((id, decision));
+            self.decisions.push_back((id, decision));
         }
     }
 

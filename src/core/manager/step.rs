@@ -208,7 +208,7 @@ impl<'a> Step<'a> {
     fn hand_over(&mut self, lock: LockIdx, id: WaiterId, owner: &Owner, grant: Grant) {
         let Grant { reply, set, before, written } = grant;
         self.parts.grant_wait(id);
-        self.parts.decisions.push((id, Decision::Granted(reply)));
+        self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
             self.parts.sessions.lease_end_was_set(lock, owner, written);
         }
@@ -437,7 +437,7 @@ impl<'a> Step<'a> {
             }
             WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_some() => {
                 // It may be told in the same turn of the event loop, but not of a grant.
-                self.parts.decisions.push((id, Decision::Cancelled));
+                self.parts.decisions.push_back((id, Decision::Cancelled));
                 self.parts.begin_to_revoke(id);
                 self.revoke(lock);
                 Some(())

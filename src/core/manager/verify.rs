@@ -7,7 +7,7 @@ use super::parts::Parts;
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::waiters::WaitState;
-use crate::core::WaiterId;
+use crate::core::{Decision, WaiterId};
 
 impl LockManager {
     /// Fails if an index is not what its owner says, if a wait is not where it belongs, or if anything is kept that is idle.
@@ -61,6 +61,11 @@ impl LockManager {
             && !parts.table.is_ready(lock)
             && parts.leases.get(&lock).is_none()
             && parts.windows.get(&lock).is_none()
+    }
+
+    /// What was decided since the last call, in the order of the decisions.
+    pub(crate) fn take_decisions(&mut self) -> Vec<(WaiterId, Decision)> {
+        std::iter::from_fn(|| self.next_decision()).collect()
     }
 
     /// True if nothing is remembered: no input but an acquire can matter.

@@ -225,7 +225,9 @@ fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
 /// After everybody has left and every grant has arrived, nothing is kept (9).
 fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
-    in_flight.into_iter().for_each(|id| real.locks.delivered(id, real.time()));
+    in_flight.into_iter().for_each(|id| {
+        real.locks.delivered(id, real.time());
+    });
     for connection in 0..3 {
         real.locks.connection_closed(ConnectionId(connection), real.time());
     }
@@ -421,7 +423,9 @@ proptest! {
                         if !in_flight.is_empty() {
                             let id = in_flight.swap_remove(which % in_flight.len());
                             match arrives {
-                                true => real.locks.delivered(id, real.time()),
+                                true => {
+ real.locks.delivered(id, real.time());
+ }
                                 false => real.locks.undelivered(id),
                             }
                         }

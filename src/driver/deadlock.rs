@@ -1,6 +1,7 @@
 //! Following the wait graph, whose holders have to be read key by key.
 
-use super::{dispatch, with, Ended};
+use super::blocked::Ended;
+use super::state::{dispatch, with};
 use crate::core::waits_for::{Edge, Step};
 use crate::core::{Holders, LockRef, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
@@ -28,7 +29,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockRef<'_>, holders
         let Step::Cycle(edges) = run(ctx, &mut cycle?) else { return None };
         // Whoever has hung up waits no more, even if the server has not read so yet.
         let gone: Vec<WaiterId> = with(ctx, |driver| {
-            let hung_up = |id: &WaiterId| driver.waits.get(id).is_some_and(super::Wait::is_hung_up);
+            let hung_up = |id: &WaiterId| driver.blocked.is_hung_up(*id);
             edges.iter().map(|edge| edge.by).filter(hung_up).collect()
         });
         let text = gone.is_empty().then(|| {
@@ -38,7 +39,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockRef<'_>, holders
         with(ctx, |driver| {
             for id in &gone {
                 driver.locks.leave(*id);
-                driver.end(*id, Ended::Left);
+                driver.blocked.end(*id, Ended::Left);
             }
             if text.is_some() {
                 driver.stats.deadlocks += 1;

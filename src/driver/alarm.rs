@@ -1,0 +1,84 @@
+//! The module's one timer.
+
+use crate::core::MonoUs;
+use crate::server::timer::{self, TimerId};
+use crate::server::{events, unloading, Ctx};
+
+/// How late a timer can be in a server that is alive, in microseconds.
+const OVERDUE_US: MonoUs = 20_000;
+
+/// The timer, if it is set, and when it fires. There is never more than one: a module that has a timer cannot be unloaded.
+#[derive(Default)]
+pub(super) struct Alarm {
+    timer: Option<(TimerId, MonoUs)>,
+    /// The timer is watched; ends when there is none any more.
+    watched: bool,
+    on_timer: Option<fn(Ctx<'_>)>,
+}
+
+impl Alarm {
+    /// What is called when the timer fires.
+    pub(super) fn calls(&mut self, on_timer: fn(Ctx<'_>)) {
+        self.on_timer = Some(on_timer);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.timer.is_some()
+    }
+
+    /// True if the timer fires by then.
+    pub(super) fn fires_by(&self, at: MonoUs) -> bool {
+        self.timer.as_ref().is_some_and(|(_, due)| *due <= at)
+    }
+
+    /// The timer has fired: it must not be stopped any more.
+    pub(super) fn has_fired(&mut self) {
+        self.timer = None;
+    }
+
+    /// Sets the timer, moves it if that is earlier than planned, or stops it if there is nothing to do.
+    pub(super) fn set(
+        &mut self,
+        ctx: Ctx<'_>,
+        milliseconds: Option<u64>,
+        now: MonoUs,
+        watch: fn(Ctx<'_>, ()),
+    ) {
+        let due = milliseconds.map(|ms| now.saturating_add(ms.saturating_mul(1000)));
+        match (&self.timer, due) {
+            (Some((_, planned)), Some(due)) if *planned <= due => return,
+            (None, None) => return,
+            _ => {}
+        }
+        if let Some((timer, _)) = self.timer.take() {
+            timer::stop(ctx, timer);
+        }
+        if let (Some(ms), Some(due), Some(on_timer)) = (milliseconds, due, self.on_timer) {
+            self.timer = Some((timer::set(ctx, ms, on_timer), due));
+            if !std::mem::replace(&mut self.watched, true) {
+                events::listen_to_cron(ctx, watch);
+                unloading::begin(ctx);
+            }
+        }
+    }
+
+    /// Ends the watch if there is no timer. Not to be called from an event.
+    pub(super) fn rest(&mut self, ctx: Ctx<'_>) {
+        if self.timer.is_none() && std::mem::take(&mut self.watched) {
+            events::ignore_cron(ctx);
+        }
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    /// The server's timers wait for a time of day: if somebody sets the clock back, they fire that much later. Stops such a
+    /// one. Returns whether it is to be set anew.
+    pub(super) fn stop_if_overdue(&mut self, ctx: Ctx<'_>) -> bool {
+        let overdue = self.timer.take_if(|(_, due)| ctx.now().mono > *due + OVERDUE_US);
+        let Some((timer, _)) = overdue else { return false };
+        timer::stop(ctx, timer);
+        true
+    }
+}

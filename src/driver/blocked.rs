@@ -1,0 +1,115 @@
+//! Blocked clients, from the call that has to wait until the server has taken their handles back.
+
+use foldhash::HashMap;
+
+use crate::core::{Decision, WaiterId};
+use crate::server::blocked::{self, Handle};
+use crate::server::socket::Socket;
+
+/// A blocked client.
+pub(super) struct Wait {
+    handle: Handle,
+    client: u64,
+    socket: Option<Socket>,
+    /// The client had hung up before it could be answered.
+    hung_up: bool,
+    /// `None` as long as it waits. The handle has been given back as soon as there is one.
+    ended: Option<Ended>,
+}
+
+/// How a wait ended.
+#[derive(Clone)]
+pub(super) enum Ended {
+    By(Decision),
+    /// The client left, or the server has answered it.
+    Left,
+}
+
+impl Wait {
+    /// True if the client has closed its side of the connection. Not to be asked when it has been answered.
+    fn is_hung_up(&self) -> bool {
+        self.socket.is_some_and(Socket::is_hung_up)
+    }
+
+    /// The client and its socket, if it was granted the lock and may have been told so.
+    pub(super) fn was_granted(&self) -> Option<(u64, Option<Socket>)> {
+        let granted = matches!(self.ended, Some(Ended::By(Decision::Granted(_)))) && !self.hung_up;
+        granted.then_some((self.client, self.socket))
+    }
+
+    /// True if it was granted the lock, told or not.
+    pub(super) fn has_grant(&self) -> bool {
+        matches!(self.ended, Some(Ended::By(Decision::Granted(_))))
+    }
+}
+
+/// All blocked clients.
+#[derive(Default)]
+pub(super) struct BlockedClients {
+    waits: HashMap<WaiterId, Wait>,
+    /// On old servers the handle is all that a callback gets.
+    by_handle: HashMap<Handle, WaiterId>,
+}
+
+impl BlockedClients {
+    /// A client has been blocked.
+    pub(super) fn insert(&mut self, id: WaiterId, handle: Handle, client: u64, socket: Option<Socket>) {
+        self.waits.insert(id, Wait { handle, client, socket, hung_up: false, ended: None });
+        self.by_handle.insert(handle, id);
+    }
+
+    /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
+    /// a grant is told that it was cancelled.
+    pub(super) fn end(&mut self, id: WaiterId, ended: Ended) {
+        let Some(wait) = self.waits.get_mut(&id) else { return };
+        match (&wait.ended, &ended) {
+            (None, _) => {
+                wait.ended = Some(ended);
+                blocked::unblock(wait.handle, id.0);
+            }
+            (Some(Ended::By(Decision::Granted(_))), Ended::By(Decision::Cancelled)) => {
+                wait.ended = Some(ended)
+            }
+            _ => {}
+        }
+    }
+
+    /// The server is about to answer this client: what with, and whether the client has hung up.
+    pub(super) fn answer(&mut self, id: WaiterId) -> Option<(Ended, bool)> {
+        let wait = self.waits.get_mut(&id)?;
+        wait.hung_up = wait.is_hung_up();
+        Some((wait.ended.clone()?, wait.hung_up))
+    }
+
+    /// The server has taken the handle back.
+    pub(super) fn remove(&mut self, id: WaiterId) -> Option<Wait> {
+        let wait = self.waits.remove(&id)?;
+        self.by_handle.remove(&wait.handle);
+        if self.waits.is_empty() && self.waits.capacity() > 1024 {
+            *self = BlockedClients::default();
+        }
+        Some(wait)
+    }
+
+    pub(super) fn of_handle(&self, handle: Handle) -> Option<WaiterId> {
+        self.by_handle.get(&handle).copied()
+    }
+
+    /// The client that this waiter blocks.
+    pub(super) fn client_of(&self, id: WaiterId) -> Option<u64> {
+        self.waits.get(&id).map(|wait| wait.client)
+    }
+
+    /// True if the client of this waiter has closed its side of the connection, even where the server has not read so yet.
+    pub(super) fn is_hung_up(&self, id: WaiterId) -> bool {
+        self.waits.get(&id).is_some_and(Wait::is_hung_up)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waits.is_empty()
+    }
+
+    pub(super) fn lens(&self) -> (usize, usize) {
+        (self.waits.len(), self.by_handle.len())
+    }
+}

@@ -1,0 +1,130 @@
+//! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
+
+use super::blocked::Ended;
+use super::state::{dispatch, with, Driver};
+use crate::core::{Decision, Reply, WaiterId};
+use crate::error::Error;
+use crate::server::blocked::{self, BlockedClient, Handle};
+use crate::server::socket::Socket;
+use crate::server::{events, turn, Ctx};
+
+/// Blocks the calling client until its waiter is decided.
+pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
+    let Some(handle) = blocked::block::<Waits>(ctx) else {
+        with(ctx, |driver| driver.locks.leave(id));
+        dispatch(ctx);
+        return Err(Error::CannotBlock);
+    };
+    let client = ctx.client_id();
+    let known = with(ctx, |driver| driver.sockets.get(client));
+    let socket = known.unwrap_or_else(|| Socket::of_client(ctx, client));
+    let flags = ctx.flags();
+    with(ctx, |driver| {
+        if known.is_none() {
+            driver.sockets.put(client, socket);
+        }
+        driver.blocked.insert(id, handle, client, socket);
+        driver.listen_to_clients(ctx);
+        if flags.is_cluster() {
+            driver.looks.plan_all(ctx.now().mono);
+        }
+        driver.pass_on_decisions();
+        driver.plan(ctx);
+    });
+    Ok(())
+}
+
+/// What happens to blocked clients.
+struct Waits;
+
+impl BlockedClient for Waits {
+    fn reply(ctx: Ctx<'_>, token: u64) {
+        let answer = with(ctx, |driver| driver.blocked.answer(WaiterId(token)));
+        let Some((Ended::By(decision), hung_up)) = answer else { return };
+        let error = match decision {
+            // It may have closed its half only, and still read: what is revoked must not be told as a grant.
+            Decision::Granted(_) if hung_up => Error::HungUp,
+            Decision::Granted(reply) => return reply_grant(ctx, &reply),
+            Decision::TimedOut => return ctx.reply_null(),
+            Decision::WrongType => Error::WrongType,
+            Decision::Moved => Error::Moved,
+            Decision::Superseded => Error::Superseded,
+            Decision::Cancelled => Error::Cancelled,
+            Decision::Demoted => Error::Demoted,
+            Decision::Refused(refusal) => Error::Refused(refusal),
+        };
+        ctx.reply_error(&error.to_string());
+    }
+
+    fn timed_out(ctx: Ctx<'_>, handle: Handle) {
+        ctx.reply_null();
+        with(ctx, |driver| leave(driver, ctx, handle));
+    }
+
+    fn disconnected(ctx: Ctx<'_>, handle: Handle) {
+        with(ctx, |driver| leave(driver, ctx, handle));
+    }
+
+    fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
+        let id = WaiterId(token);
+        let answered = with(ctx, |driver| {
+            let wait = driver.blocked.remove(id)?;
+            if driver.blocked.is_empty() {
+                driver.locks.give_memory_back();
+            }
+            match wait.was_granted().filter(|_| !gone) {
+                Some((client, socket)) => {
+                    driver.deliveries.insert(id, client, socket);
+                    return Some(());
+                }
+                None if wait.has_grant() => {
+                    driver.revoke(id);
+                    driver.plan_soon(ctx);
+                }
+                None => {}
+            }
+            None
+        });
+        if answered.is_some() {
+            turn::at_end(ctx, turn_is_over);
+        }
+    }
+}
+
+/// A waiter that has not been decided leaves.
+fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
+    let Some(id) = driver.blocked.of_handle(handle) else { return };
+    driver.locks.leave(id);
+    driver.blocked.end(id, Ended::Left);
+    driver.plan(ctx);
+}
+
+/// The answers of the turn have been sent, and who was to be closed then is freed.
+fn turn_is_over(ctx: Ctx<'_>) {
+    with(ctx, |driver| {
+        let now = ctx.now();
+        let mut follows = false;
+        for id in driver.deliveries.take() {
+            follows |= driver.locks.delivered(id, now);
+        }
+        if follows {
+            driver.listen_to_clients(ctx);
+            driver.plan(ctx);
+            events::wake_up(ctx);
+        }
+    });
+}
+
+/// Answers a grant.
+pub(crate) fn reply_grant(ctx: Ctx<'_>, reply: &Reply) {
+    let Some(owner) = &reply.owner else { return ctx.reply_integer(reply.holds) };
+    ctx.reply_map(if reply.token.is_some() { 3 } else { 2 });
+    ctx.reply_bulk(b"owner");
+    ctx.reply_bulk(owner.as_bytes());
+    ctx.reply_bulk(b"holds");
+    ctx.reply_integer(reply.holds);
+    if let Some(token) = reply.token {
+        ctx.reply_bulk(b"token");
+        ctx.reply_integer(token);
+    }
+}

@@ -1,0 +1,57 @@
+//! Grants that were answered, until it is known whether their clients got the answer.
+//!
+//! The server answers a client that it has decided to close, and frees it at the end of the turn without sending that answer. So
+//! a grant is final only when the turn is over and the client was not freed so.
+
+use crate::core::WaiterId;
+use crate::server::socket::Socket;
+use crate::server::{caller, Ctx};
+
+/// A grant that was answered in this turn of the event loop.
+struct Answered {
+    id: WaiterId,
+    client: u64,
+    socket: Option<Socket>,
+}
+
+/// Those grants.
+#[derive(Default)]
+pub(super) struct Deliveries(Vec<Answered>);
+
+impl Deliveries {
+    pub(super) fn insert(&mut self, id: WaiterId, client: u64, socket: Option<Socket>) {
+        self.0.push(Answered { id, client, socket });
+    }
+
+    /// A client is freed. Returns its grants of this turn, and whether it was told of them.
+    ///
+    /// It was not if the server had decided to close it (`CLIENT LIST` tells) before it sent anything. But if the client has
+    /// closed the connection in order, it had read the answer: its socket was asked in vain before it was answered. And one
+    /// that is freed although nothing was decided is killed by a command of the next turn.
+    pub(super) fn client_freed(&mut self, ctx: Ctx<'_>, client: u64) -> Vec<(WaiterId, bool)> {
+        if !self.0.iter().any(|answered| answered.client == client) {
+            return Vec::new();
+        }
+        let was_closing = caller::is_closing(ctx, client);
+        let freed = self.0.extract_if(.., |answered| answered.client == client);
+        freed
+            .map(|answered| {
+                let read_it = answered.socket.is_some_and(Socket::is_closed_in_order);
+                (answered.id, !was_closing || read_it)
+            })
+            .collect()
+    }
+
+    /// The turn is over: these grants have reached their clients.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = WaiterId> {
+        std::mem::take(&mut self.0).into_iter().map(|answered| answered.id)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}

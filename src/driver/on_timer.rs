@@ -1,0 +1,67 @@
+//! What is done when the timer fires.
+
+use super::reconcile::reconcile;
+use super::state::with;
+use crate::core::MonoUs;
+use crate::keyspace::channel;
+use crate::server::{events, guard, Ctx};
+
+/// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
+/// done a millisecond later.
+const BUDGET_US: MonoUs = 4_000;
+
+/// The timer has fired.
+pub(super) fn on_timer(ctx: Ctx<'_>) {
+    let primary = ctx.is_primary();
+    let obstacle = ctx.obstacle();
+    let may_write = obstacle.is_none();
+    let started = ctx.now().mono;
+    with(ctx, |driver| {
+        // First of all: this timer must not be stopped any more.
+        driver.alarm.has_fired();
+        if driver.hears_wakeups && !driver.locks.has_fragile() {
+            driver.hears_wakeups = false;
+            events::ignore_wakeups(ctx);
+        }
+        if !primary {
+            driver.locks.demote();
+        }
+        driver.notice_promotion(ctx);
+        driver.ignore_clients(ctx);
+        let somebody_waits = driver.locks.waiting_total() > 0;
+        if ctx.is_cluster() && driver.looks.take_all(started, somebody_waits) {
+            driver.locks.look_at_all();
+        }
+        if may_write {
+            driver.look_at_fragile(started);
+        }
+    });
+    while ctx.now().mono.saturating_sub(started) < BUDGET_US {
+        let locks = with(ctx, |driver| {
+            let locks = driver.locks.tick(ctx.now(), may_write);
+            driver.pass_on_decisions();
+            locks
+        });
+        for lock in &locks {
+            // What goes wrong with one lock must not keep others waiting.
+            guard(|| reconcile(ctx, lock));
+        }
+        if locks.is_empty() {
+            break;
+        }
+    }
+    let flushed = with(ctx, |driver| {
+        let told = driver.flushed && (may_write || !primary);
+        driver.flushed &= !told;
+        let wanted = || driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
+        (told && primary).then(wanted)
+    });
+    if let Some(wanted_here) = flushed {
+        channel::all_freed(ctx, &wanted_here);
+    }
+    with(ctx, |driver| {
+        driver.pass_on_decisions();
+        driver.plan_beside(ctx, obstacle);
+        driver.alarm.rest(ctx);
+    });
+}

@@ -1,0 +1,229 @@
+//! All state in memory, and what the server is to do next about it.
+
+use std::cell::RefCell;
+use std::ffi::CStr;
+
+use super::alarm::Alarm;
+use super::blocked::{BlockedClients, Ended};
+use super::delivery::Deliveries;
+use super::looks::Looks;
+use crate::core::{ConnectionId, LockManager, MonoUs, WaiterId};
+use crate::server::socket::Sockets;
+use crate::server::{events, Ctx, InCallback, Obstacle, ServerCell};
+use crate::stats::Stats;
+
+/// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
+const FLUSH_RETRY_MS: u64 = 10;
+
+/// While the server refuses all writes, how often it is asked whether it still does, in milliseconds.
+const REFUSED_RETRY_MS: u64 = 10;
+
+/// For how long the end of every turn is listened to after the last that mattered, in milliseconds: to begin and to end that
+/// costs more than to go on.
+const LISTENING_MS: u64 = 100;
+
+static DRIVER: ServerCell<RefCell<Option<Driver>>> = ServerCell::new(RefCell::new(None));
+
+/// All state in memory.
+#[derive(Default)]
+pub(crate) struct Driver {
+    pub(crate) locks: LockManager,
+    pub(crate) stats: Stats,
+    pub(super) blocked: BlockedClients,
+    pub(super) sockets: Sockets,
+    pub(super) deliveries: Deliveries,
+    pub(super) alarm: Alarm,
+    pub(super) looks: Looks,
+    /// The event loop is listened to, for fragile locks; ends in the timer.
+    pub(super) hears_wakeups: bool,
+    /// The end of connections is listened to; ends in the timer.
+    pub(super) hears_clients: bool,
+    /// All keys of a database may be gone: external clients have not been told yet.
+    pub(super) flushed: bool,
+}
+
+/// Gives access to the state. Nothing that can make the server call us back may be done inside.
+pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Driver) -> T) -> T {
+    body(DRIVER.get(proof).borrow_mut().get_or_insert_default())
+}
+
+/// Drops all state.
+pub(super) fn drop_all(proof: impl Into<InCallback>) {
+    DRIVER.get(proof).replace(None);
+}
+
+/// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
+/// core, when the lock is stored.
+pub(crate) fn dispatch(ctx: Ctx<'_>) {
+    with(ctx, |driver| {
+        // Mostly nobody waits, and nothing is planned.
+        if driver.locks.has_decided() || driver.alarm.is_set() || !driver.is_idle() {
+            driver.notice_promotion(ctx);
+            driver.pass_on_decisions();
+            driver.listen_to_clients(ctx);
+            driver.plan(ctx);
+        }
+    });
+}
+
+impl Driver {
+    /// The client that this waiter blocks.
+    pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
+        self.blocked.client_of(id)
+    }
+
+    /// As [`LockManager::tables`], of the tables beside it.
+    pub(super) fn tables(&self) -> [(&'static CStr, usize); 4] {
+        let (blocked, handles) = self.blocked.lens();
+        [
+            (c"table_blocked_clients", blocked),
+            (c"table_blocked_handles", handles),
+            (c"table_answered_grants", self.deliveries.len()),
+            (c"table_sockets", self.sockets.len()),
+        ]
+    }
+
+    pub(super) fn pass_on_decisions(&mut self) {
+        while let Some((id, decision)) = self.locks.next_decision() {
+            self.stats.count(&decision);
+            self.blocked.end(id, Ended::By(decision));
+        }
+    }
+
+    /// Goes on if this server is the primary again, should that not have been told.
+    pub(super) fn notice_promotion(&mut self, ctx: Ctx<'_>) {
+        if self.locks.is_demoted() && ctx.is_primary() {
+            self.locks.promote();
+        }
+    }
+
+    /// A grant did not reach its client.
+    pub(super) fn revoke(&mut self, id: WaiterId) {
+        self.stats.revoked += 1;
+        self.locks.undelivered(id);
+    }
+
+    /// The end of connections matters as long as a hold depends on one, or somebody is to be told of a grant.
+    fn needs_clients(&self) -> bool {
+        self.locks.has_bindings() || !self.blocked.is_empty() || !self.deliveries.is_empty()
+    }
+
+    /// Listens to the end of connections, if that matters.
+    pub(super) fn listen_to_clients(&mut self, ctx: Ctx<'_>) {
+        if self.needs_clients() && !std::mem::replace(&mut self.hears_clients, true) {
+            events::listen_to_clients(ctx, client_closed);
+        }
+    }
+
+    /// Ends that, if it does not matter any more. Not to be called from an event.
+    pub(super) fn ignore_clients(&mut self, ctx: Ctx<'_>) {
+        if !self.needs_clients() && std::mem::take(&mut self.hears_clients) {
+            events::ignore_clients(ctx);
+            self.sockets.clear();
+        }
+    }
+
+    /// True if nothing is to be done, now or later, and nothing is remembered that a change of roles matters to.
+    fn is_idle(&self) -> bool {
+        !self.hears_wakeups
+            && !self.hears_clients
+            && !self.flushed
+            && self.looks.is_empty()
+            && self.locks.plans_nothing()
+            && !self.locks.has_bindings()
+            && !self.locks.is_demoted()
+    }
+
+    /// Sets the timer for the next thing to do.
+    pub(super) fn plan(&mut self, ctx: Ctx<'_>) {
+        self.plan_beside(ctx, None);
+    }
+
+    /// The same, if something keeps the module from writing.
+    pub(super) fn plan_beside(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
+        if self.locks.has_fragile() {
+            if !std::mem::replace(&mut self.hears_wakeups, true) {
+                events::listen_to_wakeups(ctx, woke_up);
+            }
+        } else {
+            self.looks.no_fragile();
+        }
+        let now = ctx.now();
+        let wanted = if self.flushed && obstacle.is_none() {
+            Some(0)
+        } else {
+            let work = self.locks.next_wakeup(now, obstacle.is_none());
+            let work = match obstacle {
+                Some(Obstacle::Refused) => {
+                    let deadline = self.locks.next_deadline(now);
+                    deadline.into_iter().chain(work.map(|ms| ms.max(REFUSED_RETRY_MS))).min()
+                }
+                _ => work,
+            };
+            let listens_in_vain = self.hears_clients && !self.needs_clients();
+            let listening = (self.hears_wakeups || listens_in_vain).then_some(LISTENING_MS);
+            let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
+            let look = self.looks.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
+            [work, listening, flushed, look].into_iter().flatten().min()
+        };
+        self.alarm.set(ctx, wanted, now.mono, watch_timer);
+    }
+
+    /// Plans for a lock that may have changed.
+    pub(super) fn plan_soon(&mut self, ctx: Ctx<'_>) {
+        self.plan(ctx);
+        events::wake_up(ctx);
+    }
+
+    /// Fragile locks are looked at, if the server was woken up since the last time.
+    pub(super) fn look_at_fragile(&mut self, now: MonoUs) {
+        if self.looks.take_fragile(self.locks.is_looking_at_fragile()) {
+            self.locks.look_at_fragile();
+            self.looks.plan_fragile(now, self.locks.is_looking_at_fragile());
+        }
+    }
+}
+
+/// The server has been woken up, and has read nothing yet.
+fn woke_up(ctx: Ctx<'_>, (): ()) {
+    with(ctx, |driver| {
+        let alarm = &driver.alarm;
+        if driver.locks.has_fragile() && driver.looks.server_woke_up(ctx.now().mono, |at| alarm.fires_by(at))
+        {
+            driver.plan(ctx);
+        }
+    });
+}
+
+/// Nobody's time to wait may change because somebody sets the clock.
+fn watch_timer(ctx: Ctx<'_>, (): ()) {
+    with(ctx, |driver| {
+        if driver.alarm.stop_if_overdue(ctx) {
+            driver.plan(ctx);
+        }
+    });
+}
+
+/// A client's connection has ended.
+fn client_closed(ctx: Ctx<'_>, client: u64) {
+    // Outside of `with`: the server is asked.
+    let mut deliveries = with(ctx, |driver| std::mem::take(&mut driver.deliveries));
+    let freed = deliveries.client_freed(ctx, client);
+    with(ctx, |driver| {
+        driver.deliveries = deliveries;
+        driver.sockets.forget(client);
+        let now = ctx.now();
+        let mut follows = !freed.is_empty();
+        for (id, reached) in freed {
+            if reached {
+                driver.locks.delivered(id, now);
+            } else {
+                driver.revoke(id);
+            }
+        }
+        follows |= driver.locks.connection_closed(ConnectionId(client), now);
+        if follows {
+            driver.plan_soon(ctx);
+        }
+    });
+}

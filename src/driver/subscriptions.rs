@@ -1,0 +1,79 @@
+//! What the server tells us about keys, databases and its role, and from when on.
+
+use std::cell::Cell;
+
+use super::state::with;
+use crate::core::{KeyChange, LockRef};
+use crate::server::events::{self, KeyspaceEvents};
+use crate::server::{Ctx, ServerCell};
+
+/// A lock has been used: see [`listen`].
+static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// What the server tells about keys.
+pub(super) struct KeyEvents;
+
+impl KeyspaceEvents for KeyEvents {
+    fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
+        // Those that end every hold that there was on the key, also by putting others in its place.
+        let change = match event {
+            b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to"
+            | b"restore" | b"copy_to" => KeyChange::Gone,
+            _ => KeyChange::Changed,
+        };
+        with(ctx, |driver| {
+            // Nearly always: nobody waits, and the event costs no more than this.
+            if driver.locks.ignores(change) {
+                return;
+            }
+            if driver.locks.key_changed(LockRef { db: ctx.db(), key }, change, ctx.now()) {
+                driver.plan(ctx);
+            }
+        });
+    }
+
+    fn database(ctx: Ctx<'_>, db: Option<i32>) {
+        with(ctx, |driver| {
+            driver.flushed = ctx.is_primary();
+            driver.locks.database_changed(db);
+            driver.plan(ctx);
+        });
+    }
+}
+
+/// Listens to all that is only needed from the first lock on that is used: whoever uses none shall not pay for it.
+pub(super) fn listen(ctx: Ctx<'_>) {
+    if LISTENS.get(ctx).replace(true) {
+        return;
+    }
+    if !(events::listen_to_keys::<KeyEvents>(ctx) && events::listen_to_role(ctx, role_changed)) {
+        ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
+    }
+    crate::server::start(ctx);
+    crate::server::unloading::begin(ctx);
+    with(ctx, |driver| {
+        if !driver.alarm.is_watched() {
+            events::ignore_cron(ctx);
+        }
+    });
+}
+
+/// The server forgets all subscriptions.
+pub(super) fn forget(ctx: Ctx<'_>) {
+    events::forget(ctx);
+    LISTENS.get(ctx).set(false);
+}
+
+/// This server has become the primary, or has ceased to be it.
+fn role_changed(ctx: Ctx<'_>, primary: bool) {
+    with(ctx, |driver| {
+        if primary {
+            driver.locks.promote();
+        } else {
+            // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
+            driver.locks.demote();
+            driver.pass_on_decisions();
+        }
+        driver.plan(ctx);
+    });
+}

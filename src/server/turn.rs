@@ -1,0 +1,57 @@
+//! The end of a turn of the event loop: when all answers of the turn were sent, and all clients freed that were to be closed.
+//!
+//! A subscription to the event loop would tell, but costs each turn some thousand instructions: the server makes and frees a
+//! context for each event. So a function is called through the pipe by which the server wakes itself up. The pipe is written
+//! before the turn ends, and read in the next one.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+
+use redis_module::raw;
+
+use crate::server::{enter, Ctx, InCallback, ServerCell};
+
+/// A context that outlives callbacks: that of the server's pipe gives none.
+static CONTEXT: ServerCell<Cell<*mut raw::RedisModuleCtx>> = ServerCell::new(Cell::new(ptr::null_mut()));
+
+type Call = fn(Ctx<'_>);
+
+/// What is to be called.
+static AT_END: ServerCell<Cell<Option<Call>>> = ServerCell::new(Cell::new(None));
+
+/// Calls `at_end` once when this turn of the event loop is over. What the clients send after that may have been read by then,
+/// but nobody who closes the connection has been freed.
+pub(crate) fn at_end(ctx: Ctx<'_>, at_end: Call) {
+    unsafe extern "C" fn over(_data: *mut c_void) {
+        // SAFETY: the server calls this from its event loop.
+        let proof = unsafe { InCallback::claim() };
+        if let Some(at_end) = AT_END.get(proof).take() {
+            // SAFETY: the context is the module's own, and no other callback runs.
+            unsafe { enter(CONTEXT.get(proof).get(), at_end) };
+        }
+    }
+    if CONTEXT.get(ctx).get().is_null() {
+        // SAFETY: the context is that of the running callback.
+        CONTEXT.get(ctx).set(unsafe { call!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) });
+    }
+    if AT_END.get(ctx).replace(Some(at_end)).is_none() {
+        // SAFETY: the function has the type that the server calls it with. The module is not unloaded before it is called:
+        // see `is_pending`.
+        unsafe { call!(RedisModule_EventLoopAddOneShot(Some(over), ptr::null_mut())) };
+    }
+}
+
+/// True if the server will call the module: its code must stay.
+pub(crate) fn is_pending(proof: impl Into<InCallback>) -> bool {
+    AT_END.get(proof).get().is_some()
+}
+
+/// Frees the context. Nothing is pending.
+pub(crate) fn stop(ctx: Ctx<'_>) {
+    let context = CONTEXT.get(ctx).replace(ptr::null_mut());
+    if !context.is_null() {
+        // SAFETY: it is the module's own, and nothing refers to it any more.
+        unsafe { call!(RedisModule_FreeThreadSafeContext(context)) };
+    }
+}
