@@ -1,7 +1,8 @@
 //! What one lock's holds are, and what an acquire, a release and a renewal do to them.
 
-use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use super::readers::{Crowd, Readers};
 use super::{Mode, Owner, Token, WallMs};
 
 /// What one owner holds of a lock.
@@ -50,7 +51,7 @@ impl Hold {
 }
 
 /// Everything that is stored about who holds a lock: a value that is read from the keyspace, changed by the
-/// core and written back as the difference. Never kept in memory between two commands.
+/// core and written back as the difference. Only a crowd of readers may be kept in memory between two commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
     /// Nobody holds it.
@@ -58,7 +59,7 @@ pub(crate) enum Holders {
     /// One owner holds it exclusively, and maybe shared besides. There is no other.
     Exclusive(Hold),
     /// These owners hold it, all of them shared only. There is at least one.
-    Shared(BTreeMap<Owner, Hold>),
+    Shared(Readers),
 }
 
 /// The answer to one request, as long as nothing else is considered but the holders.
@@ -97,7 +98,31 @@ impl Holders {
         if holds.is_empty() {
             return Some(Holders::Free);
         }
-        Some(Holders::Shared(holds.into_iter().map(|hold| (hold.owner.clone(), hold)).collect()))
+        Some(Holders::Shared(Readers::few(holds)))
+    }
+
+    /// The holds that stand for all fields of a hash, as a crowd; free if every lease is over.
+    pub(crate) fn from_crowd(crowd: Rc<Crowd>) -> Holders {
+        match crowd.len() {
+            0 => Holders::Free,
+            _ => Holders::Shared(Readers::Many(crowd)),
+        }
+    }
+
+    /// The crowd that holds it, if it was read as one.
+    pub(crate) fn crowd(&self) -> Option<&Rc<Crowd>> {
+        match self {
+            Holders::Shared(Readers::Many(crowd)) => Some(crowd),
+            _ => None,
+        }
+    }
+
+    /// The same, to note what is written of it.
+    pub(crate) fn crowd_mut(&mut self) -> Option<&mut Crowd> {
+        match self {
+            Holders::Shared(Readers::Many(crowd)) => Some(Rc::make_mut(crowd)),
+            _ => None,
+        }
     }
 
     pub(crate) fn is_free(&self) -> bool {
@@ -118,24 +143,15 @@ impl Holders {
         let (one, many) = match self {
             Holders::Free => (None, None),
             Holders::Exclusive(hold) => (Some(hold), None),
-            Holders::Shared(holds) => (None, Some(holds.values())),
+            Holders::Shared(holds) => (None, Some(holds.iter())),
         };
         one.into_iter().chain(many.into_iter().flatten())
     }
 
     /// What is not as it was before, or was set anew.
     pub(crate) fn changed_since(&self, before: &Holders) -> Vec<&Hold> {
-        let (Holders::Shared(now), Holders::Shared(then)) = (self, before) else {
-            let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
-            return self.iter().filter(|hold| hold.renewed || !same(hold)).collect();
-        };
-        // Side by side, as there may be many.
-        let mut then = then.values().peekable();
-        let changed = |hold: &&Hold| {
-            while then.next_if(|old| old.owner < hold.owner).is_some() {}
-            hold.renewed || then.peek() != Some(hold)
-        };
-        now.values().filter(changed).collect()
+        let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
+        self.iter().filter(|hold| hold.renewed || !same(hold)).collect()
     }
 
     /// The hold, if there is nothing to it but its exclusive count and its lease, as with most locks.
@@ -169,11 +185,12 @@ impl Holders {
         }
     }
 
-    fn of_mut(&mut self, owner: &[u8]) -> Result<&mut Hold, NotOwner> {
+    /// Does something to what this owner holds.
+    fn change<T>(&mut self, owner: &[u8], what: impl FnOnce(&mut Hold) -> T) -> Result<T, NotOwner> {
         match self {
             Holders::Free => None,
-            Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.owner.as_bytes() == owner),
-            Holders::Shared(holds) => holds.get_mut(owner),
+            Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.owner.as_bytes() == owner).map(what),
+            Holders::Shared(holds) => holds.change(owner, what),
         }
         .ok_or(NotOwner)
     }
@@ -181,28 +198,39 @@ impl Holders {
     /// When the last lease of the lock runs out; `None` if it is free.
     pub(crate) fn expires_at(&self) -> Option<WallMs> {
         match self {
+            Holders::Free => None,
             Holders::Exclusive(hold) => Some(hold.expires_at),
-            _ => self.iter().map(|hold| hold.expires_at).max(),
+            Holders::Shared(holds) => holds.last_end(),
         }
     }
 
     /// When the first lease of the lock runs out.
     pub(crate) fn first_end(&self) -> Option<WallMs> {
-        self.iter().map(|hold| hold.expires_at).min()
+        match self {
+            Holders::Free => None,
+            Holders::Exclusive(hold) => Some(hold.expires_at),
+            Holders::Shared(holds) => holds.first_end(),
+        }
     }
 
     /// The newest fencing token of those who hold the lock.
     pub(crate) fn token(&self) -> Option<Token> {
-        self.iter().filter_map(|hold| hold.token).max()
+        match self {
+            Holders::Free => None,
+            Holders::Exclusive(hold) => hold.token,
+            Holders::Shared(holds) => holds.token(),
+        }
     }
 
     /// Who excludes whom: the one function that decides whether a request goes together with the holds
     /// that there are.
     pub(crate) fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
-        if self.iter().take(2).any(|hold| excludes(hold, owner, mode)) {
+        let hold = self.of(owner);
+        let others = self.len() > usize::from(hold.is_some());
+        if others && (mode == Mode::Exclusive || matches!(self, Holders::Exclusive(_))) {
             return Admission::Busy;
         }
-        let total = self.of(owner).map_or(0, Hold::total);
+        let total = hold.map_or(0, Hold::total);
         total.checked_add(1).map_or(Admission::Overflow, Admission::Grant)
     }
 
@@ -229,14 +257,14 @@ impl Holders {
                 renewed: true,
             });
         }
-        if let Ok(hold) = self.of_mut(owner.as_bytes()) {
+        let _ = self.change(owner.as_bytes(), |hold| {
             // The shared hold's token says nothing about the exclusive one: others got newer ones meanwhile.
             if token.is_some() || (mode == Mode::Exclusive && hold.exclusive == 0) {
                 hold.token = token;
             }
             *hold.count_mut(mode) += 1;
             hold.renew(expires_at);
-        }
+        });
         self.sort();
         admission
     }
@@ -249,7 +277,7 @@ impl Holders {
         part: Part,
         expires_at: Option<WallMs>,
     ) -> Result<i64, NotOwner> {
-        let hold = self.of_mut(owner)?;
+        let hold = self.of(owner).ok_or(NotOwner)?;
         let mode = match part {
             Part::OneOf(mode) => mode,
             _ if hold.exclusive > 0 => Mode::Exclusive,
@@ -262,11 +290,13 @@ impl Holders {
             self.remove(owner);
             return Ok(0);
         }
-        *hold.count_mut(mode) -= 1;
-        if let Some(at) = expires_at {
-            hold.renew(at);
-        }
-        let left = hold.total();
+        let left = self.change(owner, |hold| {
+            *hold.count_mut(mode) -= 1;
+            if let Some(at) = expires_at {
+                hold.renew(at);
+            }
+            hold.total()
+        })?;
         self.sort();
         Ok(left)
     }
@@ -281,16 +311,15 @@ impl Holders {
 
     /// Sets the lease of `owner` anew, shorter or longer. Returns its hold count.
     pub(crate) fn renew(&mut self, owner: &[u8], expires_at: WallMs) -> Result<i64, NotOwner> {
-        let hold = self.of_mut(owner)?;
-        hold.renew(expires_at);
-        Ok(hold.total())
+        self.change(owner, |hold| {
+            hold.renew(expires_at);
+            hold.total()
+        })
     }
 
     /// Sets the fencing token of `owner`.
     pub(super) fn set_token(&mut self, owner: &[u8], token: Option<Token>) {
-        if let Ok(hold) = self.of_mut(owner) {
-            hold.token = token;
-        }
+        let _ = self.change(owner, |hold| hold.token = token);
     }
 
     /// Ends every hold. Returns how many owners lost theirs.
@@ -304,8 +333,8 @@ impl Holders {
     /// server ends.)
     pub(crate) fn end_leases(&mut self, now: WallMs) {
         if let Holders::Shared(holds) = self {
-            holds.retain(|_, hold| hold.expires_at >= now);
-            if holds.is_empty() {
+            holds.end_leases(now);
+            if holds.len() == 0 {
                 *self = Holders::Free;
             }
         }
@@ -313,9 +342,7 @@ impl Holders {
 
     fn insert(&mut self, hold: Hold) {
         match self {
-            Holders::Shared(holds) => {
-                holds.insert(hold.owner.clone(), hold);
-            }
+            Holders::Shared(holds) => holds.insert(hold),
             // Of whatever mode: it is sorted when it has its counts.
             _ => *self = Holders::Exclusive(hold),
         }
@@ -323,9 +350,7 @@ impl Holders {
 
     fn remove(&mut self, owner: &[u8]) {
         match self {
-            Holders::Shared(holds) if holds.len() > 1 => {
-                holds.remove(owner);
-            }
+            Holders::Shared(holds) if holds.len() > 1 => holds.remove(owner),
             _ => *self = Holders::Free,
         }
     }
@@ -337,16 +362,14 @@ impl Holders {
                 return;
             }
         } else if let Holders::Shared(holds) = self {
-            if holds.len() > 1 || holds.values().all(|hold| hold.exclusive == 0) {
+            if holds.len() > 1 || holds.iter().all(|hold| hold.exclusive == 0) {
                 return;
             }
         }
         *self = match std::mem::replace(self, Holders::Free) {
             Holders::Free => Holders::Free,
-            Holders::Exclusive(hold) => Holders::Shared(BTreeMap::from([(hold.owner.clone(), hold)])),
-            Holders::Shared(mut holds) => {
-                holds.pop_first().map_or(Holders::Free, |(_, hold)| Holders::Exclusive(hold))
-            }
+            Holders::Exclusive(hold) => Holders::Shared(Readers::few([hold])),
+            Holders::Shared(holds) => holds.iter().next().cloned().map_or(Holders::Free, Holders::Exclusive),
         };
     }
 }

@@ -7,6 +7,7 @@
 //! * [`manager`]: the inputs and outputs, and the only directory that sees several of the parts below: a lock in hand, the
 //!   clock, what operators see.
 //! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
+//! * [`readers`]: those who hold one lock shared, and what is asked about a crowd of them.
 //! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
 //! * [`table`]: locks by name and by handle, and which of them are ready to be looked at.
 //! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
@@ -25,6 +26,7 @@ mod granted_keys;
 pub(crate) mod holders;
 mod lease;
 mod manager;
+mod readers;
 pub(crate) mod request;
 mod schedule;
 mod sessions;
