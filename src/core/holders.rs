@@ -148,6 +148,16 @@ impl Holders {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
+    /// Two of the holds, or as many as there are. Where there are more, they are all of the same kind.
+    fn two(&self) -> impl Iterator<Item = &Hold> {
+        let (one, two) = match self {
+            Holders::Free => (None, None),
+            Holders::Exclusive(hold) => (Some(hold), None),
+            Holders::Shared(holds) => (None, Some(holds.two())),
+        };
+        one.into_iter().chain(two.into_iter().flatten())
+    }
+
     /// What is not as it was before, or was set anew.
     pub(crate) fn changed_since(&self, before: &Holders) -> Vec<&Hold> {
         let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
@@ -225,12 +235,10 @@ impl Holders {
     /// Who excludes whom: the one function that decides whether a request goes together with the holds
     /// that there are.
     pub(crate) fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
-        let hold = self.of(owner);
-        let others = self.len() > usize::from(hold.is_some());
-        if others && (mode == Mode::Exclusive || matches!(self, Holders::Exclusive(_))) {
+        if self.two().any(|hold| excludes(hold, owner, mode)) {
             return Admission::Busy;
         }
-        let total = hold.map_or(0, Hold::total);
+        let total = self.of(owner).map_or(0, Hold::total);
         total.checked_add(1).map_or(Admission::Overflow, Admission::Grant)
     }
 

@@ -47,6 +47,7 @@ use smallvec::SmallVec;
 
 pub(crate) use holders::{Hold, Holders, NotOwner, Part};
 pub(crate) use manager::{InHand, KeyChange, LockManager};
+pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,
     RequestId,

@@ -64,6 +64,15 @@ impl Readers {
         few.into_iter().flatten().chain(many.into_iter().flatten())
     }
 
+    /// Two of them, or as many as there are.
+    pub(super) fn two(&self) -> impl Iterator<Item = &Hold> {
+        let (few, many) = match self {
+            Readers::Few(holds) => (Some(holds.values().take(2)), None),
+            Readers::Many(crowd) => (None, Some(crowd.by_end().take(2))),
+        };
+        few.into_iter().flatten().chain(many.into_iter().flatten())
+    }
+
     pub(super) fn get(&self, owner: &[u8]) -> Option<&Hold> {
         match self {
             Readers::Few(holds) => holds.get(owner),
@@ -246,8 +255,14 @@ impl Crowd {
         self.holds.values().filter(|hold| !self.is_over(hold))
     }
 
+    /// Those who hold the lock, by when their lease ends.
+    fn by_end(&self) -> impl Iterator<Item = &Hold> {
+        let ends = self.ends.range((self.now, Owner::new(NOBODY))..);
+        ends.filter_map(|(_, owner)| self.holds.get(owner.as_bytes()))
+    }
+
     fn first_end(&self) -> Option<WallMs> {
-        self.ends.range((self.now, Owner::new(NOBODY))..).next().map(|(end, _)| *end)
+        self.by_end().next().map(|hold| hold.expires_at)
     }
 
     fn token(&self) -> Option<Token> {

@@ -201,6 +201,11 @@ impl Unconfirmed {
         self.on_their_way.is_empty() && self.revoking.is_empty() && self.stacks.is_empty()
     }
 
+    /// How many holds may end when what is unconfirmed is settled.
+    pub(super) fn may_end(&self) -> usize {
+        self.revoking.len() + self.stacks.len()
+    }
+
     /// True if a grant is on its way to its client.
     pub(super) fn any_on_its_way(&self) -> bool {
         !self.on_their_way.is_empty()

@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use super::state::with;
+use crate::keyspace::kept;
 use crate::server::info::{self, Info, InfoSection};
 use crate::server::{Ctx, InCallback};
 
@@ -31,6 +32,7 @@ impl InfoSection for Section {
                 info.number(table, size);
             }
         });
+        info.number(c"table_readers", kept::readers(proof));
         info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
         info.number(c"eviction", usize::from(evicts()));
     }

@@ -33,9 +33,10 @@ mod subscriptions;
 pub(crate) use clients::{block, reply_grant};
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of};
-pub(crate) use state::with;
+pub(crate) use state::{with, Remembered};
 
 use crate::core::{KeyChange, LockRef};
+use crate::keyspace::kept;
 use crate::server::{events, turn, unloading, Ctx};
 use subscriptions::KeyEvents;
 
@@ -51,6 +52,7 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_all(ctx);
+    kept::forget_all(ctx);
     turn::stop(ctx);
     subscriptions::forget(ctx);
 }

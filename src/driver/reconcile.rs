@@ -1,7 +1,7 @@
 //! A look at a lock that may have changed without a call.
 
 use super::commit::store;
-use super::state::with;
+use super::state::{with, Remembered};
 use crate::core::{Decision, LockId};
 use crate::keyspace::Lock;
 use crate::server::{Ctx, Str};
@@ -16,7 +16,7 @@ pub(super) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();
-    let Ok(mut open) = Lock::open(ctx, &name, None, now) else {
+    let Ok(mut open) = Lock::open(ctx, &name, None, &Remembered(ctx), now) else {
         return refuse(Decision::WrongType);
     };
     let found_free = open.holders.is_free();

@@ -7,7 +7,8 @@ use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::looks::Looks;
-use crate::core::{ConnectionId, LockManager, MonoUs, WaiterId};
+use crate::core::{ConnectionId, LockManager, LockRef, MonoUs, WaiterId};
+use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
 use crate::server::{events, Ctx, InCallback, Obstacle, ServerCell};
 use crate::stats::Stats;
@@ -181,6 +182,16 @@ impl Driver {
             self.locks.look_at_fragile();
             self.looks.plan_fragile(now, self.locks.is_looking_at_fragile());
         }
+    }
+}
+
+/// What the locks' keys are read with.
+#[derive(Clone, Copy)]
+pub(crate) struct Remembered<'a>(pub(crate) Ctx<'a>);
+
+impl Memory for Remembered<'_> {
+    fn ending(&self, lock: LockRef<'_>) -> usize {
+        with(self.0, |driver| driver.locks.ending(lock))
     }
 }
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use super::state::with;
 use crate::core::{KeyChange, LockRef};
+use crate::keyspace::kept;
 use crate::server::events::{self, KeyspaceEvents};
 use crate::server::{Ctx, ServerCell};
 
@@ -15,6 +16,7 @@ pub(super) struct KeyEvents;
 
 impl KeyspaceEvents for KeyEvents {
     fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
+        kept::forget(ctx, key);
         // Those that end every hold that there was on the key, also by putting others in its place.
         let change = match event {
             b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to"
@@ -33,6 +35,7 @@ impl KeyspaceEvents for KeyEvents {
     }
 
     fn database(ctx: Ctx<'_>, db: Option<i32>) {
+        kept::forget_all(ctx);
         with(ctx, |driver| {
             driver.flushed = ctx.is_primary();
             driver.locks.database_changed(db);
@@ -66,6 +69,7 @@ pub(super) fn forget(ctx: Ctx<'_>) {
 
 /// This server has become the primary, or has ceased to be it.
 fn role_changed(ctx: Ctx<'_>, primary: bool) {
+    kept::forget_all(ctx);
     with(ctx, |driver| {
         if primary {
             driver.locks.promote();

@@ -9,6 +9,8 @@
 //! The TTL of the key is the longest lease. To a Redisson client whose field is not there, every such hash is a
 //! lock that somebody else holds.
 
+use smallvec::SmallVec;
+
 use crate::config::MAX_MS;
 use crate::core::{Hold, Holders, Owner};
 
@@ -58,7 +60,36 @@ fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
     Hold { owner: Owner::new(owner), exclusive, shared: 0, expires_at, token: None, renewed: false }
 }
 
-fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold> {
+/// The hold that a reader's field stands for, in a hash that expires at `expires_at`; `None` if it is none.
+pub(super) fn parse_reader((name, value): (&[u8], &[u8]), expires_at: i64) -> Option<Hold> {
+    let owner = name.strip_prefix(SHARED).filter(|owner| is_owner(owner))?;
+    parse_shared(owner, value, expires_at)
+}
+
+/// The name of this owner's field as a reader.
+pub(super) fn reader_field(owner: &[u8]) -> SmallVec<[u8; 64]> {
+    let mut name = SmallVec::from_slice(SHARED);
+    name.extend_from_slice(owner);
+    name
+}
+
+/// The value of this reader's field.
+pub(super) fn reader_value(hold: &Hold) -> Vec<u8> {
+    let mut value = format!("{}:{}", hold.shared, hold.expires_at);
+    if let Some(token) = hold.token {
+        value.push_str(&format!(":{token}"));
+    }
+    value.into_bytes()
+}
+
+/// True if the value of a reader's field stands for exactly this hold.
+pub(super) fn is_value_of(value: &[u8], hold: &Hold) -> bool {
+    let expected = (hold.shared, hold.expires_at, hold.token);
+    hold.exclusive == 0 && shared_value(value) == Some(expected)
+}
+
+/// How many holds a reader has, when its lease ends, and its token.
+fn shared_value(value: &[u8]) -> Option<(i64, i64, Option<i64>)> {
     let mut parts = value.split(|byte| *byte == b':');
     let shared = positive(parts.next()?)?;
     let end = positive(parts.next()?)?;
@@ -66,10 +97,14 @@ fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold>
         Some(token) => Some(positive(token).filter(|token| *token <= MAX_MS)?),
         None => None,
     };
+    parts.next().is_none().then_some((shared, end, token))
+}
+
+fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold> {
+    let (shared, end, token) = shared_value(value)?;
     // If somebody has shortened it by the key's TTL, that is to be written, so that it stays so.
     let (expires_at, renewed) = (end.min(key_expires_at), end > key_expires_at);
-    let hold = Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed };
-    parts.next().is_none().then_some(hold)
+    Some(Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed })
 }
 
 /// A field as it shall be, and whether it is to be written even if it is so already.
@@ -90,11 +125,12 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
             }
         }
         if hold.shared > 0 {
-            let mut value = format!("{}:{}", hold.shared, hold.expires_at);
-            if let Some(token) = hold.token.filter(|_| hold.exclusive == 0) {
-                value.push_str(&format!(":{token}"));
-            }
-            let field = ([SHARED, owner].concat(), value.into_bytes());
+            // Of an owner who holds it exclusively besides, the token stands in its own field.
+            let value = match hold.exclusive {
+                0 => reader_value(hold),
+                _ => reader_value(&Hold { token: None, ..(*hold).clone() }),
+            };
+            let field = ([SHARED, owner].concat(), value);
             wanted.push(Wanted { field, renewed: hold.renewed });
         }
     }

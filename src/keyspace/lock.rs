@@ -4,9 +4,11 @@ use std::ffi::{c_int, CStr};
 
 use crate::core::{Holders, Now};
 use crate::error::Error;
+use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
+use crate::keyspace::memory::Memory;
 use crate::keyspace::records::Records;
-use crate::keyspace::{channel, redisson_fair};
+use crate::keyspace::{channel, kept, redisson_fair};
 use crate::server::key::{Key, Kind};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
@@ -33,7 +35,12 @@ enum Stored<'a> {
     Plain(&'a Str<'a>, i64),
     /// All fields, with what leases that are over have left behind, and who holds the lock by them.
     Fields(Vec<Field>, Holders),
+    /// A crowd of readers, who are the holders, with what the step at hand changes of them.
+    Crowd(Found),
 }
+
+/// A hash with more fields than this is looked at by those of its readers that are kept, if they are.
+const CLOSELY: usize = 1000;
 
 impl<'a> Lock<'a> {
     /// Opens a lock, on a primary; a lease that is over has ended then. [`Error::WrongType`] if the key holds
@@ -43,10 +50,11 @@ impl<'a> Lock<'a> {
         ctx: Ctx<'a>,
         name: &'a Str<'a>,
         caller: Option<&'a Str<'a>>,
+        memory: &impl Memory,
         now: Now,
     ) -> Result<Lock<'a>, Error> {
         let key = Key::open_for_write(ctx, name);
-        let (stored, stored_end, holders) = read(&key, caller, now)?;
+        let (stored, stored_end, holders) = read(ctx, &key, caller, memory, now)?;
         Ok(Lock { ctx, key, caller, stored, stored_end, holders, records: Records::of(ctx, name) })
     }
 
@@ -105,7 +113,7 @@ impl<'a> Lock<'a> {
 
     /// Closes its key. Returns who holds it.
     pub(crate) fn close(self) -> Holders {
-        self.holders
+        self.holders.clone()
     }
 
     /// Returns whether anything has changed.
@@ -117,6 +125,8 @@ impl<'a> Lock<'a> {
             Stored::Nothing => true,
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
             Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
+            // One of them alone, or none: their fields are not deleted one by one.
+            Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
         if !somebody_stays {
             self.key.delete();
@@ -126,10 +136,19 @@ impl<'a> Lock<'a> {
             self.raise(propagation, events::GENERIC, c"del");
             changed = true;
         }
-        changed |= self.store_fields(propagation);
+        let renewed_last;
+        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.crowd_mut()) {
+            let raise = |event: &CStr| raise(self.ctx, propagation, crowd::CLASS, event, name);
+            let written = found.store(&mut self.key, crowd, self.caller, propagation, raise);
+            changed |= written.changed;
+            renewed_last = written.renewed_last;
+        } else {
+            changed |= self.store_fields(propagation);
+            let end = self.holders.expires_at();
+            renewed_last = self.holders.iter().any(|hold| hold.renewed && Some(hold.expires_at) == end);
+        }
         if let Some(end) = self.holders.expires_at() {
-            let renewed = self.holders.iter().any(|hold| hold.renewed && hold.expires_at == end);
-            if renewed || self.stored_end != Some(end) {
+            if renewed_last || self.stored_end != Some(end) {
                 self.key.set_expires_at(end);
                 if propagation.is_followed() {
                     propagation.send(c"PEXPIREAT", &[name, &Str::from_number(end)]);
@@ -179,6 +198,7 @@ impl<'a> Lock<'a> {
                         (vec![field], before.unwrap_or(Holders::Free))
                     }
                     Stored::Fields(fields, before) => (fields, before),
+                    Stored::Crowd(_) => (Vec::new(), Holders::Free),
                 };
                 let deleted = self.delete_others(&stored, propagation);
                 self.set_fields(&mut stored, &before, propagation) || deleted
@@ -238,31 +258,92 @@ impl<'a> Lock<'a> {
     }
 
     fn raise(&self, propagation: Propagation<'_>, class: c_int, event: &CStr) {
-        muted(self.ctx, || propagation.event(class, event, self.key.name()));
+        raise(self.ctx, propagation, class, event, self.key.name());
     }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.crowd()) {
+            // What a panic has left may be half written.
+            if !std::thread::panicking() {
+                found.keep(self.ctx, &self.key, crowd);
+            }
+        }
+    }
+}
+
+fn raise(ctx: Ctx<'_>, propagation: Propagation<'_>, class: c_int, event: &CStr, name: &Str<'_>) {
+    muted(ctx, || propagation.event(class, event, name));
 }
 
 /// Reads a lock without touching it; works on a replica.
 pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
-    read(&Key::open_for_read(ctx, name), None, now).map(|(_, _, holders)| holders)
+    let key = Key::open_for_read(ctx, name);
+    if let Some(found) = crowd_size(&key) {
+        if let Some(holders) = crowd::look(ctx, &key, found, now) {
+            return Ok(holders);
+        }
+    }
+    read_all(&key, now)
+}
+
+/// The same by all of its fields, unless there are thousands.
+pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
+    let key = Key::open_for_read(ctx, name);
+    match crowd_size(&key) {
+        Some(found) if found.0 > CLOSELY => look(ctx, name, now),
+        Some(found) => crowd::look_closely(&key, found, now).map_or_else(|| read_all(&key, now), Ok),
+        None => read_all(&key, now),
+    }
+}
+
+/// How many fields there are and until when, if that can be a crowd.
+fn crowd_size(key: &Key<'_>) -> Option<(usize, i64)> {
+    let fields = Some(key).filter(|key| key.kind() == Kind::Hash)?.len();
+    Some((fields, key.expires_at()?)).filter(|_| fields > crowd::MANY)
+}
+
+fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
+    match key.kind() {
+        Kind::Empty => Ok(Holders::Free),
+        Kind::Hash => {
+            let expires_at = key.expires_at().ok_or(Error::WrongType)?;
+            read_fields(key, expires_at, now).map(|(_, holders)| holders)
+        }
+        Kind::String | Kind::Other => Err(Error::WrongType),
+    }
 }
 
 /// What is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
 /// ours to touch, even where it looks alike.
 fn read<'a>(
+    ctx: Ctx<'_>,
     key: &Key<'_>,
     caller: Option<&'a Str<'a>>,
+    memory: &impl Memory,
     now: Now,
 ) -> Result<(Stored<'a>, Option<i64>, Holders), Error> {
-    match key.kind() {
+    let kind = key.kind();
+    let fields = if kind == Kind::Hash { key.len() } else { 0 };
+    if fields <= crowd::MANY {
+        kept::forget(ctx, key.name().as_bytes());
+    }
+    match kind {
         Kind::Empty => return Ok((Stored::Nothing, None, Holders::Free)),
         Kind::Hash => {}
         Kind::String | Kind::Other => return Err(Error::WrongType),
     }
     let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-    if let Some((caller, holds)) = caller.and_then(|caller| Some((caller, key.only_number(caller)?))) {
-        if let Some(holders) = layout::plain(caller.as_bytes(), holds, expires_at) {
+    if let Some(caller) = caller.filter(|_| fields == 1) {
+        let plain = |holds| Some((holds, layout::plain(caller.as_bytes(), holds, expires_at)?));
+        if let Some((holds, holders)) = key.number(caller).and_then(plain) {
             return Ok((Stored::Plain(caller, holds), Some(expires_at), holders));
+        }
+    }
+    if fields > crowd::MANY {
+        if let Some((found, holders)) = crowd::open(ctx, key, (fields, expires_at), caller, memory, now) {
+            return Ok((Stored::Crowd(found), Some(expires_at), holders));
         }
     }
     let (stored, holders) = read_fields(key, expires_at, now)?;

@@ -1,4 +1,4 @@
-//! A lock as a Redis hash: [`layout`] says which fields it has.
+//! A lock as a Redis hash: [`layout`] says which fields it has. [`crowd`] is for one with many readers.
 //!
 //! [`Lock::open`] reads it, the core changes [`Lock::holders`] and [`Lock::records`], and [`Lock::store`] writes
 //! the difference: to the keyspace, to replicas and the AOF as plain commands with absolute times, as keyspace
@@ -6,10 +6,14 @@
 //! change. What else hears of it, stands in [`channel`].
 
 pub(crate) mod channel;
+mod crowd;
+pub(crate) mod kept;
 mod layout;
 mod lock;
+mod memory;
 pub(crate) mod names;
 mod records;
 pub(crate) mod redisson_fair;
 
-pub(crate) use lock::{look, Lock};
+pub(crate) use lock::{look, look_closely, Lock};
+pub(crate) use memory::Memory;

@@ -75,15 +75,35 @@ impl<'a> Key<'a> {
         (at != i64::from(raw::REDISMODULE_NO_EXPIRE)).then_some(at)
     }
 
-    /// The value of this field, if it is the only one of a hash, and an integer as `HINCRBY` writes it.
-    pub(crate) fn only_number(&self, field: &Str<'_>) -> Option<i64> {
+    /// How many fields a hash has.
+    pub(crate) fn len(&self) -> usize {
+        // SAFETY: the key is open; null is answered as empty.
+        unsafe { call!(RedisModule_ValueLength(self.raw)) }
+    }
+
+    /// Shows the value of this field of a hash, or that it has none.
+    pub(crate) fn with_field<T>(&self, field: &Str<'_>, what: impl FnOnce(Option<&[u8]>) -> T) -> T {
+        let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
+        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
+        // is null or ours to free, which is done after its last use.
+        unsafe {
+            let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
+            call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
+            if value.is_null() {
+                return what(None);
+            }
+            let result = what(Some(string::bytes(value)));
+            call!(RedisModule_FreeString(std::ptr::null_mut(), value));
+            result
+        }
+    }
+
+    /// The value of this field of a hash, if it is an integer as `HINCRBY` writes it.
+    pub(crate) fn number(&self, field: &Str<'_>) -> Option<i64> {
         let mut number = 0;
         // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
         // is null or ours to free.
         unsafe {
-            if call!(RedisModule_ValueLength(self.raw)) != 1 {
-                return None;
-            }
             let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
             let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
             call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
@@ -150,6 +170,15 @@ impl<'a> Key<'a> {
             }
             call!(RedisModule_FreeString(std::ptr::null_mut(), last));
             true
+        }
+    }
+
+    /// False if no field of a hash ends by a TTL of its own. True also if that is not easily said.
+    pub(crate) fn may_have_field_ends(&self, ctx: Ctx<'_>) -> bool {
+        match FieldEnds::of_server(ctx) {
+            FieldEnds::Never => false,
+            FieldEnds::Known => self.first_field_end(ctx, Vec::new).is_some(),
+            FieldEnds::Asked => true,
         }
     }
 

@@ -24,6 +24,7 @@ mod loading;
 mod moving;
 mod pauses;
 mod races;
+mod readers;
 mod redisson;
 mod retries;
 mod revoked;

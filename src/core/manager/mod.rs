@@ -398,6 +398,11 @@ impl LockManager {
         overview::waiting(&self.parts, lock)
     }
 
+    /// How many holds of this lock end with its next step, at most, besides the one that a call gives back.
+    pub(crate) fn ending(&self, lock: LockRef<'_>) -> usize {
+        overview::ending(&self.parts, lock)
+    }
+
     /// How many wait for any lock.
     pub(crate) fn waiting_total(&self) -> usize {
         self.parts.waiters.queued_len()

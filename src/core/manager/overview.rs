@@ -62,6 +62,13 @@ pub(super) fn waiting(parts: &Parts, lock: LockRef<'_>) -> usize {
     state(parts, lock).map_or(0, |state| state.queue.len())
 }
 
+/// See [`LockManager::ending`](super::LockManager::ending).
+pub(super) fn ending(parts: &Parts, lock: LockRef<'_>) -> usize {
+    let Some(lock) = parts.table.find(lock) else { return 0 };
+    let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed.may_end());
+    unconfirmed + parts.sessions.closed(lock).count()
+}
+
 /// See [`LockManager::wanted_here`](super::LockManager::wanted_here).
 pub(super) fn wanted_here(parts: &Parts) -> impl Iterator<Item = &LockId> {
     let wanted = |state: &LockState| !state.queue.is_empty() || state.unconfirmed.any_on_its_way();
