@@ -128,8 +128,12 @@ impl<'a> Lock<'a> {
             // One of them alone, or none: their fields are not deleted one by one.
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
+        // Handed over, the key stays, with another field. To everybody else it is as if it were made anew.
+        let replaced = if somebody_stays { None } else { self.replaced() };
         if !somebody_stays {
-            self.key.delete();
+            if replaced.is_none() {
+                self.key.delete();
+            }
             self.stored = Stored::Nothing;
             self.stored_end = None;
             propagation.send(c"DEL", &[name]);
@@ -143,7 +147,7 @@ impl<'a> Lock<'a> {
             changed |= written.changed;
             renewed_last = written.renewed_last;
         } else {
-            changed |= self.store_fields(propagation);
+            changed |= self.store_fields(replaced.as_ref(), propagation);
             let end = self.holders.expires_at();
             renewed_last = self.holders.iter().any(|hold| hold.renewed && Some(hold.expires_at) == end);
         }
@@ -160,7 +164,21 @@ impl<'a> Lock<'a> {
         changed
     }
 
-    fn store_fields(&mut self, propagation: Propagation<'_>) -> bool {
+    /// The field of the owner who held the lock, if it is the only one, and the next owner has one field, too.
+    fn replaced(&self) -> Option<Str<'static>> {
+        let before = match &self.stored {
+            Stored::Plain(owner, _) => owner.as_bytes(),
+            Stored::Fields(fields, _) => match &fields[..] {
+                [(field, _)] => field,
+                _ => return None,
+            },
+            Stored::Nothing | Stored::Crowd(_) => return None,
+        };
+        self.holders.plain().map(|_| Str::new(before))
+    }
+
+    /// Sets the fields that the holders have; in place of one that was `replaced`, if it still stands there.
+    fn store_fields(&mut self, replaced: Option<&Str<'_>>, propagation: Propagation<'_>) -> bool {
         match (&self.stored, self.holders.plain()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
             // Who holds it stays the same, or it was deleted.
@@ -183,7 +201,10 @@ impl<'a> Lock<'a> {
                         &number
                     }
                 };
-                self.key.set_field(field, value);
+                match replaced {
+                    Some(before) => self.key.replace_field(before, field, value),
+                    None => self.key.set_field(field, value),
+                }
                 propagation.send(c"HSET", &[self.key.name(), field, value]);
                 self.raise(propagation, events::HASH, c"hset");
                 true

@@ -228,6 +228,22 @@ impl<'a> Key<'a> {
         self.hash_set(field, raw::REDISMODULE_HASH_DELETE.cast_mut());
     }
 
+    /// Sets a field and deletes another one.
+    pub(crate) fn replace_field(&mut self, before: &Str<'_>, field: &Str<'_>, value: &Str<'_>) {
+        // SAFETY: as in `hash_set`.
+        unsafe {
+            call!(RedisModule_HashSet(
+                self.raw,
+                raw::REDISMODULE_HASH_NONE.cast_signed(),
+                field.as_ptr(),
+                value.as_ptr(),
+                before.as_ptr(),
+                raw::REDISMODULE_HASH_DELETE.cast_mut(),
+                std::ptr::null_mut::<raw::RedisModuleString>(),
+            ))
+        };
+    }
+
     fn hash_set(&mut self, field: &Str<'_>, value: *mut raw::RedisModuleString) {
         // SAFETY: the key is open for writing; the list of fields and values ends with a null. The server does
         // not follow the value that stands for a deletion.
