@@ -22,6 +22,7 @@ fn main() -> Outcome<()> {
         &paths::PAIR_FENCE,
         &paths::PAIR_ID,
         &paths::PAIR_WATCHDOG,
+        &paths::PAIR_EPHEMERAL,
         &paths::PAIR_SHARED,
         &paths::HAND_OVER,
         &paths::REDISSON_3_27,
@@ -29,6 +30,7 @@ fn main() -> Outcome<()> {
         &paths::REDISSON_3_17,
         &paths::SET_DEL_LOGGED,
         &paths::PAIR_LOGGED,
+        &paths::PAIR_LOGGED_QUIET,
     ];
     let all: Vec<&Path> = pairs.into_iter().chain(paths::PLAIN.iter().flatten()).collect();
     let counts = callgrind::measure(&all)?;
@@ -52,11 +54,14 @@ fn main() -> Outcome<()> {
     compare(&paths::REDISSON_3_27, &paths::PAIR, Target::AtLeast(4.0));
     compare(&paths::REDISSON_3_27_AS_SENT, &paths::PAIR, Target::None);
     compare(&paths::REDISSON_3_17, &paths::PAIR, Target::None);
-    compare(&paths::PAIR_LOGGED, &paths::SET_DEL_LOGGED, Target::AtMost(1.8));
-    for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::PAIR_WATCHDOG] {
-        compare(path, &paths::SET_DEL, Target::None);
+    compare(&paths::PAIR_LOGGED, &paths::SET_DEL_LOGGED, Target::AtMost(2.0));
+    compare(&paths::PAIR_LOGGED_QUIET, &paths::SET_DEL_LOGGED, Target::AtMost(1.8));
+    compare(&paths::PAIR_FENCE, &paths::SET_DEL, Target::AtMost(2.5));
+    compare(&paths::PAIR_ID, &paths::SET_DEL, Target::AtMost(2.8));
+    for path in [&paths::PAIR_WATCHDOG, &paths::PAIR_EPHEMERAL] {
+        compare(path, &paths::SET_DEL, Target::AtMost(2.0));
     }
-    for path in [&paths::PAIR_FENCE, &paths::PAIR_ID, &paths::HAND_OVER] {
+    for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::HAND_OVER] {
         compare(path, &paths::SET_DEL, Target::None);
     }
     for [bare, empty, module, waiter] in &paths::PLAIN {

@@ -31,6 +31,7 @@ static DEFAULT_LEASE: AtomicI64 = AtomicI64::new(0);
 static MAX_LEASE: AtomicI64 = AtomicI64::new(0);
 static MAX_WAITERS: AtomicI64 = AtomicI64::new(0);
 static PUBLISH: AtomicI64 = AtomicI64::new(0);
+static PUBLISH_REPLICAS: AtomicI64 = AtomicI64::new(0);
 static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
 static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
@@ -53,13 +54,14 @@ struct Choice {
     value: &'static AtomicI64,
 }
 
-const CHOICES: [Choice; 3] = [
+const CHOICES: [Choice; 4] = [
     Choice {
         name: c"publish",
         default: 0,
         words: &[c"auto", c"off", c"publish", c"spublish", c"both"],
         value: &PUBLISH,
     },
+    Choice { name: c"publish-replicas", default: 1, words: &[c"no", c"yes"], value: &PUBLISH_REPLICAS },
     Choice { name: c"deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
     Choice { name: c"allow-unload", default: 0, words: &[c"no", c"yes"], value: &ALLOW_UNLOAD },
 ];
@@ -99,6 +101,11 @@ pub(crate) fn max_waiters() -> Option<usize> {
 pub(crate) fn publish() -> Publish {
     let chosen = usize::try_from(PUBLISH.load(Ordering::Relaxed)).unwrap_or(0);
     PUBLISH_CHOICES.get(chosen).copied().unwrap_or(Publish::Auto)
+}
+
+/// Whether those who wait at a replica hear it too.
+pub(crate) fn publishes_to_replicas() -> bool {
+    PUBLISH_REPLICAS.load(Ordering::Relaxed) != 0
 }
 
 /// How many milliseconds a fencing counter is kept after its last grant, if there is a limit.

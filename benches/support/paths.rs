@@ -36,6 +36,8 @@ pub enum Stage {
     /// With the AOF on, synced every second, and a replica; without the module.
     BareLogged,
     Logged,
+    /// The same, and replicas get no messages.
+    LoggedQuiet,
 }
 
 #[derive(Clone, Copy)]
@@ -48,7 +50,7 @@ pub enum Calls {
 }
 
 use Calls::Alone;
-use Stage::{Bare, BareLogged, Logged, WithEmptyModule, WithModule, WithWaiter};
+use Stage::{Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithModule, WithWaiter};
 
 const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
 const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
@@ -70,6 +72,10 @@ pub const PAIR_ID: Path =
     pair("ACQUIRE ID + RELEASE ID", &["LOCK.ACQUIRE k $owner PX 30000 ID a#", "LOCK.RELEASE k $owner ID r#"]);
 pub const PAIR_WATCHDOG: Path =
     pair("ACQUIRE WATCHDOG + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 WATCHDOG", "LOCK.RELEASE k $owner"]);
+pub const PAIR_EPHEMERAL: Path = pair(
+    "ACQUIRE EPHEMERAL + RELEASE",
+    &["LOCK.ACQUIRE k $owner PX 30000 EPHEMERAL", "LOCK.RELEASE k $owner"],
+);
 pub const PAIR_SHARED: Path =
     pair("ACQUIRE SHARED + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
 pub const HAND_OVER: Path =
@@ -104,6 +110,8 @@ pub const REDISSON_3_17: Path = Path {
 pub const SET_DEL_LOGGED: Path =
     Path { name: "SET NX PX + DEL, AOF and replica", stage: BareLogged, calls: SET_AND_DEL };
 pub const PAIR_LOGGED: Path = Path { name: "ACQUIRE + RELEASE, AOF and replica", stage: Logged, calls: LOCK };
+pub const PAIR_LOGGED_QUIET: Path =
+    Path { name: "ACQUIRE + RELEASE, AOF and replica, no message", stage: LoggedQuiet, calls: LOCK };
 
 /// Commands that use no lock: on a server without a module, with an empty one, with this one, and while somebody waits.
 pub const PLAIN: [[Path; 4]; 5] = [
@@ -128,13 +136,14 @@ impl Stage {
             Bare | BareLogged => setup = setup.without_module(),
             WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
             WithModule | WithWaiter | Logged => {}
+            LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
         }
-        if matches!(self, BareLogged | Logged) {
+        if matches!(self, BareLogged | Logged | LoggedQuiet) {
             setup = setup.option("appendonly", "yes").option("appendfsync", "everysec");
         }
         let mut server = setup.start()?;
         let replica = match self {
-            BareLogged | Logged => Some(server.start_replica()?),
+            BareLogged | Logged | LoggedQuiet => Some(server.start_replica()?),
             _ => None,
         };
         // To look for a key's TTL costs more as soon as any key has one.

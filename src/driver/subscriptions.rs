@@ -63,7 +63,7 @@ pub(super) fn listen(ctx: Ctx<'_>) {
 
 /// The server forgets all subscriptions.
 pub(super) fn forget(ctx: Ctx<'_>) {
-    events::forget(ctx);
+    crate::server::stop(ctx);
     LISTENS.get(ctx).set(false);
 }
 

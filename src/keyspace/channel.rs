@@ -1,6 +1,7 @@
 //! Telling those who wait elsewhere that a lock is free: the message that Redisson's waiters listen for.
 
 use std::collections::HashSet;
+use std::ffi::CStr;
 
 use crate::config::{self, Publish};
 use crate::keyspace::names::{self, Name};
@@ -20,10 +21,7 @@ pub(crate) fn freed(ctx: Ctx<'_>, propagation: Propagation<'_>, lock: &Str<'_>) 
     if !kinds.classic && !kinds.sharded {
         return 0;
     }
-    let channel = channel(lock.as_bytes());
-    let classic = if kinds.classic { publish(ctx, propagation, &channel) } else { 0 };
-    let sharded = if kinds.sharded { publish_shard(ctx, propagation, &channel) } else { 0 };
-    classic + sharded
+    publish(ctx, propagation, &kinds, channel(lock.as_bytes()))
 }
 
 /// All keys of a database may be gone: everybody who waits elsewhere, for whatever lock, is told to look, but for
@@ -33,32 +31,35 @@ pub(crate) fn all_freed(ctx: Ctx<'_>, wanted_here: &[Vec<u8>]) {
     let kinds = Kinds::chosen(|| propagation.is_cluster());
     let pattern = c"redisson_lock__channel:*";
     let wanted: HashSet<Name> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
-    let heard =
-        |kind| ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()));
+    let heard = |kind: &CStr| {
+        ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()))
+    };
+    let one_kind = |sharded: bool| Kinds { classic: !sharded, sharded };
     if kinds.classic {
         for channel in heard(c"CHANNELS") {
-            publish(ctx, propagation, &Str::new(&channel));
+            publish(ctx, propagation, &one_kind(false), Str::new(&channel));
         }
     }
     if kinds.sharded {
         for channel in heard(c"SHARDCHANNELS") {
-            publish_shard(ctx, propagation, &Str::new(&channel));
+            publish(ctx, propagation, &one_kind(true), Str::new(&channel));
         }
     }
 }
 
-fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, channel: &Str<'_>) -> usize {
+/// Returns how many subscribers of this server heard it.
+fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: Str<'static>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
-    let heard = ctx.publish(channel, message);
-    propagation.publish(c"PUBLISH", channel, message);
-    heard
-}
-
-fn publish_shard(ctx: Ctx<'_>, propagation: Propagation<'_>, channel: &Str<'_>) -> usize {
-    let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
-    let heard = ctx.publish_shard(channel, message);
-    propagation.publish(c"SPUBLISH", channel, message);
-    heard
+    let classic = if kinds.classic { ctx.publish(&channel, message) } else { 0 };
+    let sharded = if kinds.sharded { ctx.publish_shard(&channel, message) } else { 0 };
+    if propagation.has_distant_subscribers() {
+        if kinds.classic && kinds.sharded {
+            propagation.publish(c"PUBLISH", Str::new(channel.as_bytes()), message);
+        }
+        let command = if kinds.sharded { c"SPUBLISH" } else { c"PUBLISH" };
+        propagation.publish(command, channel, message);
+    }
+    classic + sharded
 }
 
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.

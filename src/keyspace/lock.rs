@@ -154,9 +154,7 @@ impl<'a> Lock<'a> {
         if let Some(end) = self.holders.expires_at() {
             if renewed_last || self.stored_end != Some(end) {
                 self.key.set_expires_at(end);
-                if propagation.is_followed() {
-                    propagation.send(c"PEXPIREAT", &[name, &Str::from_number(end)]);
-                }
+                propagation.send_number(c"PEXPIREAT", name, end);
                 self.raise(propagation, events::GENERIC, c"expire");
                 changed = true;
             }

@@ -184,11 +184,15 @@ impl<'a> Ctx<'a> {
         self.flags().is_cluster()
     }
 
+    /// True while nothing may be sent to replicas but what a client's command leads to.
+    pub(super) fn is_paused(self) -> bool {
+        // SAFETY: the function only reads the server's state.
+        unsafe { call!(RedisModule_AvoidReplicaTraffic()) != 0 }
+    }
+
     /// What keeps a callback that no command of a client led to from writing now.
     pub(crate) fn obstacle(self) -> Option<Obstacle> {
-        // SAFETY: the function only reads the server's state.
-        let paused = unsafe { call!(RedisModule_AvoidReplicaTraffic()) } != 0;
-        if paused || !self.flags().is_primary() || self.flags().is_loading() {
+        if self.is_paused() || !self.flags().is_primary() || self.flags().is_loading() {
             return Some(Obstacle::Paused);
         }
         self.refuses_writes().then_some(Obstacle::Refused)

@@ -186,28 +186,55 @@ pub(crate) fn ignore_clients(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
 
+/// Who listens to the event loop, which is one subscription.
+static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
+static TURN_ENDS: Listener<()> = ServerCell::new(Cell::new(None));
+
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
 /// [`ignore_wakeups`], as it costs every turn of the loop.
 pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, awake: fn(Ctx<'_>, ())) {
-    static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
+    AWAKE.get(ctx).set(Some(awake));
+    listen_to_loop(ctx);
+}
+
+/// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
+pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
+    AWAKE.get(ctx).set(None);
+    listen_to_loop(ctx);
+}
+
+/// Calls `ends` whenever the event loop has carried out what it has read, before it writes to clients and replicas. Ends with
+/// [`ignore_turns`], as it costs every turn of the loop.
+pub(super) fn listen_to_turns(ctx: Ctx<'_>, ends: fn(Ctx<'_>, ())) {
+    TURN_ENDS.get(ctx).set(Some(ends));
+    listen_to_loop(ctx);
+}
+
+/// Ends [`listen_to_turns`]. Not from inside an event, as [`ignore_wakeups`].
+pub(super) fn ignore_turns(ctx: Ctx<'_>) {
+    TURN_ENDS.get(ctx).set(None);
+    listen_to_loop(ctx);
+}
+
+/// Subscribes to the event loop if anybody listens to it, else ends that.
+fn listen_to_loop(ctx: Ctx<'_>) {
     unsafe extern "C" fn turn(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         subevent: u64,
         _data: *mut c_void,
     ) {
-        if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP {
-            // SAFETY: the context is that of this callback.
-            unsafe { tell(&AWAKE, ctx, ()) };
-        }
+        let listener = match subevent {
+            raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => &TURN_ENDS,
+            raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => &AWAKE,
+            _ => return,
+        };
+        // SAFETY: the context is that of this callback.
+        unsafe { tell(listener, ctx, ()) };
     }
-    AWAKE.get(ctx).set(Some(awake));
-    listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, Some(turn));
-}
-
-/// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
-pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
-    listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, None);
+    let anybody = AWAKE.get(ctx).get().is_some() || TURN_ENDS.get(ctx).get().is_some();
+    let callback: raw::RedisModuleEventCallback = if anybody { Some(turn) } else { None };
+    listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
 }
 
 /// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
@@ -244,8 +271,10 @@ pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
 static LISTENED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
 
 /// The server has forgotten all subscriptions, or will.
-pub(crate) fn forget(ctx: Ctx<'_>) {
+pub(super) fn forget(ctx: Ctx<'_>) {
     LISTENED.get(ctx).set(0);
+    AWAKE.get(ctx).set(None);
+    TURN_ENDS.get(ctx).set(None);
 }
 
 /// Begins to listen to an event, or goes on with another function; `None` ends it, if it was begun.

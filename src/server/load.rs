@@ -191,16 +191,26 @@ pub(crate) fn log_panics_no_more() {
 /// The option by which Valkey is told that a module is ready for slots that move as a whole.
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
+/// The option by which Valkey is told not to look for a command by its name each time that a module replicates it.
+const SKIP_COMMAND_VALIDATION: u32 = 1 << 4;
+
+/// The first Valkey that knows this option. To Redis its bit may mean something else one day.
+const SKIPS_VALIDATION_SINCE: Version = Version::new(8, 1, 0);
+
 /// Valkey sends what a module writes to the new node if the command that stands for it has a key of the slot: also from a
 /// timer, where no client's command is being carried out. Those before this one have not been looked at.
 const MOVES_WHAT_TIMERS_WRITE: Version = Version::new(9, 0, 5);
 
-/// A key counts as modified when we say so, not whenever it was open for writing; and nothing of ours stands in the way
-/// of a replica that loads while it serves, or of a slot that moves as a whole: keys of a slot that is not served here
+/// A key counts as modified when we say so, not whenever it was open for writing; the commands that are replicated have been
+/// looked for when the module was loaded, and cannot be renamed later; and nothing of ours stands in the way of a replica that loads while it serves, or of a slot that moves as a whole: keys of a slot that is not served here
 /// are not touched (`look_at` in the driver asks), and what is written is sent as commands with their keys.
 pub(crate) fn set_options(ctx: Ctx<'_>, server: Version) {
     let mut options =
         raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
+    let messages_are_known = || [c"publish", c"spublish"].iter().all(|name| knows_command(ctx, name));
+    if !info::is_redis() && server >= SKIPS_VALIDATION_SINCE && messages_are_known() {
+        options |= SKIP_COMMAND_VALIDATION;
+    }
     if !info::is_redis() && server >= MOVES_WHAT_TIMERS_WRITE {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }

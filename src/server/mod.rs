@@ -25,6 +25,7 @@ mod field_ends;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod load;
+mod messages;
 pub(crate) mod muted;
 mod notify;
 pub(crate) mod propagation;
@@ -59,6 +60,12 @@ pub(crate) fn start(ctx: Ctx<'_>) {
         notify::start(ctx, server);
         propagation::start(ctx, server);
     }
+}
+
+/// Drops all state, as the module is unloaded.
+pub(crate) fn stop(ctx: Ctx<'_>) {
+    events::forget(ctx);
+    messages::stop(ctx);
 }
 
 /// Runs the body of a callback; a panic in it becomes `None`, after the panic hook has logged it.

@@ -16,9 +16,11 @@ use std::ffi::{c_int, c_void, CStr};
 use redis_module::raw;
 use smallvec::SmallVec;
 
+use crate::config;
 use crate::server::ctx::enter;
 use crate::server::load::{is_known, Version};
-use crate::server::{events, info, notify, Ctx, ServerCell, Str};
+use crate::server::string::Digits;
+use crate::server::{events, info, messages, notify, Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
 static TOLD: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -81,24 +83,55 @@ impl<'a> Propagation<'a> {
         if !self.is_followed() {
             return;
         }
-        let argv: SmallVec<[*mut raw::RedisModuleString; 8]> = args.iter().map(|arg| arg.as_ptr()).collect();
-        // SAFETY: "v" takes a list of strings with its length; all outlive the call.
+        let (ctx, command) = (self.ctx.as_ptr(), command.as_ptr());
+        // SAFETY: an "s" takes a string, "v" a list of strings with its length; all outlive the call. A list costs the server
+        // an allocation more.
         unsafe {
-            let (command, list) = (command.as_ptr(), argv.as_ptr());
-            call!(RedisModule_Replicate(self.ctx.as_ptr(), command, c"v".as_ptr(), list, argv.len()))
+            match args {
+                [key] => call!(RedisModule_Replicate(ctx, command, c"s".as_ptr(), key.as_ptr())),
+                [key, a] => {
+                    call!(RedisModule_Replicate(ctx, command, c"ss".as_ptr(), key.as_ptr(), a.as_ptr()))
+                }
+                [key, a, b] => {
+                    let (key, a, b) = (key.as_ptr(), a.as_ptr(), b.as_ptr());
+                    call!(RedisModule_Replicate(ctx, command, c"sss".as_ptr(), key, a, b))
+                }
+                _ => {
+                    let argv: SmallVec<[*mut raw::RedisModuleString; 8]> =
+                        args.iter().map(|arg| arg.as_ptr()).collect();
+                    call!(RedisModule_Replicate(ctx, command, c"v".as_ptr(), argv.as_ptr(), argv.len()))
+                }
+            }
         };
     }
 
-    /// A message goes to the subscribers of replicas; `command` is `PUBLISH` or `SPUBLISH`. In a cluster its bus takes it there.
-    pub(crate) fn publish(self, command: &CStr, channel: &Str, message: &Str) {
-        if !self.followers.replicas || self.followers.cluster {
+    /// The keyspace has changed as by this command with a key and a number.
+    pub(crate) fn send_number(self, command: &CStr, key: &Str<'_>, number: i64) {
+        if !self.is_followed() {
             return;
         }
-        // SAFETY: "ss" takes two strings of the server, which outlive the call; "A" keeps the command out of the AOF.
+        let number = Digits::of(number);
+        let digits = number.as_bytes();
+        // SAFETY: "s" takes a string, "b" bytes with their length; all outlive the call.
         unsafe {
-            let (command, channel, message) = (command.as_ptr(), channel.as_ptr(), message.as_ptr());
-            call!(RedisModule_Replicate(self.ctx.as_ptr(), command, c"Ass".as_ptr(), channel, message))
+            let (ctx, command, start) = (self.ctx.as_ptr(), command.as_ptr(), digits.as_ptr());
+            call!(RedisModule_Replicate(ctx, command, c"sb".as_ptr(), key.as_ptr(), start, digits.len()))
         };
+    }
+
+    /// True if a message has to be sent to replicas for their subscribers. In a cluster its bus takes it there.
+    pub(crate) fn has_distant_subscribers(self) -> bool {
+        self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
+    }
+
+    /// A message goes to the subscribers of replicas, at the end of the turn; `command` is `PUBLISH` or `SPUBLISH`.
+    pub(crate) fn publish(
+        self,
+        command: &'static CStr,
+        channel: Str<'static>,
+        message: &'static Str<'static>,
+    ) {
+        messages::send(self.ctx, command, channel, message);
     }
 
     /// A keyspace event, as the command that was sent would raise it.

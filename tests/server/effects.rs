@@ -24,7 +24,7 @@ crate::on_every_server!(
 );
 
 /// The commands that a replica gets, one a line, without what the servers say to each other.
-fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
+pub(crate) fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
     let mut monitor = world.replica.client();
     assert_eq!(monitor.call("MONITOR"), "OK");
     act();
@@ -43,7 +43,7 @@ fn stream(world: &World, act: impl FnOnce()) -> Vec<String> {
 }
 
 /// With every number of 13 digits, a time, as `<time>`, and of 16 as `<token>`.
-fn timeless(lines: Vec<String>) -> Vec<String> {
+pub(crate) fn timeless(lines: Vec<String>) -> Vec<String> {
     let hide = |word: &str| match word.len() {
         13 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<time>".to_owned(),
         16 if word.bytes().all(|byte| byte.is_ascii_digit()) => "<token>".to_owned(),
@@ -84,10 +84,8 @@ fn the_stream_has_plain_commands_with_absolute_times(flavor: Flavor) {
             "HSET k b 1",
             "PEXPIREAT k <time>",
             "EXEC",
-            "MULTI",
             "DEL k",
             "PUBLISH redisson_lock__channel:{k} 0",
-            "EXEC",
         ];
         let commands: Vec<_> =
             timeless(commands).into_iter().filter(|line| !line.starts_with("SELECT")).collect();
@@ -140,8 +138,8 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
                 "MULTI",
                 "DEL k",
                 "SET lock_request:{k}:b:r 1 r0@<time> PXAT <time>",
-                "PUBLISH redisson_lock__channel:{k} 0",
                 "EXEC",
+                "PUBLISH redisson_lock__channel:{k} 0",
             ],
         );
         check(
@@ -152,10 +150,8 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
                 "PEXPIREAT k <time>",
                 "SET lock_request:{k}:c:r 1 s1@<time> PXAT <time>",
                 "EXEC",
-                "MULTI",
                 "DEL k",
                 "PUBLISH redisson_lock__channel:{k} 0",
-                "EXEC",
             ],
         );
         // Retries, listings, refusals and errors change nothing.
@@ -172,7 +168,7 @@ fn the_stream_of_shared_holds_tokens_and_requests(flavor: Flavor) {
     });
 }
 
-fn aof(server: &Server) -> String {
+pub(crate) fn aof(server: &Server) -> String {
     let dir = server.dir.path().join("appendonlydir");
     let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
     let incremental = files.filter(|path| path.to_str().unwrap().ends_with(".incr.aof"));
@@ -354,7 +350,7 @@ fn client_side_caches_hear_of_changes(flavor: Flavor) {
 }
 
 /// Listens on the channels of a lock, at a server.
-fn listener(server: &Server, channels: &[&str]) -> Client {
+pub(crate) fn listener(server: &Server, channels: &[&str]) -> Client {
     let mut client = server.client();
     for channel in channels {
         assert!(client.call(&format!("SUBSCRIBE {channel}")).starts_with("[subscribe"));
@@ -363,12 +359,12 @@ fn listener(server: &Server, channels: &[&str]) -> Client {
 }
 
 /// How many messages have arrived at each listener before one that is sent now.
-fn messages(world: &World, listeners: &mut [Client]) -> Vec<usize> {
+pub(crate) fn messages(world: &World, listeners: &mut [Client]) -> Vec<usize> {
     world.client().call("PUBLISH end now");
     listeners.iter_mut().map(messages_before_the_end).collect()
 }
 
-fn messages_before_the_end(listener: &mut Client) -> usize {
+pub(crate) fn messages_before_the_end(listener: &mut Client) -> usize {
     let mut count = 0;
     loop {
         match listener.recv().as_str() {

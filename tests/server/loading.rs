@@ -51,6 +51,7 @@ fn settings_have_bounds(flavor: Flavor) {
         ("lock.request-ttl", "20000", &["1", "9007199254740991"], &["0", "-1", "x"]),
         ("lock.deadlock-detection", "yes", &["no", "YES"], &["on", "1", ""]),
         ("lock.allow-unload", "no", &["yes", "NO"], &["on", "1", ""]),
+        ("lock.publish-replicas", "yes", &["no", "YES"], &["on", "0", ""]),
         ("lock.publish", "auto", &["off", "publish", "SPUBLISH", "both", "auto"], &["on", "yes", "", "0"]),
     ] {
         assert_eq!(a.call(&format!("CONFIG GET {name}")), format!("[{name}, {default}]"));

@@ -21,6 +21,7 @@ mod fencing;
 mod fields;
 mod followers;
 mod loading;
+mod messages;
 mod moving;
 mod pauses;
 mod races;
