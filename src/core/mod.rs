@@ -6,7 +6,7 @@
 //!
 //! * [`manager`]: the inputs and outputs, and the only directory that sees several of the parts below: a lock in hand, the
 //!   clock, what operators see.
-//! * [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
+//! * [`hold`], [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
 //! * [`readers`]: those who hold one lock shared, and what is asked about a crowd of them.
 //! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
 //! * [`table`]: locks by name and by handle, and which of them are ready to be looked at.
@@ -23,6 +23,7 @@ mod ended;
 mod fairness;
 mod fragile;
 mod granted_keys;
+mod hold;
 pub(crate) mod holders;
 mod lease;
 mod manager;
@@ -45,7 +46,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-pub(crate) use holders::{Hold, Holders, NotOwner, Part};
+pub(crate) use hold::Hold;
+pub(crate) use holders::{Holders, NotOwner, Part};
 pub(crate) use manager::{InHand, KeyChange, LockManager};
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
