@@ -83,10 +83,11 @@ guard-record: ## Takes what is counted now for what `make guard` compares with
 	@$(call install,rust cc libclang redis valgrind)
 	cargo bench --bench guard -- --record
 
-lint: ## Format, clippy, documentation and the width of its lines, with warnings as errors
+lint: ## Format, clippy, documentation, the width of its lines, and no circles among source files; warnings are errors
 	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md || [ $$? = 1 ])
 	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
 	$(call install,rust cc libclang)
+	python3 tests/cycles.py
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	# Nothing of a module is public, so links to what is private are the point.

@@ -37,8 +37,8 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use server::load::{self, Version};
-use server::Ctx;
+use server::version::{self, Version};
+use server::{load, Ctx};
 
 /// The module's memory is the server's, so that `INFO memory` and `maxmemory` see it.
 #[cfg(not(test))]
@@ -102,9 +102,10 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
 }
 
 fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
-    let server = load::server_version().filter(|version| *version >= OLDEST_SERVER);
+    let server = version::server_version().filter(|version| *version >= OLDEST_SERVER);
     let Some(server) = server else {
-        let found = load::server_version().map_or("an older one".to_owned(), |version| version.to_string());
+        let found =
+            version::server_version().map_or("an older one".to_owned(), |version| version.to_string());
         return Err(format!("needs Redis {OLDEST_SERVER} or later, or Valkey; this server is {found}"));
     };
     let missing = load::missing_symbols();

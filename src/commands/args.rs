@@ -5,7 +5,7 @@ use crate::core::{Bind, ConnectionId, Owner, RequestId};
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
-use crate::server::{Ctx, Str};
+use crate::server::{ask, Ctx, Str};
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 1024;
@@ -156,7 +156,7 @@ impl<'a> Cursor<'a> {
             )));
         }
         // While the slot migrates, what belongs to a lock may be here or there: a retry must not miss it.
-        if !ctx.serves_slot_of(&[key, &Str::new(derived)]) {
+        if !ask::serves_slot_of(ctx, &[key, &Str::new(derived)]) {
             return Err(Error::TryAgain);
         }
         Ok(())

@@ -6,7 +6,7 @@ use crate::core::{Decision, Reply, WaiterId};
 use crate::error::Error;
 use crate::server::blocked::{self, BlockedClient, Handle};
 use crate::server::socket::Socket;
-use crate::server::{events, turn, Ctx};
+use crate::server::{event_loop, turn, Ctx};
 
 /// Blocks the calling client until its waiter is decided.
 pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
@@ -110,7 +110,7 @@ fn turn_is_over(ctx: Ctx<'_>) {
         if follows {
             driver.listen_to_clients(ctx);
             driver.plan(ctx);
-            events::wake_up(ctx);
+            event_loop::wake_up(ctx);
         }
     });
 }

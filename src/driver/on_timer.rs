@@ -4,7 +4,7 @@ use super::reconcile::reconcile;
 use super::state::with;
 use crate::core::MonoUs;
 use crate::keyspace::channel;
-use crate::server::{events, guard, Ctx};
+use crate::server::{ask, event_loop, guard, Ctx};
 
 /// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
 /// done a millisecond later.
@@ -13,7 +13,7 @@ const BUDGET_US: MonoUs = 4_000;
 /// The timer has fired.
 pub(super) fn on_timer(ctx: Ctx<'_>) {
     let primary = ctx.is_primary();
-    let obstacle = ctx.obstacle();
+    let obstacle = ask::obstacle(ctx);
     let may_write = obstacle.is_none();
     let started = ctx.now().mono;
     with(ctx, |driver| {
@@ -21,7 +21,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         driver.alarm.has_fired();
         if driver.hears_wakeups && !driver.locks.has_fragile() {
             driver.hears_wakeups = false;
-            events::ignore_wakeups(ctx);
+            event_loop::ignore_wakeups(ctx);
         }
         if !primary {
             driver.locks.demote();

@@ -4,7 +4,7 @@ use super::commit::store;
 use super::state::{with, Remembered};
 use crate::core::{Decision, LockId};
 use crate::keyspace::Lock;
-use crate::server::{Ctx, Str};
+use crate::server::{ask, Ctx, Str};
 
 /// Reads a lock that may have become free, and grants it to whoever is first in line.
 pub(super) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
@@ -12,7 +12,7 @@ pub(super) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
     let name = Str::new(&lock.key);
     let refuse = |decision| with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &decision));
     // A key that has gone because its slot migrates was not released.
-    if ctx.is_cluster() && !ctx.serves_slot_of(&[&name]) {
+    if ctx.is_cluster() && !ask::serves_slot_of(ctx, &[&name]) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();

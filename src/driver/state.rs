@@ -10,7 +10,7 @@ use super::looks::Looks;
 use crate::core::{ConnectionId, LockManager, LockRef, MonoUs, WaiterId};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
-use crate::server::{events, Ctx, InCallback, Obstacle, ServerCell};
+use crate::server::{event_loop, events, Ctx, InCallback, Obstacle, ServerCell};
 use crate::stats::Stats;
 
 /// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
@@ -144,7 +144,7 @@ impl Driver {
     pub(super) fn plan_beside(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
         if self.locks.has_fragile() {
             if !std::mem::replace(&mut self.hears_wakeups, true) {
-                events::listen_to_wakeups(ctx, woke_up);
+                event_loop::listen_to_wakeups(ctx, woke_up);
             }
         } else {
             self.looks.no_fragile();
@@ -173,7 +173,7 @@ impl Driver {
     /// Plans for a lock that may have changed.
     pub(super) fn plan_soon(&mut self, ctx: Ctx<'_>) {
         self.plan(ctx);
-        events::wake_up(ctx);
+        event_loop::wake_up(ctx);
     }
 
     /// Fragile locks are looked at, if the server was woken up since the last time.

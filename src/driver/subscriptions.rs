@@ -6,7 +6,7 @@ use super::state::with;
 use crate::core::{KeyChange, LockRef};
 use crate::keyspace::kept;
 use crate::server::events::{self, KeyspaceEvents};
-use crate::server::{Ctx, ServerCell};
+use crate::server::{messages, notify, propagation, version, Ctx, ServerCell};
 
 /// A lock has been used: see [`listen`].
 static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -52,7 +52,11 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     if !(events::listen_to_keys::<KeyEvents>(ctx) && events::listen_to_role(ctx, role_changed)) {
         ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
     }
-    crate::server::start(ctx);
+    // From now on nothing is said that nobody hears, as far as the server lets us know.
+    if let Some(server) = version::server_version() {
+        notify::start(ctx, server);
+        propagation::start(ctx, server);
+    }
     crate::server::unloading::begin(ctx);
     with(ctx, |driver| {
         if !driver.alarm.is_watched() {
@@ -63,7 +67,8 @@ pub(super) fn listen(ctx: Ctx<'_>) {
 
 /// The server forgets all subscriptions.
 pub(super) fn forget(ctx: Ctx<'_>) {
-    crate::server::stop(ctx);
+    events::forget(ctx);
+    messages::stop(ctx);
     LISTENS.get(ctx).set(false);
 }
 

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use crate::config::{self, Publish};
 use crate::keyspace::names::{self, Name};
 use crate::server::propagation::Propagation;
-use crate::server::{Ctx, Str};
+use crate::server::{ask, Ctx, Str};
 
 /// What the name of a lock's channel begins with.
 const CHANNEL: &[u8; 24] = b"redisson_lock__channel:{";
@@ -32,7 +32,7 @@ pub(crate) fn all_freed(ctx: Ctx<'_>, wanted_here: &[Vec<u8>]) {
     let pattern = c"redisson_lock__channel:*";
     let wanted: HashSet<Name> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
     let heard = |kind: &CStr| {
-        ctx.channels(kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()))
+        ask::channels(ctx, kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()))
     };
     let one_kind = |sharded: bool| Kinds { classic: !sharded, sharded };
     if kinds.classic {
@@ -50,8 +50,8 @@ pub(crate) fn all_freed(ctx: Ctx<'_>, wanted_here: &[Vec<u8>]) {
 /// Returns how many subscribers of this server heard it.
 fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: Str<'static>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
-    let classic = if kinds.classic { ctx.publish(&channel, message) } else { 0 };
-    let sharded = if kinds.sharded { ctx.publish_shard(&channel, message) } else { 0 };
+    let classic = if kinds.classic { ask::publish(ctx, &channel, message) } else { 0 };
+    let sharded = if kinds.sharded { ask::publish_shard(ctx, &channel, message) } else { 0 };
     if propagation.has_distant_subscribers() {
         if kinds.classic && kinds.sharded {
             propagation.publish(c"PUBLISH", Str::new(channel.as_bytes()), message);
@@ -65,7 +65,7 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: S
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
 pub(crate) fn has_listeners(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     let kinds = Kinds::chosen(|| ctx.is_cluster());
-    let any = |kind| ctx.subscribers(kind, &channel(lock.as_bytes())) > 0;
+    let any = |kind| ask::subscribers(ctx, kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
 

@@ -19,7 +19,7 @@ use crate::keyspace::memory::Memory;
 use crate::keyspace::{kept, layout};
 use crate::server::key::Key;
 use crate::server::propagation::Propagation;
-use crate::server::{events, Ctx, Str};
+use crate::server::{notify, Ctx, Str};
 
 /// A hash with more fields than this is read as a crowd, if it is one.
 pub(super) const MANY: usize = 8;
@@ -196,4 +196,4 @@ impl Found {
 }
 
 /// What `raise` of [`Found::store`] is told is of this class.
-pub(super) const CLASS: std::ffi::c_int = events::HASH;
+pub(super) const CLASS: std::ffi::c_int = notify::HASH;

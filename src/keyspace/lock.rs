@@ -12,7 +12,7 @@ use crate::keyspace::{channel, kept, redisson_fair};
 use crate::server::key::{Key, Kind};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
-use crate::server::{events, Ctx, Str};
+use crate::server::{notify, Ctx, Str};
 
 /// A lock of the selected database that is open to be read and written.
 pub(crate) struct Lock<'a> {
@@ -102,7 +102,7 @@ impl<'a> Lock<'a> {
         let propagation = Propagation::of(self.ctx);
         let changed = self.store_holders(propagation);
         if changed {
-            self.ctx.signal_modified(self.key.name());
+            notify::signal_modified(self.ctx, self.key.name());
         }
         if self.records.store(propagation) || changed {
             propagation.count();
@@ -137,7 +137,7 @@ impl<'a> Lock<'a> {
             self.stored = Stored::Nothing;
             self.stored_end = None;
             propagation.send(c"DEL", &[name]);
-            self.raise(propagation, events::GENERIC, c"del");
+            self.raise(propagation, notify::GENERIC, c"del");
             changed = true;
         }
         let renewed_last;
@@ -155,7 +155,7 @@ impl<'a> Lock<'a> {
             if renewed_last || self.stored_end != Some(end) {
                 self.key.set_expires_at(end);
                 propagation.send_number(c"PEXPIREAT", name, end);
-                self.raise(propagation, events::GENERIC, c"expire");
+                self.raise(propagation, notify::GENERIC, c"expire");
                 changed = true;
             }
         }
@@ -204,7 +204,7 @@ impl<'a> Lock<'a> {
                     None => self.key.set_field(field, value),
                 }
                 propagation.send(c"HSET", &[self.key.name(), field, value]);
-                self.raise(propagation, events::HASH, c"hset");
+                self.raise(propagation, notify::HASH, c"hset");
                 true
             }
             _ => {
@@ -237,7 +237,7 @@ impl<'a> Lock<'a> {
         others.iter().for_each(|field| self.key.delete_field(field));
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
         propagation.send(c"HDEL", &args);
-        self.raise(propagation, events::HASH, c"hdel");
+        self.raise(propagation, notify::HASH, c"hdel");
         true
     }
 
@@ -272,7 +272,7 @@ impl<'a> Lock<'a> {
         }
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
         propagation.send(c"HSET", &args);
-        self.raise(propagation, events::HASH, c"hset");
+        self.raise(propagation, notify::HASH, c"hset");
         true
     }
 

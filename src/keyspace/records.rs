@@ -10,7 +10,7 @@ use crate::keyspace::{channel, names};
 use crate::server::key::{Key, Kind};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
-use crate::server::{events, Ctx, ServerCell, Str};
+use crate::server::{notify, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
@@ -333,14 +333,14 @@ fn set(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8], value: &[u8], ex
             key.set_expires_at(at);
             let (option, at) = (Str::new(b"PXAT"), Str::from_number(at));
             propagation.send(c"SET", &[&name, &value, &option, &at]);
-            propagation.event(events::STRING, c"set", &name);
-            propagation.event(events::GENERIC, c"expire", &name);
+            propagation.event(notify::STRING, c"set", &name);
+            propagation.event(notify::GENERIC, c"expire", &name);
         } else {
             propagation.send(c"SET", &[&name, &value]);
-            propagation.event(events::STRING, c"set", &name);
+            propagation.event(notify::STRING, c"set", &name);
         }
     });
-    ctx.signal_modified(&name);
+    notify::signal_modified(ctx, &name);
 }
 
 /// `DEL name`.
@@ -349,9 +349,9 @@ fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8]) {
     muted(ctx, || {
         Key::open_for_write(ctx, &name).delete();
         propagation.send(c"DEL", &[&name]);
-        propagation.event(events::GENERIC, c"del", &name);
+        propagation.event(notify::GENERIC, c"del", &name);
     });
-    ctx.signal_modified(&name);
+    notify::signal_modified(ctx, &name);
 }
 
 #[cfg(test)]

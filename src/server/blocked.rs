@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use redis_module::raw;
 
 use crate::server::ctx::enter;
-use crate::server::reply::INTERNAL_ERROR;
+use crate::server::guard::INTERNAL_ERROR;
 use crate::server::{Ctx, ServerCell, OK};
 
 /// The server's handle of a blocked client. Only compared and given back, never followed.

@@ -2,9 +2,9 @@
 
 use redis_module::raw;
 
-use crate::server::ctx::reply_type;
-use crate::server::load::{self, Version};
+use crate::server::ask::reply_type;
 use crate::server::{string, Ctx, Str, OK};
+use crate::server::{version, version::Version};
 
 /// Since when every server answers null for the name of a user that there is not: before, most end.
 const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);
@@ -81,7 +81,7 @@ impl Caller {
 
 /// The name of the user, where to ask for it is safe.
 fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
-    if load::server_version()? < SAFE_USER_NAME_SINCE {
+    if version::server_version()? < SAFE_USER_NAME_SINCE {
         return None;
     }
     // SAFETY: the context is that of the running callback; the string, if there is one, is ours to free.

@@ -6,14 +6,9 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use redis_module::raw;
 
 use crate::server::muted::is_muted;
-use crate::server::{enter, propagation, selected_database, string, Ctx, ServerCell, OK};
-
-/// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
-pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
-/// `hset` and the like: raised, never listened to.
-pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
-/// `set` and the like: the same.
-pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
+use crate::server::notify::GENERIC;
+use crate::server::subscribe::{self, listen, tell, Listener};
+use crate::server::{enter, event_loop, propagation, selected_database, string, Ctx, ServerCell, OK};
 
 /// Receives what happens in the keyspace. Nothing may be written to it from here: the stream would get our
 /// write before the change that led to it.
@@ -86,23 +81,6 @@ pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     }
     listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
-}
-
-/// Whom an event is told to.
-type Listener<T> = ServerCell<Cell<Option<fn(Ctx<'_>, T)>>>;
-
-/// Tells it, if there is anybody.
-///
-/// # Safety
-/// As [`enter`].
-unsafe fn tell<T>(listener: &Listener<T>, ctx: *mut raw::RedisModuleCtx, what: T) {
-    let told = |ctx: Ctx<'_>| {
-        if let Some(listener) = listener.get(ctx).get() {
-            listener(ctx, what);
-        }
-    };
-    // SAFETY: the caller's promise.
-    unsafe { enter(ctx, told) };
 }
 
 /// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
@@ -186,57 +164,6 @@ pub(crate) fn ignore_clients(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
 
-/// Who listens to the event loop, which is one subscription.
-static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
-static TURN_ENDS: Listener<()> = ServerCell::new(Cell::new(None));
-
-/// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
-/// [`ignore_wakeups`], as it costs every turn of the loop.
-pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, awake: fn(Ctx<'_>, ())) {
-    AWAKE.get(ctx).set(Some(awake));
-    listen_to_loop(ctx);
-}
-
-/// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
-pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
-    AWAKE.get(ctx).set(None);
-    listen_to_loop(ctx);
-}
-
-/// Calls `ends` whenever the event loop has carried out what it has read, before it writes to clients and replicas. Ends with
-/// [`ignore_turns`], as it costs every turn of the loop.
-pub(super) fn listen_to_turns(ctx: Ctx<'_>, ends: fn(Ctx<'_>, ())) {
-    TURN_ENDS.get(ctx).set(Some(ends));
-    listen_to_loop(ctx);
-}
-
-/// Ends [`listen_to_turns`]. Not from inside an event, as [`ignore_wakeups`].
-pub(super) fn ignore_turns(ctx: Ctx<'_>) {
-    TURN_ENDS.get(ctx).set(None);
-    listen_to_loop(ctx);
-}
-
-/// Subscribes to the event loop if anybody listens to it, else ends that.
-fn listen_to_loop(ctx: Ctx<'_>) {
-    unsafe extern "C" fn turn(
-        ctx: *mut raw::RedisModuleCtx,
-        _event: raw::RedisModuleEvent,
-        subevent: u64,
-        _data: *mut c_void,
-    ) {
-        let listener = match subevent {
-            raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => &TURN_ENDS,
-            raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => &AWAKE,
-            _ => return,
-        };
-        // SAFETY: the context is that of this callback.
-        unsafe { tell(listener, ctx, ()) };
-    }
-    let anybody = AWAKE.get(ctx).get().is_some() || TURN_ENDS.get(ctx).get().is_some();
-    let callback: raw::RedisModuleEventCallback = if anybody { Some(turn) } else { None };
-    listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
-}
-
 /// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
 pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
     static TICK: Listener<()> = ServerCell::new(Cell::new(None));
@@ -258,42 +185,8 @@ pub(crate) fn ignore_cron(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
 }
 
-/// Ends the event loop's wait for input, if it is about to begin one. Redis 7.0 works out how long to wait before the
-/// last callbacks of a turn, and does not see a timer that is set in them.
-pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
-    // A function of libc: the call comes later, when the module may have been unloaded.
-    // SAFETY: to free null is allowed, and does nothing.
-    unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
-}
-
-/// Which events are listened to, a bit each: to end what was not begun is taken for a listener without a function, which
-/// ends the server.
-static LISTENED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
-
-/// The server has forgotten all subscriptions, or will.
-pub(super) fn forget(ctx: Ctx<'_>) {
-    LISTENED.get(ctx).set(0);
-    AWAKE.get(ctx).set(None);
-    TURN_ENDS.get(ctx).set(None);
-}
-
-/// Begins to listen to an event, or goes on with another function; `None` ends it, if it was begun.
-pub(super) fn listen(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
-    let (listened, bit) = (LISTENED.get(ctx), 1 << id);
-    if callback.is_none() && listened.get() & bit == 0 {
-        return true;
-    }
-    let accepted = subscribe(ctx, id, callback);
-    if callback.is_none() {
-        listened.set(listened.get() & !bit);
-    } else if accepted {
-        listened.set(listened.get() | bit);
-    }
-    accepted
-}
-
-fn subscribe(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
-    let event = raw::RedisModuleEvent { id, dataver: 1 };
-    // SAFETY: the callback has the type that the server calls it with; none ends the subscription.
-    unsafe { call!(RedisModule_SubscribeToServerEvent(ctx.as_ptr(), event, callback)) == OK }
+/// The server forgets all subscriptions, as the module is unloaded.
+pub(crate) fn forget(ctx: Ctx<'_>) {
+    subscribe::forget(ctx);
+    event_loop::forget(ctx);
 }

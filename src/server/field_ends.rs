@@ -9,7 +9,7 @@ use std::cell::{Cell, OnceCell};
 use redis_module::raw;
 
 use crate::core::MonoUs;
-use crate::server::ctx::reply_type;
+use crate::server::ask::reply_type;
 use crate::server::{load, Ctx, InCallback, ServerCell, Str};
 
 /// How it is found out.
@@ -99,7 +99,7 @@ fn keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
             return None;
         }
         let is_text = call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_STRING);
-        let text = is_text.then(|| crate::server::ctx::text_of(reply));
+        let text = is_text.then(|| crate::server::ask::text_of(reply));
         call!(RedisModule_FreeCallReply(reply));
         text
     }

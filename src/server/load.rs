@@ -4,36 +4,11 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::ctx::reply_type;
+use crate::server::ask::reply_type;
 use crate::server::ctx::warn;
-use crate::server::reply::INTERNAL_ERROR;
+use crate::server::guard::INTERNAL_ERROR;
+use crate::server::version::Version;
 use crate::server::{enter, info, Ctx, Str, OK};
-
-/// A version as `RedisModule_GetServerVersion` packs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(i32);
-
-impl Version {
-    pub(crate) const fn new(major: u8, minor: u8, patch: u8) -> Version {
-        Version(((major as i32) << 16) | ((minor as i32) << 8) | patch as i32)
-    }
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}.{}", self.0 >> 16, (self.0 >> 8) & 0xff, self.0 & 0xff)
-    }
-}
-
-/// What rests on how servers work, and not only on what they promise, is not done on this one and later. The sources of
-/// Redis 7.0, 8.0 and 8.6 were read for it, and those of Valkey 8.1 and 9.1.
-const REDIS_KNOWN_UNTIL: Version = Version::new(9, 0, 0);
-const VALKEY_KNOWN_UNTIL: Version = Version::new(9, 2, 0);
-
-/// True if it is known how this server works.
-pub(super) fn is_known(server: Version) -> bool {
-    server < if info::is_redis() { REDIS_KNOWN_UNTIL } else { VALKEY_KNOWN_UNTIL }
-}
 
 /// A command of the module.
 pub(crate) trait Command {
@@ -128,12 +103,6 @@ pub(crate) unsafe fn init(ctx: *mut raw::RedisModuleCtx, name: &'static CStr, ve
 pub(crate) unsafe fn module_args<'a>(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Args<'a> {
     // SAFETY: the caller's promise.
     unsafe { Args::new(argv, argc) }
-}
-
-/// The version of the server; `None` if it is too old to tell (before 6.0.9).
-pub(crate) fn server_version() -> Option<Version> {
-    // SAFETY: the function only returns a constant.
-    unsafe { raw::RedisModule_GetServerVersion.map(|version| Version(version())) }
 }
 
 /// Functions of the API that the module calls without asking first whether they are there. All came with

@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 
-use crate::server::{events, timer, Ctx, ServerCell, Str};
+use crate::server::{event_loop, timer, Ctx, ServerCell, Str};
 
 /// After so many turns without a message their end is listened to no more.
 const IDLE_TURNS: u32 = 4;
@@ -48,7 +48,7 @@ pub(super) fn send(
     let listening = LISTENING.get(ctx);
     match listening.get() {
         Listening::No => {
-            events::listen_to_turns(ctx, turn_ends);
+            event_loop::listen_to_turns(ctx, turn_ends);
             listening.set(Listening::Idle(0));
         }
         Listening::Idle(_) => listening.set(Listening::Idle(0)),
@@ -87,7 +87,7 @@ fn end(ctx: Ctx<'_>) {
     let idle = PENDING.get(ctx).borrow().is_empty();
     LISTENING.get(ctx).set(if idle { Listening::No } else { Listening::Idle(0) });
     if idle {
-        events::ignore_turns(ctx);
+        event_loop::ignore_turns(ctx);
     }
 }
 

@@ -5,13 +5,21 @@
 //! the server tells with every call. Of the latter there are no others than at the start, or it says so when one is loaded.
 
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
-use crate::server::ctx::{enter, reply_type};
-use crate::server::load::{is_known, Version};
-use crate::server::{events, Ctx, ServerCell};
+use crate::server::ask::reply_type;
+use crate::server::ctx::enter;
+use crate::server::version::{is_known, Version};
+use crate::server::{ask, subscribe, Ctx, ServerCell, Str};
+
+/// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
+pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
+/// `hset` and the like: raised, never listened to.
+pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
+/// `set` and the like: the same.
+pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
 
 static OTHERS: ServerCell<Cell<Others>> = ServerCell::new(Cell::new(Others::Possible));
 
@@ -25,7 +33,7 @@ enum Others {
 }
 
 /// From now on no event is raised that nobody hears. Not on a server that is not known to tell of all who can.
-pub(super) fn start(ctx: Ctx<'_>, server: Version) {
+pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -35,9 +43,9 @@ pub(super) fn start(ctx: Ctx<'_>, server: Version) {
         // SAFETY: the context is that of this callback.
         unsafe { enter(ctx, |ctx| OTHERS.get(ctx).set(Others::Unknown)) };
     }
-    let fixed = ctx.setting(c"enable-module-command").is_some_and(|value| value == b"no");
+    let fixed = ask::setting(ctx, c"enable-module-command").is_some_and(|value| value == b"no");
     let change = raw::REDISMODULE_EVENT_MODULE_CHANGE;
-    let told = is_known(server) && (fixed || events::listen(ctx, change, Some(changed)));
+    let told = is_known(server) && (fixed || subscribe::listen(ctx, change, Some(changed)));
     OTHERS.get(ctx).set(if told { Others::Unknown } else { Others::Possible });
 }
 
@@ -64,4 +72,10 @@ fn is_only_module(ctx: Ctx<'_>) -> bool {
         call!(RedisModule_FreeCallReply(reply));
         alone
     }
+}
+
+/// Tells `WATCH` and client-side caches that the key has changed.
+pub(crate) fn signal_modified(ctx: Ctx<'_>, key: &Str<'_>) {
+    // SAFETY: context and key outlive the call.
+    unsafe { call!(RedisModule_SignalModifiedKey(ctx.as_ptr(), key.as_ptr())) };
 }

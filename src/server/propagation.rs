@@ -18,9 +18,9 @@ use smallvec::SmallVec;
 
 use crate::config;
 use crate::server::ctx::enter;
-use crate::server::load::{is_known, Version};
 use crate::server::string::Digits;
-use crate::server::{events, info, messages, notify, Ctx, ServerCell, Str};
+use crate::server::version::{is_known, Version};
+use crate::server::{info, messages, notify, subscribe, Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
 static TOLD: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -43,7 +43,7 @@ pub(crate) struct Propagation<'a> {
 
 /// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
 /// process.
-pub(super) fn start(ctx: Ctx<'_>, server: Version) {
+pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn forked(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -54,7 +54,7 @@ pub(super) fn start(ctx: Ctx<'_>, server: Version) {
         unsafe { enter(ctx, look_again) };
     }
     look_again(ctx);
-    let told = is_known(server) && events::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
+    let told = is_known(server) && subscribe::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
     TOLD.get(ctx).set(told);
 }
 

@@ -14,8 +14,8 @@ use std::ffi::c_void;
 use redis_module::raw;
 
 use crate::server::ctx::enter;
-use crate::server::load::{server_version, Version};
-use crate::server::{events, info, Ctx, ServerCell};
+use crate::server::version::{server_version, Version};
+use crate::server::{info, subscribe, Ctx, ServerCell};
 
 /// From the first turn of the event loop after the load until the server ends.
 static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -38,7 +38,7 @@ pub(crate) fn watch(ctx: Ctx<'_>) -> bool {
     if info::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_THE_END) {
         return true;
     }
-    events::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(ends))
+    subscribe::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(ends))
 }
 
 /// The server has called the module for something else than to load it.
