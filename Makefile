@@ -86,7 +86,7 @@ guard-record: ## Takes what is counted now for what `make guard` compares with
 lint: ## Format, clippy, documentation, the width of its lines, and no circles among source files; warnings are errors
 	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md || [ $$? = 1 ])
 	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
-	$(call install,rust cc libclang)
+	$(call install,rust cc libclang python)
 	python3 tests/cycles.py
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
