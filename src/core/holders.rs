@@ -94,7 +94,7 @@ impl Holders {
         }
     }
 
-    /// What every owner holds, in the order in which it is shown.
+    /// What every owner holds; a few of them in the order of their names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (one, many) = match self {
             Holders::Free => (None, None),

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use foldhash::HashMap;
+
 use super::{Hold, Owner, Token, WallMs};
 
 /// Holds that are shared only, by owner. Two are equal if they have the same holds, in whichever form.
@@ -20,15 +22,19 @@ pub(crate) enum Readers {
 /// The readers of one lock, each with a field of its own in the lock's hash.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowd {
-    /// All that have a field, also those whose lease is over.
-    holds: BTreeMap<Owner, Hold>,
-    /// When each of `holds` ends.
-    ends: BTreeSet<(WallMs, Owner)>,
-    /// Those of `holds` that have a token.
-    tokens: BTreeSet<(Token, Owner)>,
+    /// All that have a field, also those whose lease is over. Each keeps its place; some are empty.
+    places: Vec<Option<Hold>>,
+    /// Which of `places` are empty.
+    empty: Vec<usize>,
+    /// Where each owner's hold is in `places`.
+    by_owner: HashMap<Owner, usize>,
+    /// When each of them ends.
+    ends: BTreeSet<(WallMs, usize)>,
+    /// Those of them that have a token.
+    tokens: BTreeSet<(Token, usize)>,
     /// Who holds the lock is judged as of this time.
     now: WallMs,
-    /// How many of `holds` have ended before `now`.
+    /// How many of them have ended before `now`.
     over: usize,
     /// What the step at hand has touched, in its order: an owner may be in it more than once.
     touched: Vec<Touched>,
@@ -55,7 +61,7 @@ impl Readers {
         }
     }
 
-    /// In the order of their owners.
+    /// Few are in the order of their owners.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = match self {
             Readers::Few(holds) => (Some(holds.values()), None),
@@ -150,48 +156,46 @@ impl Readers {
 
 impl PartialEq for Readers {
     fn eq(&self, other: &Readers) -> bool {
-        self.len() == other.len() && self.iter().eq(other.iter())
+        self.len() == other.len() && self.iter().all(|hold| other.get(hold.owner.as_bytes()) == Some(hold))
     }
 }
 
 impl Eq for Readers {}
 
-/// Less than any owner: before all that end at the same time.
-const NOBODY: &[u8] = b"";
-
 impl Crowd {
     /// Those who have a field, and who holds the lock by that now. What is to be written anew counts as touched.
     pub(crate) fn new(holds: Vec<Hold>, now: WallMs) -> Crowd {
-        let ends: BTreeSet<_> = holds.iter().map(|hold| (hold.expires_at, hold.owner.clone())).collect();
-        let token = |hold: &Hold| hold.token.map(|token| (token, hold.owner.clone()));
-        let tokens = holds.iter().filter_map(token).collect();
         let touched = |hold: &Hold| Touched { owner: hold.owner.clone(), before: Some(hold.clone()) };
         let touched = holds.iter().filter(|hold| hold.renewed).map(touched).collect();
-        let over = ends.range(..(now, Owner::new(NOBODY))).count();
-        let holds = holds.into_iter().map(|hold| (hold.owner.clone(), hold)).collect();
-        Crowd { holds, ends, tokens, now, over, touched }
+        let ends: BTreeSet<_> = holds.iter().enumerate().map(|(at, hold)| (hold.expires_at, at)).collect();
+        let token = |(at, hold): (usize, &Hold)| hold.token.map(|token| (token, at));
+        let tokens = holds.iter().enumerate().filter_map(token).collect();
+        let by_owner = holds.iter().enumerate().map(|(at, hold)| (hold.owner.clone(), at)).collect();
+        let over = ends.range(..(now, 0)).count();
+        let places = holds.into_iter().map(Some).collect();
+        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, over, touched }
     }
 
     /// How many fields there are, also of those whose lease is over.
     pub(crate) fn fields(&self) -> usize {
-        self.holds.len()
+        self.by_owner.len()
     }
 
     /// How many hold the lock.
     pub(crate) fn len(&self) -> usize {
-        self.holds.len() - self.over
+        self.fields() - self.over
     }
 
     /// What the field of this owner says, whether the lease is over or not.
     pub(crate) fn field(&self, owner: &[u8]) -> Option<&Hold> {
-        self.holds.get(owner)
+        self.at(*self.by_owner.get(owner)?)
     }
 
     /// Whose lease ends last, but for one owner.
     pub(crate) fn last_but(&self, owner: Option<&[u8]>) -> Option<&Hold> {
-        let other = |name: &&Owner| owner != Some(name.as_bytes());
-        let last = self.ends.iter().rev().map(|(_, name)| name).find(other)?;
-        self.get(last.as_bytes())
+        let holds = self.ends.iter().rev().filter_map(|(_, at)| self.at(*at));
+        let mut others = holds.filter(|hold| owner != Some(hold.owner.as_bytes()));
+        others.next().filter(|hold| !self.is_over(hold))
     }
 
     /// When the last lease ends.
@@ -201,8 +205,7 @@ impl Crowd {
 
     /// Some of those whose lease is over, longest first.
     pub(crate) fn ended(&self, at_most: usize) -> impl Iterator<Item = &Hold> {
-        let ended = self.ends.iter().take(self.over.min(at_most));
-        ended.filter_map(|(_, owner)| self.holds.get(owner.as_bytes()))
+        self.ends.iter().take(self.over.min(at_most)).filter_map(|(_, at)| self.at(*at))
     }
 
     /// The field of somebody whose lease is over is not there any more.
@@ -227,18 +230,18 @@ impl Crowd {
 
     /// What was renewed is written.
     pub(crate) fn is_written(&mut self, owner: &[u8]) {
-        if let Some(hold) = self.holds.get_mut(owner) {
+        let at = self.by_owner.get(owner).copied();
+        if let Some(hold) = at.and_then(|at| self.places.get_mut(at)?.as_mut()) {
             hold.renewed = false;
         }
     }
 
     /// From now on `now` says whose lease is over.
     pub(crate) fn judge_as_of(&mut self, now: WallMs) {
-        let from = |at| (at, Owner::new(NOBODY));
         if now > self.now {
-            self.over += self.ends.range(from(self.now)..from(now)).count();
+            self.over += self.ends.range((self.now, 0)..(now, 0)).count();
         } else {
-            self.over -= self.ends.range(from(now)..from(self.now)).count();
+            self.over -= self.ends.range((now, 0)..(self.now, 0)).count();
         }
         self.now = now;
     }
@@ -247,18 +250,21 @@ impl Crowd {
         hold.expires_at < self.now
     }
 
+    fn at(&self, place: usize) -> Option<&Hold> {
+        self.places.get(place)?.as_ref()
+    }
+
     fn get(&self, owner: &[u8]) -> Option<&Hold> {
-        self.holds.get(owner).filter(|hold| !self.is_over(hold))
+        self.field(owner).filter(|hold| !self.is_over(hold))
     }
 
     fn iter(&self) -> impl Iterator<Item = &Hold> {
-        self.holds.values().filter(|hold| !self.is_over(hold))
+        self.places.iter().flatten().filter(|hold| !self.is_over(hold))
     }
 
     /// Those who hold the lock, by when their lease ends.
     fn by_end(&self) -> impl Iterator<Item = &Hold> {
-        let ends = self.ends.range((self.now, Owner::new(NOBODY))..);
-        ends.filter_map(|(_, owner)| self.holds.get(owner.as_bytes()))
+        self.ends.range((self.now, 0)..).filter_map(|(_, at)| self.at(*at))
     }
 
     fn first_end(&self) -> Option<WallMs> {
@@ -267,27 +273,26 @@ impl Crowd {
 
     fn token(&self) -> Option<Token> {
         // Nearly always the first.
-        let held = |(_, owner): &&(Token, Owner)| self.get(owner.as_bytes()).is_some();
+        let held = |(_, at): &&(Token, usize)| self.at(*at).is_some_and(|hold| !self.is_over(hold));
         self.tokens.iter().rev().find(held).map(|(token, _)| *token)
     }
 
     fn change<T>(&mut self, owner: &[u8], what: impl FnOnce(&mut Hold) -> T) -> Option<T> {
-        let now = self.now;
-        let hold = self.holds.get_mut(owner).filter(|hold| hold.expires_at >= now)?;
+        let (at, now) = (*self.by_owner.get(owner)?, self.now);
+        let hold = self.places.get_mut(at)?.as_mut().filter(|hold| hold.expires_at >= now)?;
         let before = hold.clone();
         let result = what(hold);
         let (end, token) = (hold.expires_at, hold.token);
-        let name = before.owner.clone();
         if end != before.expires_at {
-            self.ends.remove(&(before.expires_at, name.clone()));
-            self.ends.insert((end, name.clone()));
+            self.ends.remove(&(before.expires_at, at));
+            self.ends.insert((end, at));
             self.over += usize::from(end < now);
         }
         if token != before.token {
-            before.token.map(|token| self.tokens.remove(&(token, name.clone())));
-            token.map(|token| self.tokens.insert((token, name.clone())));
+            before.token.map(|token| self.tokens.remove(&(token, at)));
+            token.map(|token| self.tokens.insert((token, at)));
         }
-        self.touched.push(Touched { owner: name, before: Some(before) });
+        self.touched.push(Touched { owner: before.owner.clone(), before: Some(before) });
         Some(result)
     }
 
@@ -295,10 +300,15 @@ impl Crowd {
     fn insert(&mut self, hold: Hold) {
         let owner = hold.owner.clone();
         let before = self.take(owner.as_bytes());
+        let at = self.empty.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
         self.over += usize::from(self.is_over(&hold));
-        self.ends.insert((hold.expires_at, owner.clone()));
-        hold.token.map(|token| self.tokens.insert((token, owner.clone())));
-        self.holds.insert(owner.clone(), hold);
+        self.ends.insert((hold.expires_at, at));
+        hold.token.map(|token| self.tokens.insert((token, at)));
+        self.by_owner.insert(owner.clone(), at);
+        self.places[at] = Some(hold);
         self.touched.push(Touched { owner, before });
     }
 
@@ -309,10 +319,12 @@ impl Crowd {
     }
 
     fn take(&mut self, owner: &[u8]) -> Option<Hold> {
-        let hold = self.holds.remove(owner)?;
+        let at = self.by_owner.remove(owner)?;
+        let hold = self.places.get_mut(at)?.take()?;
+        self.empty.push(at);
         self.over -= usize::from(self.is_over(&hold));
-        self.ends.remove(&(hold.expires_at, hold.owner.clone()));
-        hold.token.map(|token| self.tokens.remove(&(token, hold.owner.clone())));
+        self.ends.remove(&(hold.expires_at, at));
+        hold.token.map(|token| self.tokens.remove(&(token, at)));
         Some(hold)
     }
 }

@@ -20,6 +20,8 @@ pub(crate) trait Waits {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>>;
     /// The queued waits of an owner.
     fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = WaiterId>;
+    /// True if it has any.
+    fn is_waiting(&self, owner: &Owner) -> bool;
     /// Those of them that are for one lock.
     fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId>;
     /// The waits for a lock at these positions.
@@ -196,7 +198,9 @@ fn blockers(
     now: Now,
 ) -> Vec<Owner> {
     let Waiting { lock, owner, mode, position } = *wait;
-    let mut found = seen.pass_holders(owner, mode);
+    // Through who does not wait there is no way back: of 10,000 readers nearly all.
+    let leads_on = |owner: &Owner| wanted.is_none_or(|origin| origin == owner || waits.is_waiting(owner));
+    let mut found = seen.pass_holders(owner, mode, leads_on);
     let exclusive = mode == Mode::Exclusive;
     let turn = turn_of(waits, lock, owner, now).unwrap_or(position);
     if let Some(origin) = wanted.filter(|origin| *origin != owner && exclusive) {
@@ -232,11 +236,11 @@ fn turn_of(waits: &impl Waits, lock: LockIdx, owner: &Owner, now: Now) -> Option
 }
 
 impl Seen {
-    /// The holders that exclude a request, but for those who were found already.
-    fn pass_holders(&mut self, owner: &Owner, mode: Mode) -> Vec<Owner> {
+    /// The holders that exclude a request and are looked for, but for those who were found already.
+    fn pass_holders(&mut self, owner: &Owner, mode: Mode, wanted: impl Fn(&Owner) -> bool) -> Vec<Owner> {
         let found = |holders: &Holders| {
             let excluding = holders.iter().filter(|hold| excludes(hold, owner.as_bytes(), mode));
-            excluding.map(|hold| hold.owner.clone()).collect()
+            excluding.filter(|hold| wanted(&hold.owner)).map(|hold| hold.owner.clone()).collect()
         };
         match (&self.holders, mode) {
             (Holders::Shared(_), Mode::Shared) | (Holders::Free, _) => Vec::new(),

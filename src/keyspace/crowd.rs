@@ -67,8 +67,8 @@ pub(super) fn open(
             }
         }
     }
-    let crowd = read(key, (fields, expires_at), now)?;
-    Some((Found { db: at.db, name: None, lasts }, Holders::from_crowd(Rc::new(crowd))))
+    let holders = read(key, (fields, expires_at), now)?;
+    Some((Found { db: at.db, name: None, lasts }, holders))
 }
 
 /// The readers that a hash with so many fields stands for, to look at; they may be those that are kept.
@@ -88,19 +88,38 @@ pub(super) fn look(ctx: Ctx<'_>, key: &Key<'_>, found: (usize, i64), now: Now) -
 
 /// The same by all fields.
 pub(super) fn look_closely(key: &Key<'_>, found: (usize, i64), now: Now) -> Option<Holders> {
-    read(key, found, now).map(|crowd| Holders::from_crowd(Rc::new(crowd)))
+    read(key, found, now)
 }
 
-fn read(key: &Key<'_>, (fields, expires_at): (usize, i64), now: Now) -> Option<Crowd> {
-    let (mut holds, mut all) = (Vec::with_capacity(fields), true);
+/// Who holds the lock by these fields. They are no crowd if few are left of many: what is stored of them is that alone, and all
+/// else goes with the key.
+fn read(key: &Key<'_>, (fields, expires_at): (usize, i64), now: Now) -> Option<Holders> {
+    let (mut held, mut over) = (Vec::new(), 0);
+    all_readers(key, expires_at, &mut |hold| match hold.expires_at < now.wall {
+        true => over += 1,
+        false => held.push(hold),
+    })?;
+    if held.len() <= MANY && over > PORTION {
+        return Holders::from_holds(held);
+    }
+    if over > 0 {
+        held = Vec::with_capacity(fields);
+        all_readers(key, expires_at, &mut |hold| held.push(hold))?;
+    }
+    Some(Holders::from_crowd(Rc::new(Crowd::new(held, now.wall))))
+}
+
+/// Shows every reader of a hash; `None` if there is any other field.
+fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Option<()> {
+    let mut all = true;
     key.for_each_field(&mut |field, value| {
         match layout::parse_reader((field, value), expires_at) {
-            Some(hold) => holds.push(hold),
+            Some(hold) => show(hold),
             None => all = false,
         }
         all
     });
-    all.then(|| Crowd::new(holds, now.wall))
+    all.then_some(())
 }
 
 /// True if the key bears out what was kept.

@@ -24,6 +24,10 @@ impl Waits for LockManager {
         self.parts.waiters.of_owner(owner.as_bytes())
     }
 
+    fn is_waiting(&self, owner: &Owner) -> bool {
+        self.parts.waiters.waits(owner.as_bytes())
+    }
+
     fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId> {
         self.parts.waiters.of_owner_at(lock, owner.as_bytes()).iter().map(|(_, id)| *id)
     }
