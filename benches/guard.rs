@@ -23,9 +23,11 @@ const TOLERANCE: f64 = 0.05;
 const TOLERANCE_OF_TWO: f64 = 0.08;
 /// What the others are compared with.
 const BASE: &Path = &paths::SET_DEL;
-const GUARDED: [&Path; 8] = [
+const GUARDED: [&Path; 10] = [
     &paths::PAIR,
     &paths::PAIR_SHARED,
+    &paths::BESIDE_10,
+    &paths::BESIDE_10000,
     &paths::PAIR_FENCE,
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,

@@ -24,6 +24,9 @@ fn main() -> Outcome<()> {
         &paths::PAIR_WATCHDOG,
         &paths::PAIR_EPHEMERAL,
         &paths::PAIR_SHARED,
+        &paths::BESIDE_10,
+        &paths::BESIDE_1000,
+        &paths::BESIDE_10000,
         &paths::HAND_OVER,
         &paths::REDISSON_3_27,
         &paths::REDISSON_3_27_AS_SENT,
@@ -60,6 +63,10 @@ fn main() -> Outcome<()> {
     compare(&paths::PAIR_ID, &paths::SET_DEL, Target::AtMost(2.8));
     for path in [&paths::PAIR_WATCHDOG, &paths::PAIR_EPHEMERAL] {
         compare(path, &paths::SET_DEL, Target::AtMost(2.0));
+    }
+    compare(&paths::BESIDE_10, &paths::SET_DEL, Target::None);
+    for path in [&paths::BESIDE_1000, &paths::BESIDE_10000] {
+        compare(path, &paths::BESIDE_10, Target::AtMost(1.5));
     }
     for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::HAND_OVER] {
         compare(path, &paths::SET_DEL, Target::None);

@@ -1,5 +1,6 @@
 //! How long the server keeps others waiting while it does much at once: 100,000 locks are held, and somebody waits for
-//! 10,000 of them; then they are looked at, released, and expire all in the same millisecond.
+//! 10,000 of them; then they are looked at, released, and expire all in the same millisecond. Then one lock is held by 10,000
+//! readers, who are looked at, waited for, and whose leases end.
 //!
 //! A stall is the longest time that a client waited for the reply to a `PING`, which it sends without pause meanwhile,
 //! in the worst of all rounds. The same is measured on a server without the module, with 100,000 hashes that are
@@ -21,6 +22,8 @@ use support::{asked, packed, thousands, unless_quick, Outcome};
 /// In which everything is to be ready before the locks expire.
 const SOON: Duration = Duration::from_secs(3);
 const LIMIT: Target = Target::AtMost(10_000.0);
+/// That of what one call does.
+const LIMIT_OF_A_CALL: Target = Target::AtMost(5_000.0);
 
 fn main() -> Outcome<()> {
     if !asked("stalls") {
@@ -35,6 +38,7 @@ fn main() -> Outcome<()> {
         eprintln!("round {}", round + 1);
         measure_bare(&mut bare, locks)?;
         measure_native(&mut native, locks, waiters)?;
+        measure_readers(&mut native, waiters)?;
     }
     let mut results = Results::of("stalls");
     println!("{} locks, {} waiters", thousands(locks), thousands(waiters));
@@ -58,6 +62,17 @@ fn main() -> Outcome<()> {
             target,
         );
     }
+    for (what, ours) in [
+        ("LOCK.INFO of 10,000 readers", &native.readers_info),
+        ("a shared hold beside 10,000", &native.readers_pair),
+        ("writers queue up behind 10,000 readers", &native.readers_writers),
+        ("10,000 readers' leases end one by one", &native.readers_one_by_one),
+        ("10,000 readers' leases end at once", &native.readers_at_once),
+    ] {
+        println!("{what}: each round {}", show(ours));
+        let base = ("nothing happens", native.idle.max());
+        results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CALL);
+    }
     results.finish(&mut Server::start()?)
 }
 
@@ -74,6 +89,11 @@ struct Stalls {
     long_list: Samples,
     release: Samples,
     expiry: Samples,
+    readers_info: Samples,
+    readers_pair: Samples,
+    readers_writers: Samples,
+    readers_one_by_one: Samples,
+    readers_at_once: Samples,
 }
 
 fn measure_bare(stalls: &mut Stalls, locks: usize) -> Outcome<()> {
@@ -127,6 +147,53 @@ fn measure_native(stalls: &mut Stalls, locks: usize, waiters: usize) -> Outcome<
     Ok(())
 }
 
+/// One lock with so many readers.
+fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
+    /// How many leases end in a millisecond, when they end one by one.
+    const PACE: usize = 4;
+    let mut server = Server::start()?;
+    let mut caller = Caller::connect(&server)?;
+    let acquire =
+        |lock, lease: usize| move |reader| format!("LOCK.ACQUIRE {lock} reader:{reader} PX {lease} SHARED");
+    caller.pipeline((0..readers).map(acquire("many", 600_000)))?;
+    let info = stall(&mut server, |_| (0..20).try_for_each(|_| caller.call("LOCK.INFO many").map(drop)))?;
+    stalls.readers_info.0.push(info);
+    let pair = ["LOCK.ACQUIRE many another SHARED", "LOCK.RELEASE many another"].map(str::to_owned);
+    let pairs = pair.iter().cycle().take(2_000).cloned();
+    stalls.readers_pair.0.push(stall(&mut server, |_| caller.pipeline(pairs))?);
+    let mut writers = Vec::new();
+    stalls.readers_writers.0.push(stall(&mut server, |server| {
+        for writer in 0..20 {
+            writers.push(server.connect()?);
+            let acquire = packed(&format!("LOCK.ACQUIRE many writer:{writer} BLOCK 0"));
+            std::io::Write::write_all(&mut writers[writer], &acquire)?;
+        }
+        server.until("all wait", |server| Ok(server.info("blocked_clients")? == "20"))
+    })?);
+    drop(writers);
+
+    let soon = usize::try_from(SOON.as_millis())?;
+    caller.pipeline((0..readers).map(|reader| acquire("slow", soon + reader / PACE)(reader)))?;
+    let slow = upgrade(&server, &mut caller, "slow")?;
+    stalls.readers_one_by_one.0.push(stall(&mut server, |_| until_told(&slow, b":2\r\n"))?);
+    let end = Instant::now() + SOON;
+    caller.pipeline((0..readers).map(|reader| {
+        let left = end.saturating_duration_since(Instant::now()).as_millis();
+        format!("LOCK.ACQUIRE once reader:{reader} PX {} SHARED", left.max(1))
+    }))?;
+    let once = upgrade(&server, &mut caller, "once")?;
+    stalls.readers_at_once.0.push(stall(&mut server, |_| until_told(&once, b":2\r\n"))?);
+    Ok(())
+}
+
+/// One more reader, who waits to be the only one.
+fn upgrade(server: &Server, caller: &mut Caller, lock: &str) -> Outcome<Vec<TcpStream>> {
+    caller.call(&format!("LOCK.ACQUIRE {lock} last PX 600000 SHARED"))?;
+    let mut waiter = server.connect()?;
+    std::io::Write::write_all(&mut waiter, &packed(&format!("LOCK.ACQUIRE {lock} last BLOCK 0")))?;
+    Ok(vec![waiter])
+}
+
 /// Takes all locks, and has somebody wait for the first ones.
 fn hold_all(
     server: &mut Server,
@@ -177,10 +244,14 @@ fn until_empty(server: &mut Server) -> Outcome<()> {
 }
 
 fn until_granted(queue: &[TcpStream]) -> Outcome<()> {
+    until_told(queue, b":1\r\n")
+}
+
+fn until_told(queue: &[TcpStream], expected: &[u8; 4]) -> Outcome<()> {
     let mut reply = [0; 4];
     for mut waiter in queue {
         std::io::Read::read_exact(&mut waiter, &mut reply)?;
-        if &reply != b":1\r\n" {
+        if &reply != expected {
             return Err(format!("a waiter got {}", reply.escape_ascii()).into());
         }
     }

@@ -33,6 +33,8 @@ pub enum Stage {
     WithModule,
     /// With the module, and with a client that waits for another lock.
     WithWaiter,
+    /// With the module, and with so many others who hold the lock `k` shared.
+    WithReaders(usize),
     /// With the AOF on, synced every second, and a replica; without the module.
     BareLogged,
     Logged,
@@ -50,7 +52,9 @@ pub enum Calls {
 }
 
 use Calls::Alone;
-use Stage::{Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithModule, WithWaiter};
+use Stage::{
+    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithModule, WithReaders, WithWaiter,
+};
 
 const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
 const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
@@ -78,6 +82,13 @@ pub const PAIR_EPHEMERAL: Path = pair(
 );
 pub const PAIR_SHARED: Path =
     pair("ACQUIRE SHARED + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
+const fn beside(name: &'static str, readers: usize) -> Path {
+    let calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
+    Path { name, stage: WithReaders(readers), calls }
+}
+pub const BESIDE_10: Path = beside("ACQUIRE SHARED + RELEASE, 10 others", 10);
+pub const BESIDE_1000: Path = beside("ACQUIRE SHARED + RELEASE, 1,000 others", 1_000);
+pub const BESIDE_10000: Path = beside("ACQUIRE SHARED + RELEASE, 10,000 others", 10_000);
 pub const HAND_OVER: Path =
     Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
 pub const REDISSON_3_27: Path = Path {
@@ -135,7 +146,7 @@ impl Stage {
         match self {
             Bare | BareLogged => setup = setup.without_module(),
             WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
-            WithModule | WithWaiter | Logged => {}
+            WithModule | WithWaiter | WithReaders(_) | Logged => {}
             LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
         }
         if matches!(self, BareLogged | Logged | LoggedQuiet) {
@@ -148,6 +159,10 @@ impl Stage {
         };
         // To look for a key's TTL costs more as soon as any key has one.
         redis::cmd("SET").arg(&["other", "value", "PX", "6000000"]).query::<()>(&mut server.control)?;
+        if let WithReaders(readers) = self {
+            let acquire = |reader| format!("LOCK.ACQUIRE k {OWNER}:{reader} PX 6000000 SHARED");
+            Caller::connect(&server)?.pipeline((0..readers).map(acquire))?;
+        }
         let waiter = match self {
             WithWaiter => Some(waiter(&mut server)?),
             _ => None,
