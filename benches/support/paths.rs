@@ -52,9 +52,7 @@ pub enum Calls {
 }
 
 use Calls::Alone;
-use Stage::{
-    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithModule, WithReaders, WithWaiter,
-};
+use Stage::{Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithModule, WithReaders, WithWaiter};
 
 const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
 const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);

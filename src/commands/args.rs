@@ -134,29 +134,36 @@ impl<'a> Cursor<'a> {
         asked: &[u8],
         id: &[u8],
     ) -> Result<RequestId, Error> {
-        self.is_here(ctx, "ID", key, &names::request(key.as_bytes(), asked, id))?;
+        self.is_here(ctx, "ID", key, || names::request(key.as_bytes(), asked, id))?;
         Ok(RequestId { asked: Owner::new(asked), id: id.into(), ttl_ms: config::request_ttl() })
     }
 
     /// Fails in a cluster if the fencing counter is not where its lock is.
     pub(super) fn has_counter_here(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<(), Error> {
-        self.is_here(ctx, "FENCE", key, &names::counter(key.as_bytes()))
+        self.is_here(ctx, "FENCE", key, || names::counter(key.as_bytes()))
     }
 
-    fn is_here(&self, ctx: Ctx<'_>, option: &str, key: &Str<'_>, derived: &[u8]) -> Result<(), Error> {
+    fn is_here(
+        &self,
+        ctx: Ctx<'_>,
+        option: &str,
+        key: &Str<'_>,
+        derived: impl FnOnce() -> names::Name,
+    ) -> Result<(), Error> {
         if !ctx.is_cluster() {
             return Ok(());
         }
-        if !names::share_slot(key.as_bytes(), derived) {
+        let derived = derived();
+        if !names::share_slot(key.as_bytes(), &derived) {
             return Err(self.problem(format!(
                 "{option} is not possible for key '{}' in a cluster, as its braces would put '{}' into another \
                  slot,",
                 shown(key.as_bytes()),
-                shown(derived)
+                shown(&derived)
             )));
         }
         // While the slot migrates, what belongs to a lock may be here or there: a retry must not miss it.
-        if !ask::serves_slot_of(ctx, &[key, &Str::new(derived)]) {
+        if !ask::serves_slot_of(ctx, &[key, &Str::new(&derived)]) {
             return Err(Error::TryAgain);
         }
         Ok(())

@@ -23,9 +23,16 @@ pub(crate) fn counter(key: &[u8]) -> Name {
 
 /// The string with the reply to a request.
 pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
-    let mut name = derived(b"lock_request:{", key);
-    for part in [b":", owner, b":", request] {
-        name.extend_from_slice(part);
+    const PREFIX: &[u8; 14] = b"lock_request:{";
+    let (prefix, brace) =
+        if key.contains(&b'{') { (&PREFIX[..13], &b""[..]) } else { (&PREFIX[..], &b"}"[..]) };
+    let parts = [prefix, key, brace, b":", owner, b":", request];
+    let mut name: Name = smallvec![0; parts.iter().map(|part| part.len()).sum()];
+    let mut rest = &mut name[..];
+    for part in parts {
+        let (place, others) = rest.split_at_mut(part.len());
+        place.copy_from_slice(part);
+        rest = others;
     }
     name
 }

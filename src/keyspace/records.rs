@@ -4,26 +4,32 @@
 
 use std::cell::Cell;
 
+use smallvec::SmallVec;
+
 use crate::config::{self, MAX_MS};
 use crate::core::{self, Mode, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
+use crate::keyspace::names::Name;
 use crate::keyspace::{channel, names};
-use crate::server::key::{Key, Kind};
+use crate::server::key::{Kind, OwnKey};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
+use crate::server::string::Digits;
 use crate::server::{notify, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
     ctx: Ctx<'a>,
     lock: &'a Str<'a>,
-    counter: Option<Counter>,
-    requests: Vec<Record>,
+    counter: Option<Counter<'a>>,
+    requests: SmallVec<[Record<'a>; 1]>,
     /// Those who wait elsewhere are to be told that the lock is free.
     pub(super) announce: bool,
 }
 
 /// The fencing counter, as far as it was asked for.
-struct Counter {
+struct Counter<'a> {
+    /// Open from when it is read until it is written.
+    key: OwnKey<'a>,
     value: Option<Token>,
     /// It is there, and somebody made it so that it stays.
     permanent: bool,
@@ -32,7 +38,9 @@ struct Counter {
 
 /// The replies to one request of one owner; an acquire and a release may have the same id. Each is remembered for a
 /// time of its own, and the key as long as the longer.
-struct Record {
+struct Record<'a> {
+    /// Open from when it is read until it is written; `None` if another request has a record of the same name.
+    key: Option<OwnKey<'a>>,
     id: RequestId,
     /// The lock's key has a brace. Another lock's key may be the same without them, and has records of the same names.
     braced: bool,
@@ -46,7 +54,7 @@ struct Record {
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: Vec::new(), announce: false }
+        Records { ctx, lock, counter: None, requests: SmallVec::new(), announce: false }
     }
 
     /// True if there is anything to write.
@@ -56,58 +64,65 @@ impl<'a> Records<'a> {
     }
 
     /// Writes what has changed. Returns whether anything has.
-    pub(super) fn store(&self, propagation: Propagation<'_>) -> bool {
+    pub(super) fn store(&mut self, propagation: Propagation<'_>) -> bool {
         if !self.has_changed() {
             return false;
         }
-        let key = self.lock.as_bytes();
-        if let Some(Counter { value: Some(token), permanent, changed: true }) = self.counter {
-            let retention = config::fence_retention().filter(|_| !permanent);
-            let expires_at = retention.map(|ms| self.ctx.now().wall.saturating_add(ms));
-            set(self.ctx, propagation, &names::counter(key), token.to_string().as_bytes(), expires_at);
+        let (ctx, lock) = (self.ctx, self.lock.as_bytes());
+        if let Some(Counter { key, value: Some(token), permanent, changed: true }) = &mut self.counter {
+            let retention = config::fence_retention().filter(|_| !*permanent);
+            let expires_at = retention.map(|ms| ctx.now().wall.saturating_add(ms));
+            set(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
         }
-        for record in &self.requests {
-            let name = names::request(key, record.id.asked.as_bytes(), &record.id.id);
+        for record in self.requests.iter_mut().filter(|record| record.changed) {
+            let mut key = record.key.take().unwrap_or_else(|| open(ctx, &record.name(lock)));
             match record.end() {
-                Some(end) if record.changed => set(self.ctx, propagation, &name, &record.encode(), Some(end)),
-                None if record.changed && record.stored => delete(self.ctx, propagation, &name),
-                _ => {}
+                Some(end) => set(ctx, propagation, &mut key, &record.encode(), Some(end)),
+                None if record.stored => delete(ctx, propagation, &mut key),
+                None => {}
             }
         }
         true
     }
 
-    fn counter(&mut self) -> Result<&mut Counter, Refusal> {
+    fn counter(&mut self) -> Result<&mut Counter<'a>, Refusal> {
         let counter = match self.counter.take() {
             Some(counter) => counter,
             None => {
-                let name = Str::new(&names::counter(self.lock.as_bytes()));
-                let key = open(self.ctx, &name);
+                let key = open(self.ctx, &names::counter(self.lock.as_bytes()));
                 let value = match key.kind() {
                     Kind::Empty => None,
                     Kind::String => Some(integer(&key.text()).ok_or(Refusal::NoCounter)?),
                     _ => return Err(Refusal::NoCounter),
                 };
                 let permanent = value.is_some() && key.expires_at().is_none();
-                Counter { value, permanent, changed: false }
+                Counter { key, value, permanent, changed: false }
             }
         };
         Ok(self.counter.insert(counter))
     }
 
-    fn record(&mut self, id: &RequestId) -> Result<&mut Record, Refusal> {
+    fn record(&mut self, id: &RequestId) -> Result<&mut Record<'a>, Refusal> {
         let at = match self.requests.iter().position(|record| record.id == *id) {
             Some(at) => at,
             None => {
-                let name = Str::new(&names::request(self.lock.as_bytes(), id.asked.as_bytes(), &id.id));
+                let lock = self.lock.as_bytes();
+                let empty = Record::empty(id, lock);
+                let name = empty.name(lock);
+                // What one of the two writes, the other must not have open.
+                let twin = self.requests.iter_mut().find(|record| *record.name(lock) == *name);
+                let alone = twin.is_none_or(|twin| {
+                    twin.key = None;
+                    false
+                });
                 let key = open(self.ctx, &name);
-                let empty = Record::empty(id, self.lock.as_bytes());
                 let record = match key.kind() {
                     Kind::Empty => Some(empty),
                     Kind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
                     _ => return Err(Refusal::NoRecord),
                 };
-                let record = record.ok_or(Refusal::OthersRecord)?;
+                let mut record = record.ok_or(Refusal::OthersRecord)?;
+                record.key = alone.then_some(key);
                 self.requests.push(record);
                 self.requests.len() - 1
             }
@@ -139,7 +154,7 @@ impl core::Records for Records<'_> {
         if next > MAX_MS {
             return Err(Refusal::CounterFull);
         }
-        *counter = Counter { value: Some(next), changed: true, ..*counter };
+        (counter.value, counter.changed) = (Some(next), true);
         Ok(next)
     }
 
@@ -204,9 +219,10 @@ impl core::Records for Records<'_> {
     }
 }
 
-impl Record {
-    fn empty(id: &RequestId, lock: &[u8]) -> Record {
+impl<'a> Record<'a> {
+    fn empty(id: &RequestId, lock: &[u8]) -> Record<'a> {
         Record {
+            key: None,
             id: id.clone(),
             braced: lock.contains(&b'{'),
             stored: false,
@@ -215,6 +231,11 @@ impl Record {
             cancelled: None,
             changed: false,
         }
+    }
+
+    /// The name of its key.
+    fn name(&self, lock: &[u8]) -> Name {
+        names::request(lock, self.id.asked.as_bytes(), &self.id.id)
     }
 
     /// When the last reply in it is forgotten; `None` if there is none.
@@ -226,36 +247,40 @@ impl Record {
     /// The length of the owner's name, which tells where it ends in the key's; `b` if the lock's key has a brace; and the replies: `r` is how much
     /// a release left, `c` whether a cancel had anything to undo, `a` how many holds an acquire got, or `s` a shared
     /// one, each with the time at which it is forgotten; `t` the acquire's token, `o` its owner, up to the end.
-    fn encode(&self) -> Vec<u8> {
-        let mut text = self.id.asked.as_bytes().len().to_string();
+    fn encode(&self) -> Text {
+        let mut text = Text::new();
+        put(&mut text, b"", self.id.asked.as_bytes().len().try_into().unwrap_or(i64::MAX));
         if self.braced {
-            text.push_str(" b");
+            text.extend_from_slice(b" b");
         }
+        let mut put_timed = |word: &[u8; 2], number, end| {
+            put(&mut text, word, number);
+            put(&mut text, b"@", end);
+        };
         if let Some((left, end)) = self.released {
-            text.push_str(&format!(" r{left}@{end}"));
+            put_timed(b" r", left, end);
         }
         if let Some((undone, end)) = self.cancelled {
-            text.push_str(&format!(" c{}@{end}", i64::from(undone)));
+            put_timed(b" c", i64::from(undone), end);
         }
-        let Some((Reply { mode, holds, token, owner }, end)) = &self.granted else {
-            return text.into_bytes();
-        };
+        let Some((Reply { mode, holds, token, owner }, end)) = &self.granted else { return text };
         let kind = match mode {
-            Mode::Exclusive => 'a',
-            Mode::Shared => 's',
+            Mode::Exclusive => b" a",
+            Mode::Shared => b" s",
         };
-        text.push_str(&format!(" {kind}{holds}@{end}"));
+        put_timed(kind, *holds, *end);
         if let Some(token) = token {
-            text.push_str(&format!(" t{token}"));
+            put(&mut text, b" t", *token);
         }
-        match owner {
-            Some(owner) => [text.as_bytes(), b" o", owner.as_bytes()].concat(),
-            None => text.into_bytes(),
+        if let Some(owner) = owner {
+            text.extend_from_slice(b" o");
+            text.extend_from_slice(owner.as_bytes());
         }
+        text
     }
 
     /// This one as it is stored. `None` if that is no record, `Some(None)` if it is one of another owner or lock.
-    fn decode(self, text: &[u8]) -> Option<Option<Record>> {
+    fn decode(self, text: &[u8]) -> Option<Option<Record<'a>>> {
         let (len, rest) = number(text)?;
         let braced = rest.strip_prefix(b" b");
         if usize::try_from(len).ok()? != self.id.asked.as_bytes().len() || braced.is_some() != self.braced {
@@ -317,41 +342,51 @@ fn time_us(ctx: Ctx<'_>) -> i64 {
     latest.get()
 }
 
-/// Opens a key to look at it. If it has expired, the event that the server raises for it is none of a lock's.
-fn open<'a>(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
-    muted(ctx, || Key::open_for_read(ctx, name))
+/// Opens a key to read and write it. If it has expired, the event that the server raises for it is none of a lock's.
+fn open<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnKey<'a> {
+    muted(ctx, || OwnKey::open_for_write(ctx, Str::new(name)))
 }
 
-/// `SET name value PXAT expires_at`, or without a TTL.
-fn set(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8], value: &[u8], expires_at: Option<i64>) {
-    let name = Str::new(name);
-    let value = Str::new(value);
+/// `SET key value PXAT expires_at`, or without a TTL.
+fn set(
+    ctx: Ctx<'_>,
+    propagation: Propagation<'_>,
+    key: &mut OwnKey<'_>,
+    value: &[u8],
+    expires_at: Option<i64>,
+) {
     muted(ctx, || {
-        let mut key = Key::open_for_write(ctx, &name);
-        key.set_text(&value);
-        if let Some(at) = expires_at {
-            key.set_expires_at(at);
-            let (option, at) = (Str::new(b"PXAT"), Str::from_number(at));
-            propagation.send(c"SET", &[&name, &value, &option, &at]);
-            propagation.event(notify::STRING, c"set", &name);
-            propagation.event(notify::GENERIC, c"expire", &name);
-        } else {
-            propagation.send(c"SET", &[&name, &value]);
-            propagation.event(notify::STRING, c"set", &name);
+        key.set_text(value);
+        match expires_at {
+            Some(at) => key.set_expires_at(at),
+            None => key.persist(),
+        }
+        propagation.send_set(key.name(), value, expires_at);
+        propagation.event(notify::STRING, c"set", key.name());
+        if expires_at.is_some() {
+            propagation.event(notify::GENERIC, c"expire", key.name());
         }
     });
-    notify::signal_modified(ctx, &name);
+    notify::signal_modified(ctx, key.name());
 }
 
-/// `DEL name`.
-fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, name: &[u8]) {
-    let name = Str::new(name);
+/// `DEL key`.
+fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnKey<'_>) {
     muted(ctx, || {
-        Key::open_for_write(ctx, &name).delete();
-        propagation.send(c"DEL", &[&name]);
-        propagation.event(notify::GENERIC, c"del", &name);
+        key.delete();
+        propagation.send(c"DEL", &[key.name()]);
+        propagation.event(notify::GENERIC, c"del", key.name());
     });
-    notify::signal_modified(ctx, &name);
+    notify::signal_modified(ctx, key.name());
+}
+
+/// What stands in a record; on the stack, unless an owner is long.
+type Text = SmallVec<[u8; 96]>;
+
+/// A word that ends with a number.
+fn put(text: &mut Text, word: &[u8], number: i64) {
+    text.extend_from_slice(word);
+    text.extend_from_slice(Digits::of(number).as_bytes());
 }
 
 #[cfg(test)]

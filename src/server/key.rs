@@ -1,6 +1,8 @@
 //! An open key.
 
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 
 use redis_module::raw;
 
@@ -19,27 +21,42 @@ pub(crate) enum Kind {
 /// A key of the selected database, closed on drop. Nothing that is done with it is replicated, raises an
 /// event, or tells `WATCH` about it: see [`crate::keyspace`].
 pub(crate) struct Key<'a> {
-    /// Null: opened for reading, and empty.
-    raw: *mut raw::RedisModuleKey,
+    handle: Handle<'a>,
     name: &'a Str<'a>,
 }
 
-/// What a walk over a hash hands its callback; see [`Key::for_each_field`].
+/// The same with a name that is kept with it.
+pub(crate) struct OwnKey<'a> {
+    handle: Handle<'a>,
+    name: Str<'static>,
+}
+
+/// What is open. The server keeps the name for as long as it is, and the context too.
+pub(crate) struct Handle<'a> {
+    /// Null: opened for reading, and empty.
+    raw: *mut raw::RedisModuleKey,
+    opened_in: PhantomData<Ctx<'a>>,
+}
+
+/// What a walk over a hash hands its callback; see [`Handle::for_each_field`].
 struct Walk<'f> {
     visit: &'f mut dyn FnMut(&[u8], &[u8]) -> bool,
     stopped: bool,
     panicked: bool,
 }
 
+const READ: u32 = raw::REDISMODULE_READ;
+const WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+
 impl<'a> Key<'a> {
     /// Opens a key to look at it. Does not count as a change, and works on a replica.
-    pub(crate) fn open_for_read(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
-        Key::open(ctx, name, raw::REDISMODULE_READ)
+    pub(crate) fn open_for_read(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {
+        Key { handle: Handle::open(ctx, name, READ), name }
     }
 
     /// Opens a key to change it; on a primary only. If its TTL is over, the server deletes it first.
-    pub(crate) fn open_for_write(ctx: Ctx<'_>, name: &'a Str<'a>) -> Key<'a> {
-        Key::open(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
+    pub(crate) fn open_for_write(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {
+        Key { handle: Handle::open(ctx, name, WRITE), name }
     }
 
     /// True if there is anything. Takes less than to open it.
@@ -48,14 +65,81 @@ impl<'a> Key<'a> {
         unsafe { call!(RedisModule_KeyExists(ctx.as_ptr(), name.as_ptr())) != 0 }
     }
 
-    fn open(ctx: Ctx<'_>, name: &'a Str<'a>, mode: u32) -> Key<'a> {
-        // SAFETY: context and name outlive the key.
-        let raw = unsafe { call!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode.cast_signed())) };
-        Key { raw, name }
-    }
-
     pub(crate) fn name(&self) -> &'a Str<'a> {
         self.name
+    }
+
+    /// False if no field of a hash ends by a TTL of its own. True also if that is not easily said.
+    pub(crate) fn may_have_field_ends(&self, ctx: Ctx<'_>) -> bool {
+        match FieldEnds::of_server(ctx) {
+            FieldEnds::Never => false,
+            FieldEnds::Known => self.first_field_end(ctx, Vec::new).is_some(),
+            FieldEnds::Asked => true,
+        }
+    }
+
+    /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch. It may be over. The
+    /// names are needed on some servers only.
+    pub(crate) fn first_field_end(&self, ctx: Ctx<'_>, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<i64> {
+        if self.raw.is_null() {
+            return None;
+        }
+        match FieldEnds::of_server(ctx) {
+            FieldEnds::Never => None,
+            FieldEnds::Known => {
+                // SAFETY: the key is open; an empty one is answered as one without TTLs.
+                let at = unsafe { raw::RedisModule_HashFieldMinExpire.map(|first| first(self.raw)) };
+                at.filter(|at| *at != i64::from(raw::REDISMODULE_NO_EXPIRE))
+            }
+            FieldEnds::Asked => field_ends::ask(ctx, self.name, &names()),
+        }
+    }
+}
+
+impl<'a> OwnKey<'a> {
+    /// As [`Key::open_for_write`].
+    pub(crate) fn open_for_write(ctx: Ctx<'a>, name: Str<'static>) -> OwnKey<'a> {
+        OwnKey { handle: Handle::open(ctx, &name, WRITE), name }
+    }
+
+    pub(crate) fn name(&self) -> &Str<'static> {
+        &self.name
+    }
+}
+
+impl<'a> Deref for Key<'a> {
+    type Target = Handle<'a>;
+
+    fn deref(&self) -> &Handle<'a> {
+        &self.handle
+    }
+}
+
+impl DerefMut for Key<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.handle
+    }
+}
+
+impl<'a> Deref for OwnKey<'a> {
+    type Target = Handle<'a>;
+
+    fn deref(&self) -> &Handle<'a> {
+        &self.handle
+    }
+}
+
+impl DerefMut for OwnKey<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.handle
+    }
+}
+
+impl<'a> Handle<'a> {
+    fn open(ctx: Ctx<'a>, name: &Str<'_>, mode: u32) -> Handle<'a> {
+        // SAFETY: the context outlives the key, and the server keeps the name.
+        let raw = unsafe { call!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode.cast_signed())) };
+        Handle { raw, opened_in: PhantomData }
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -173,35 +257,9 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// False if no field of a hash ends by a TTL of its own. True also if that is not easily said.
-    pub(crate) fn may_have_field_ends(&self, ctx: Ctx<'_>) -> bool {
-        match FieldEnds::of_server(ctx) {
-            FieldEnds::Never => false,
-            FieldEnds::Known => self.first_field_end(ctx, Vec::new).is_some(),
-            FieldEnds::Asked => true,
-        }
-    }
-
-    /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch. It may be over. The
-    /// names are needed on some servers only.
-    pub(crate) fn first_field_end(&self, ctx: Ctx<'_>, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<i64> {
-        if self.raw.is_null() {
-            return None;
-        }
-        match FieldEnds::of_server(ctx) {
-            FieldEnds::Never => None,
-            FieldEnds::Known => {
-                // SAFETY: the key is open; an empty one is answered as one without TTLs.
-                let at = unsafe { raw::RedisModule_HashFieldMinExpire.map(|first| first(self.raw)) };
-                at.filter(|at| *at != i64::from(raw::REDISMODULE_NO_EXPIRE))
-            }
-            FieldEnds::Asked => field_ends::ask(ctx, self.name, &names()),
-        }
-    }
-
     /// The content of a string.
     pub(crate) fn text(&self) -> Vec<u8> {
-        let (mut len, mode) = (0, raw::REDISMODULE_READ.cast_signed());
+        let (mut len, mode) = (0, READ.cast_signed());
         // SAFETY: the key is open and holds a string; what is returned lives as long as that is not changed.
         unsafe {
             let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
@@ -212,10 +270,30 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Makes the key a string with this content and without a TTL, whatever it was.
-    pub(crate) fn set_text(&mut self, content: &Str<'_>) {
+    /// Makes the key a string with this content. The TTL is to be set or ended then.
+    pub(crate) fn set_text(&mut self, content: &[u8]) {
+        if self.kind() == Kind::String && self.overwrite(content) {
+            return;
+        }
+        let content = Str::new(content);
         // SAFETY: the key is open for writing.
         unsafe { call!(RedisModule_StringSet(self.raw, content.as_ptr())) };
+    }
+
+    /// Writes over the content of a string, if that has the same length. The server would otherwise delete the key, and make
+    /// it anew.
+    fn overwrite(&mut self, content: &[u8]) -> bool {
+        let (mut len, mode) = (0, WRITE.cast_signed());
+        // SAFETY: the key is open for writing and holds a string, which the server makes one that nobody else has; it is
+        // written to within its length.
+        unsafe {
+            let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
+            if start.is_null() || len != content.len() {
+                return false;
+            }
+            std::ptr::copy_nonoverlapping(content.as_ptr(), start.cast::<u8>(), len);
+        }
+        true
     }
 
     /// Sets a field; makes the hash if there is none.
@@ -264,6 +342,12 @@ impl<'a> Key<'a> {
         unsafe { call!(RedisModule_SetAbsExpire(self.raw, at)) };
     }
 
+    /// Ends the TTL, if there is one.
+    pub(crate) fn persist(&mut self) {
+        // SAFETY: the key is open for writing and not empty.
+        unsafe { call!(RedisModule_SetAbsExpire(self.raw, i64::from(raw::REDISMODULE_NO_EXPIRE))) };
+    }
+
     /// Deletes the key; the handle stays open and can be written to.
     pub(crate) fn delete(&mut self) {
         // SAFETY: the key is open for writing.
@@ -272,7 +356,7 @@ impl<'a> Key<'a> {
     }
 }
 
-impl Drop for Key<'_> {
+impl Drop for Handle<'_> {
     fn drop(&mut self) {
         // SAFETY: opened by `open` and closed once; null is allowed.
         unsafe { call!(RedisModule_CloseKey(self.raw)) };

@@ -119,6 +119,26 @@ impl<'a> Propagation<'a> {
         };
     }
 
+    /// The keyspace has changed as by `SET`, with a TTL that ends at this time or without one.
+    pub(crate) fn send_set(self, key: &Str<'_>, value: &[u8], expires_at: Option<i64>) {
+        if !self.is_followed() {
+            return;
+        }
+        let (ctx, set, key) = (self.ctx.as_ptr(), c"SET".as_ptr(), key.as_ptr());
+        let (value, len) = (value.as_ptr(), value.len());
+        // SAFETY: "s" takes a string, "b" bytes with their length, "c" a C string; all outlive the call.
+        unsafe {
+            match expires_at.map(Digits::of) {
+                Some(at) => {
+                    let (format, at) = (c"sbcb".as_ptr(), at.as_bytes());
+                    let (option, start) = (c"PXAT".as_ptr(), at.as_ptr());
+                    call!(RedisModule_Replicate(ctx, set, format, key, value, len, option, start, at.len()))
+                }
+                None => call!(RedisModule_Replicate(ctx, set, c"sb".as_ptr(), key, value, len)),
+            }
+        };
+    }
+
     /// True if a message has to be sent to replicas for their subscribers. In a cluster its bus takes it there.
     pub(crate) fn has_distant_subscribers(self) -> bool {
         self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
