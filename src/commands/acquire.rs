@@ -44,14 +44,13 @@ impl Command for Acquire {
         let call = parse(ctx, args)?;
         let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
-        let block = call.block.filter(|_| !ctx.denies_blocking());
-        let patience = match block {
-            None => Patience::Leaves,
-            Some(Block { ms }) => Patience::Waits {
+        let patience = match call.block.map(|block| (block, ctx.flags())) {
+            Some((Block { ms }, flags)) if !flags.denies_blocking() => Patience::Waits {
                 deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
                 at_most: config::max_waiters(),
-                on_primary: ctx.is_primary(),
+                on_primary: flags.is_primary(),
             },
+            _ => Patience::Leaves,
         };
         let mut lock = super::open(ctx, &call.key, Some(&call.owner), now)?;
         if lock.holders.of(call.request.owner.as_bytes()).is_none()

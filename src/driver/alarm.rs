@@ -7,6 +7,9 @@ use crate::server::{events, unloading, Ctx};
 /// How late a timer can be in a server that is alive, in microseconds.
 const OVERDUE_US: MonoUs = 20_000;
 
+/// A timer that is not needed any more is only stopped if it would fire later than this, in microseconds from now.
+const KEPT_US: MonoUs = 11_000_000;
+
 /// The timer, if it is set, and when it fires. There is never more than one: a module that has a timer cannot be unloaded.
 #[derive(Default)]
 pub(super) struct Alarm {
@@ -36,7 +39,8 @@ impl Alarm {
         self.timer = None;
     }
 
-    /// Sets the timer, moves it if that is earlier than planned, or stops it if there is nothing to do.
+    /// Sets the timer, or moves it if that is earlier than planned. One that fires earlier than needed, or soon and in vain,
+    /// is left alone: to set and stop one costs more than a lock.
     pub(super) fn set(
         &mut self,
         ctx: Ctx<'_>,
@@ -47,6 +51,7 @@ impl Alarm {
         let due = milliseconds.map(|ms| now.saturating_add(ms.saturating_mul(1000)));
         match (&self.timer, due) {
             (Some((_, planned)), Some(due)) if *planned <= due => return,
+            (Some((_, planned)), None) if *planned <= now.saturating_add(KEPT_US) => return,
             (None, None) => return,
             _ => {}
         }

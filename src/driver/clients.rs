@@ -18,14 +18,13 @@ pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
     let client = ctx.client_id();
     let known = with(ctx, |driver| driver.sockets.get(client));
     let socket = known.unwrap_or_else(|| Socket::of_client(ctx, client));
-    let flags = ctx.flags();
     with(ctx, |driver| {
         if known.is_none() {
             driver.sockets.put(client, socket);
         }
         driver.blocked.insert(id, handle, client, socket);
         driver.listen_to_clients(ctx);
-        if flags.is_cluster() {
+        if driver.in_cluster {
             driver.looks.plan_all(ctx.now().mono);
         }
         driver.pass_on_decisions();

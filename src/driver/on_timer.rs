@@ -29,7 +29,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         driver.notice_promotion(ctx);
         driver.ignore_clients(ctx);
         let somebody_waits = driver.locks.waiting_total() > 0;
-        if ctx.is_cluster() && driver.looks.take_all(started, somebody_waits) {
+        if driver.in_cluster && driver.looks.take_all(started, somebody_waits) {
             driver.locks.look_at_all();
         }
         if may_write {

@@ -7,7 +7,7 @@ use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::looks::Looks;
-use crate::core::{ConnectionId, LockManager, LockRef, MonoUs, WaiterId};
+use crate::core::{ConnectionId, Hold, LockManager, LockRef, MonoUs, WaiterId};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
 use crate::server::{event_loop, events, Ctx, InCallback, Obstacle, ServerCell};
@@ -39,6 +39,8 @@ pub(crate) struct Driver {
     pub(super) hears_wakeups: bool,
     /// The end of connections is listened to; ends in the timer.
     pub(super) hears_clients: bool,
+    /// This server is a node of a cluster, which does not change.
+    pub(super) in_cluster: bool,
     /// All keys of a database may be gone: external clients have not been told yet.
     pub(super) flushed: bool,
 }
@@ -192,6 +194,10 @@ pub(crate) struct Remembered<'a>(pub(crate) Ctx<'a>);
 impl Memory for Remembered<'_> {
     fn ending(&self, lock: LockRef<'_>) -> usize {
         with(self.0, |driver| driver.locks.ending(lock))
+    }
+
+    fn plain_hold(&self, lock: LockRef<'_>) -> Option<Hold> {
+        with(self.0, |driver| driver.locks.plain_hold(lock).cloned())
     }
 }
 

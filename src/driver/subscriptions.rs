@@ -59,6 +59,7 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     }
     crate::server::unloading::begin(ctx);
     with(ctx, |driver| {
+        driver.in_cluster = ctx.is_cluster();
         if !driver.alarm.is_watched() {
             events::ignore_cron(ctx);
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Holders, Now};
+use crate::core::{Holders, LockRef, Now};
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
@@ -28,11 +28,30 @@ pub(crate) struct Lock<'a> {
     pub(crate) records: Records<'a>,
 }
 
+/// The owner whose field is the only one.
+enum PlainOwner<'a> {
+    Caller(&'a Str<'a>),
+    Other(Str<'static>),
+}
+
+impl PlainOwner<'_> {
+    fn name(&self) -> &Str<'_> {
+        match self {
+            PlainOwner::Caller(name) => name,
+            PlainOwner::Other(name) => name,
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        self.name().as_bytes()
+    }
+}
+
 /// The hash of a lock as it was found.
 enum Stored<'a> {
     Nothing,
     /// The exclusive holds of this owner, and nothing else.
-    Plain(&'a Str<'a>, i64),
+    Plain(PlainOwner<'a>, i64),
     /// All fields, with what leases that are over have left behind, and who holds the lock by them.
     Fields(Vec<Field>, Holders),
     /// A crowd of readers, who are the holders, with what the step at hand changes of them.
@@ -129,7 +148,7 @@ impl<'a> Lock<'a> {
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
         // Handed over, the key stays, with another field. To everybody else it is as if it were made anew.
-        let replaced = if somebody_stays { None } else { self.replaced() };
+        let replaced = if somebody_stays { None } else { self.take_replaced() };
         if !somebody_stays {
             if replaced.is_none() {
                 self.key.delete();
@@ -147,7 +166,7 @@ impl<'a> Lock<'a> {
             changed |= written.changed;
             renewed_last = written.renewed_last;
         } else {
-            changed |= self.store_fields(replaced.as_ref(), propagation);
+            changed |= self.store_fields(replaced.as_ref().map(PlainOwner::name), propagation);
             let end = self.holders.expires_at();
             renewed_last = self.holders.iter().any(|hold| hold.renewed && Some(hold.expires_at) == end);
         }
@@ -163,16 +182,16 @@ impl<'a> Lock<'a> {
     }
 
     /// The field of the owner who held the lock, if it is the only one, and the next owner has one field, too.
-    fn replaced(&self) -> Option<Str<'static>> {
-        let before = match &self.stored {
-            Stored::Plain(owner, _) => owner.as_bytes(),
+    fn take_replaced(&mut self) -> Option<PlainOwner<'a>> {
+        self.holders.plain()?;
+        match std::mem::replace(&mut self.stored, Stored::Nothing) {
+            Stored::Plain(owner, _) => Some(owner),
             Stored::Fields(fields, _) => match &fields[..] {
-                [(field, _)] => field,
-                _ => return None,
+                [(field, _)] => Some(PlainOwner::Other(Str::new(field))),
+                _ => None,
             },
-            Stored::Nothing | Stored::Crowd(_) => return None,
-        };
-        self.holders.plain().map(|_| Str::new(before))
+            Stored::Nothing | Stored::Crowd(_) => None,
+        }
     }
 
     /// Sets the fields that the holders have; in place of one that was `replaced`, if it still stands there.
@@ -353,11 +372,14 @@ fn read<'a>(
         Kind::Hash => {}
         Kind::String | Kind::Other => return Err(Error::WrongType),
     }
+    if let Some(found) = (fields == 1).then(|| read_remembered(ctx, key, caller, memory)).flatten() {
+        return Ok(found);
+    }
     let expires_at = key.expires_at().ok_or(Error::WrongType)?;
     if let Some(caller) = caller.filter(|_| fields == 1) {
         let plain = |holds| Some((holds, layout::plain(caller.as_bytes(), holds, expires_at)?));
         if let Some((holds, holders)) = key.number(caller).and_then(plain) {
-            return Ok((Stored::Plain(caller, holds), Some(expires_at), holders));
+            return Ok((Stored::Plain(PlainOwner::Caller(caller), holds), Some(expires_at), holders));
         }
     }
     if fields > crowd::MANY {
@@ -367,6 +389,22 @@ fn read<'a>(
     }
     let (stored, holders) = read_fields(key, expires_at, now)?;
     Ok((Stored::Fields(stored, holders.clone()), Some(expires_at), holders))
+}
+
+/// The same for a hash with one field, if that is the one that is remembered.
+fn read_remembered<'a>(
+    ctx: Ctx<'_>,
+    key: &Key<'_>,
+    caller: Option<&'a Str<'a>>,
+    memory: &impl Memory,
+) -> Option<(Stored<'a>, Option<i64>, Holders)> {
+    let hold = memory.plain_hold(LockRef { db: ctx.db(), key: key.name().as_bytes() })?;
+    let owner = match caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
+        Some(caller) => PlainOwner::Caller(caller),
+        None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),
+    };
+    let is_true = key.number(owner.name()) == Some(hold.exclusive);
+    is_true.then(|| (Stored::Plain(owner, hold.exclusive), Some(hold.expires_at), Holders::Exclusive(hold)))
 }
 
 /// The same for any hash, field by field.

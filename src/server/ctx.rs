@@ -55,6 +55,15 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
     }
 
+    /// True in a transaction, a script, a function, and for whoever else gets its reply at once or never.
+    pub(crate) fn denies_blocking(self) -> bool {
+        self.has(
+            raw::REDISMODULE_CTX_FLAGS_MULTI
+                | raw::REDISMODULE_CTX_FLAGS_LUA
+                | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING,
+        )
+    }
+
     pub(crate) fn is_out_of_memory(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_OOM)
     }
@@ -134,15 +143,6 @@ impl<'a> Ctx<'a> {
     pub(crate) fn flags(self) -> Flags {
         // SAFETY: the context is that of the running callback.
         Flags(unsafe { call!(RedisModule_GetContextFlags(self.as_ptr())) }.cast_unsigned())
-    }
-
-    /// True in a transaction, a script, a function, and for whoever else gets its reply at once or never.
-    pub(crate) fn denies_blocking(self) -> bool {
-        self.flags().has(
-            raw::REDISMODULE_CTX_FLAGS_MULTI
-                | raw::REDISMODULE_CTX_FLAGS_LUA
-                | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING,
-        )
     }
 
     /// True in a script or a function, which run on behalf of no connection.

@@ -21,8 +21,8 @@ use super::granted_keys::GrantedKeys;
 use super::sessions::Takes;
 use super::table::LockIdx;
 use super::{
-    ConnectionId, Decision, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience, Records,
-    Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
+    ConnectionId, Decision, Hold, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience,
+    Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
 };
 use parts::Parts;
 use step::Step;
@@ -148,6 +148,7 @@ impl LockManager {
         self.parts.forget_window(idx);
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
+        state.plain_hold = None;
         for id in state.queue.iter().collect::<Vec<_>>() {
             self.parts.end_queued(id, decision.clone());
         }
@@ -215,6 +216,7 @@ impl LockManager {
         }
         if let Some(state) = parts.state_mut(idx) {
             state.unannounced |= was_granted;
+            state.plain_hold = None;
         }
         // Nothing may be left to remember.
         parts.drop_if_idle(idx);
@@ -235,6 +237,9 @@ impl LockManager {
             }
             parts.void_grants(lock, |_| true);
             parts.sessions.doubt(lock);
+            if let Some(state) = parts.state_mut(lock) {
+                state.plain_hold = None;
+            }
             parts.table.set_ready(lock);
         }
     }
@@ -264,6 +269,7 @@ impl LockManager {
             parts.schedule_lease(lock, None);
             if let Some(state) = parts.state_mut(lock) {
                 state.unannounced = false;
+                state.plain_hold = None;
             }
             parts.drop_if_idle(lock);
         }
@@ -401,6 +407,12 @@ impl LockManager {
     /// How many holds of this lock end with its next step, at most, besides the one that a call gives back.
     pub(crate) fn ending(&self, lock: LockRef<'_>) -> usize {
         overview::ending(&self.parts, lock)
+    }
+
+    /// The hold that was alone on a lock that somebody waits for, plain and exclusive, at the end of the last step on it, if
+    /// nobody is known to have changed the key since.
+    pub(crate) fn plain_hold(&self, lock: LockRef<'_>) -> Option<&Hold> {
+        self.parts.state(self.parts.table.find(lock)?)?.plain_hold.as_ref()
     }
 
     /// How many wait for any lock.

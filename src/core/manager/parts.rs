@@ -12,7 +12,7 @@ use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
 use crate::core::waiters::{Crossing, Wait, WaitState, Waiters};
-use crate::core::{Decision, LockId, MonoUs, Now, Owner, WaiterId, WallMs};
+use crate::core::{Decision, Hold, LockId, MonoUs, Now, Owner, WaiterId, WallMs};
 
 /// What is remembered about one lock, besides what its key holds.
 #[derive(Default)]
@@ -22,6 +22,8 @@ pub(super) struct LockState {
     pub(super) unconfirmed: Unconfirmed,
     /// Its hold, granted here, ended without a call: unless somebody takes it, external clients must be told.
     pub(super) unannounced: bool,
+    /// The hold that is alone on the lock, plain and exclusive, as far as is known; only while somebody waits.
+    pub(super) plain_hold: Option<Hold>,
 }
 
 /// Everything in memory, see the fields' types.

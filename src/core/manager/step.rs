@@ -11,8 +11,8 @@ use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, WaitState};
 use crate::core::{
-    Bind, Decision, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal, Reply, Request,
-    RequestId, Token, WaiterId, WallMs,
+    Bind, Decision, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal, Reply,
+    Request, RequestId, Token, WaiterId, WallMs,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -109,7 +109,14 @@ impl<'a> Step<'a> {
         };
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
-        let unannounced = self.state_mut().is_some_and(|state| std::mem::take(&mut state.unannounced));
+        let plain = self.holders.plain();
+        let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
+            let plain = plain.filter(|_| !state.queue.is_empty());
+            if state.plain_hold.as_ref() != plain {
+                state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
+            }
+            std::mem::take(&mut state.unannounced)
+        });
         self.parts.drop_if_idle(lock);
         InHand { lock: Some(lock), watches_lease, unannounced }
     }
