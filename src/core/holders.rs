@@ -120,10 +120,10 @@ impl Holders {
         self.iter().filter(|hold| hold.renewed || !same(hold)).collect()
     }
 
-    /// The hold, if there is nothing to it but its exclusive count and its lease, as with most locks.
-    pub(crate) fn plain(&self) -> Option<&Hold> {
+    /// The exclusive hold of an owner that has no shared ones, and its token.
+    pub(crate) fn alone(&self) -> Option<(&Hold, Option<Token>)> {
         match self {
-            Holders::Exclusive(hold) => Some(hold).filter(|hold| hold.shared == 0 && hold.token.is_none()),
+            Holders::Exclusive(hold) => Some((hold, hold.token)).filter(|(hold, _)| hold.shared == 0),
             Holders::Free | Holders::Shared(_) => None,
         }
     }

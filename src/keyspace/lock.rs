@@ -1,8 +1,9 @@
 //! One lock, from the key that is opened to what is written of it.
 
+use std::cell::OnceCell;
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Holders, LockRef, Now};
+use crate::core::{Holders, LockRef, Now, Token};
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
@@ -12,7 +13,8 @@ use crate::keyspace::{channel, kept, redisson_fair};
 use crate::server::key::{Key, Kind};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
-use crate::server::{notify, Ctx, Str};
+use crate::server::string::Digits;
+use crate::server::{notify, Ctx, ServerCell, Str};
 
 /// A lock of the selected database that is open to be read and written.
 pub(crate) struct Lock<'a> {
@@ -52,6 +54,8 @@ enum Stored<'a> {
     Nothing,
     /// The exclusive holds of this owner, and nothing else.
     Plain(PlainOwner<'a>, i64),
+    /// The exclusive holds of the caller with a fencing token, and nothing else.
+    Fenced(&'a Str<'a>, i64, Token),
     /// All fields, with what leases that are over have left behind, and who holds the lock by them.
     Fields(Vec<Field>, Holders),
     /// A crowd of readers, who are the holders, with what the step at hand changes of them.
@@ -143,6 +147,7 @@ impl<'a> Lock<'a> {
         let somebody_stays = match &self.stored {
             Stored::Nothing => true,
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
+            Stored::Fenced(owner, ..) => stays(owner.as_bytes()),
             Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
             // One of them alone, or none: their fields are not deleted one by one.
             Stored::Crowd(_) => self.holders.crowd().is_some(),
@@ -183,26 +188,28 @@ impl<'a> Lock<'a> {
 
     /// The field of the owner who held the lock, if it is the only one, and the next owner has one field, too.
     fn take_replaced(&mut self) -> Option<PlainOwner<'a>> {
-        self.holders.plain()?;
+        self.holders.alone().filter(|(_, token)| token.is_none())?;
         match std::mem::replace(&mut self.stored, Stored::Nothing) {
             Stored::Plain(owner, _) => Some(owner),
             Stored::Fields(fields, _) => match &fields[..] {
                 [(field, _)] => Some(PlainOwner::Other(Str::new(field))),
                 _ => None,
             },
-            Stored::Nothing | Stored::Crowd(_) => None,
+            Stored::Nothing | Stored::Fenced(..) | Stored::Crowd(_) => None,
         }
     }
 
     /// Sets the fields that the holders have; in place of one that was `replaced`, if it still stands there.
     fn store_fields(&mut self, replaced: Option<&Str<'_>>, propagation: Propagation<'_>) -> bool {
-        match (&self.stored, self.holders.plain()) {
+        match (&self.stored, self.holders.alone()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
             // Who holds it stays the same, or it was deleted.
-            (Stored::Plain(_, before), Some(hold)) if *before == hold.exclusive && !self.renews_fields() => {
+            (Stored::Plain(_, before), Some((hold, None)))
+                if *before == hold.exclusive && !self.renews_fields() =>
+            {
                 false
             }
-            (Stored::Nothing | Stored::Plain(..), Some(hold)) => {
+            (Stored::Nothing, Some((hold, token))) | (Stored::Plain(..), Some((hold, token @ None))) => {
                 let (own, number);
                 let field = match self.caller {
                     Some(caller) if caller.as_bytes() == hold.owner.as_bytes() => caller,
@@ -222,7 +229,15 @@ impl<'a> Lock<'a> {
                     Some(before) => self.key.replace_field(before, field, value),
                     None => self.key.set_field(field, value),
                 }
-                propagation.send(c"HSET", &[self.key.name(), field, value]);
+                match token {
+                    None => propagation.send(c"HSET", &[self.key.name(), field, value]),
+                    Some(token) => {
+                        let fence = fence_field(self.ctx);
+                        let token = Str::new(Digits::of(token).as_bytes());
+                        self.key.set_field(fence, &token);
+                        propagation.send(c"HSET", &[self.key.name(), field, value, fence, &token]);
+                    }
+                }
                 self.raise(propagation, notify::HASH, c"hset");
                 true
             }
@@ -234,6 +249,14 @@ impl<'a> Lock<'a> {
                             layout::plain(owner.as_bytes(), holds, self.stored_end.unwrap_or_default());
                         let field = (owner.as_bytes().to_vec(), holds.to_string().into_bytes());
                         (vec![field], before.unwrap_or(Holders::Free))
+                    }
+                    Stored::Fenced(owner, holds, token) => {
+                        let end = self.stored_end.unwrap_or_default();
+                        let before = layout::fenced(owner.as_bytes(), holds, token, end);
+                        let fields =
+                            layout::fields(&before.iter().flat_map(Holders::iter).collect::<Vec<_>>());
+                        let fields = fields.into_iter().map(|wanted| wanted.field).collect();
+                        (fields, before.unwrap_or(Holders::Free))
                     }
                     Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
@@ -376,10 +399,20 @@ fn read<'a>(
         return Ok(found);
     }
     let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-    if let Some(caller) = caller.filter(|_| fields == 1) {
-        let plain = |holds| Some((holds, layout::plain(caller.as_bytes(), holds, expires_at)?));
-        if let Some((holds, holders)) = key.number(caller).and_then(plain) {
-            return Ok((Stored::Plain(PlainOwner::Caller(caller), holds), Some(expires_at), holders));
+    let numbers = |caller| Some((caller, key.only_numbers(caller, fence_field(ctx))?));
+    if let Some((caller, (holds, token))) = caller.filter(|_| fields <= 2).and_then(numbers) {
+        let (holders, stored) = match token {
+            None => {
+                let stored = Stored::Plain(PlainOwner::Caller(caller), holds);
+                (layout::plain(caller.as_bytes(), holds, expires_at), stored)
+            }
+            Some(token) => {
+                let holders = layout::fenced(caller.as_bytes(), holds, token, expires_at);
+                (holders, Stored::Fenced(caller, holds, token))
+            }
+        };
+        if let Some(holders) = holders {
+            return Ok((stored, Some(expires_at), holders));
         }
     }
     if fields > crowd::MANY {
@@ -420,4 +453,10 @@ fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, 
     let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
     holders.end_leases(now.wall);
     Ok((stored, holders))
+}
+
+/// The name of the field with the token, which is made but once.
+fn fence_field(ctx: Ctx<'_>) -> &'static Str<'static> {
+    static FENCE: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());
+    FENCE.get(ctx).get_or_init(|| Str::new(layout::FENCE))
 }

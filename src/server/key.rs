@@ -200,6 +200,33 @@ impl<'a> Handle<'a> {
         }
     }
 
+    /// The value of this field of a hash, and of the other one if that is there too: if there are no more, and they are integers
+    /// as `HINCRBY` writes them.
+    pub(crate) fn only_numbers(&self, field: &Str<'_>, other: &Str<'_>) -> Option<(i64, Option<i64>)> {
+        let mut values: [*mut raw::RedisModuleString; 2] = [std::ptr::null_mut(); 2];
+        let [first, second] = &mut values;
+        let (flags, end) =
+            (raw::REDISMODULE_HASH_NONE.cast_signed(), std::ptr::null_mut::<raw::RedisModuleString>());
+        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The values
+        // are null or ours to free.
+        let numbers = unsafe {
+            let len = call!(RedisModule_ValueLength(self.raw));
+            let field = field.as_ptr();
+            match len {
+                1 => call!(RedisModule_HashGet(self.raw, flags, field, &raw mut *first, end)),
+                2 => {
+                    let (first, second) = (&raw mut *first, &raw mut *second);
+                    call!(RedisModule_HashGet(self.raw, flags, field, first, other.as_ptr(), second, end))
+                }
+                _ => return None,
+            };
+            let numbers = values.map(|value| string::take_number(value));
+            (numbers[1].is_some() || len == 1).then_some(numbers)
+        };
+        let [first, second] = numbers?;
+        Some((first?, second))
+    }
+
     /// Calls `visit` with every field and value of a hash, until it returns false.
     pub(crate) fn for_each_field(&self, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) {
         unsafe extern "C" fn field(

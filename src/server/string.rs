@@ -129,6 +129,23 @@ pub(super) unsafe fn bytes<'a>(raw: *const raw::RedisModuleString) -> &'a [u8] {
     }
 }
 
+/// The integer that a string is, if it is one. The string is freed.
+///
+/// # Safety
+/// `raw` is null, or a string of the server that is the caller's to free.
+pub(super) unsafe fn take_number(raw: *mut raw::RedisModuleString) -> Option<i64> {
+    if raw.is_null() {
+        return None;
+    }
+    let mut number = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let is_number = call!(RedisModule_StringToLongLong(raw, &mut number)) == super::OK;
+        call!(RedisModule_FreeString(ptr::null_mut(), raw));
+        is_number.then_some(number)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Digits;

@@ -109,7 +109,7 @@ impl<'a> Step<'a> {
         };
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
-        let plain = self.holders.plain();
+        let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
             let plain = plain.filter(|_| !state.queue.is_empty());
             if state.plain_hold.as_ref() != plain {
