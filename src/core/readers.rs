@@ -375,13 +375,6 @@ mod tests {
         [Part::One, Part::OneOf(Mode::Shared), Part::OneOf(Mode::Exclusive), Part::All][usize::from(number)]
     }
 
-    fn crowd(holders: &Holders) -> Option<&Crowd> {
-        match holders {
-            Holders::Shared(Readers::Many(crowd)) => Some(crowd),
-            _ => None,
-        }
-    }
-
     /// Fails unless what can be asked has the same answers.
     fn assert_same(plain: &Holders, kept: &Holders) {
         assert_eq!(plain, kept);
@@ -468,7 +461,7 @@ mod tests {
                             kept = Holders::from_holds(holds.clone()).unwrap();
                         }
                         // What is over comes back if the clock is set back, as long as it has its field.
-                        let holds = if crowd(&kept).is_some() { fields.values().cloned().collect() } else { holds };
+                        let holds = if kept.crowd().is_some() { fields.values().cloned().collect() } else { holds };
                         plain = Holders::from_holds(holds).unwrap();
                         plain.end_leases(now);
                         kept.end_leases(now);
