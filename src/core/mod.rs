@@ -14,13 +14,15 @@
 //! * [`waiters`]: all waits, and how far each has come.
 //! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
 //! * [`fairness`]: when a lock is left free for external clients.
-//! * [`sessions`], [`ended`]: holds that depend on connections, and requests that have had one.
+//! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
 //! * [`schedule`]: what is to happen when.
 //! * [`fragile`], [`granted_keys`]: what ends without an event, and which keys are likely to be locks.
 //! * [`waits_for`]: who waits for whom, and who would wait for himself.
 
+mod binding;
 mod ended;
 mod fairness;
+mod few;
 mod fragile;
 mod granted_keys;
 mod hold;

@@ -3,141 +3,48 @@
 //! A binding belongs to an owner's hold on a lock, and ends with it: whoever takes the same lock later under the
 //! same name starts without. What is to be written for it is written when the lock is looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use super::ended::{rounded, Ended};
+use super::binding::{Binding, Takes};
+use super::ended::Ended;
+use super::few::Few;
 use super::lease::{Lease, SetLease};
 use super::schedule::Schedule;
 use super::table::LockIdx;
 use super::{Bind, ConnectionId, Holders, LockId, MonoUs, Now, Owner, Part, Records, RequestId, WallMs};
 
-/// The shortest time between two renewals, in microseconds, however short the lease.
-const SHORTEST_INTERVAL_US: MonoUs = 1_000;
-
 /// How many bindings are looked through at a time for what cannot come again.
 const SWEEP_BATCH: usize = 1_000;
 
-/// What a hold depends on.
-struct Binding {
-    /// What the owner asked for last: the length of the lease that is renewed.
-    lease_ms: i64,
-    /// When the lease ended that was written last.
-    lease_end: WallMs,
-    /// Renew the lease as long as one of them is open.
-    watchdogs: BTreeSet<ConnectionId>,
-    /// When that is due; on the schedule of renewals too, but not while this server is not the primary.
-    due: Option<MonoUs>,
-    /// End the hold when one of them closes.
-    ephemeral: BTreeSet<ConnectionId>,
-    /// One of them has closed.
-    closed: bool,
-    /// This server was not the primary for a while, or all keys were flushed and may be back: the owner may have
-    /// got another hold.
-    doubtful: bool,
-    /// The requests that it comes from, as long as they may come again.
-    requests: Vec<Bound>,
-    /// The connections that calls without an id bound it to, or such as cannot come again.
-    plain: BTreeSet<ConnectionId>,
-    /// When to look for requests that cannot come again; on the schedule of sweeps too.
-    sweep_at: Option<MonoUs>,
-}
-
-/// A request that bound a hold to a connection.
-struct Bound {
-    id: RequestId,
-    connection: ConnectionId,
-    ephemeral: bool,
-    /// Until when its reply is remembered.
-    until: MonoUs,
-}
-
-/// What becomes of the connections that a hold depends on already.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Takes {
-    /// The hold depends on them too: each was promised so.
-    Part,
-    /// It does not depend on them any more: a renewal takes over.
-    All,
-    /// The same for the one that the same request came from before.
-    Repeated,
-}
-
-impl Binding {
-    fn new(lease: Lease) -> Binding {
-        Binding {
-            lease_ms: lease.ms,
-            lease_end: lease.end,
-            watchdogs: BTreeSet::new(),
-            due: None,
-            ephemeral: BTreeSet::new(),
-            closed: false,
-            doubtful: false,
-            requests: Vec::new(),
-            plain: BTreeSet::new(),
-            sweep_at: None,
-        }
-    }
-
-    fn interval_us(&self) -> MonoUs {
-        let lease_us = self.lease_ms.unsigned_abs().saturating_mul(1000);
-        (lease_us / 3).max(SHORTEST_INTERVAL_US)
-    }
-
-    fn depends_on(&self, connection: ConnectionId) -> bool {
-        self.watchdogs.contains(&connection) || self.ephemeral.contains(&connection)
-    }
-
-    fn connections(&self) -> BTreeSet<ConnectionId> {
-        self.watchdogs.union(&self.ephemeral).copied().collect()
-    }
-
-    /// A connection renews the lease no more. Returns whether none does any more.
-    fn unwatch(&mut self, connection: ConnectionId) -> bool {
-        let was_last = self.watchdogs.remove(&connection) && self.watchdogs.is_empty();
-        if was_last {
-            self.due = None;
-        }
-        was_last
-    }
-
-    /// Its connection has closed, and the hold is to end.
-    fn is_closed(&self) -> bool {
-        self.closed
-    }
-
-    fn is_ephemeral(&self) -> bool {
-        !self.ephemeral.is_empty()
-    }
-
-    /// Forgets requests that cannot come again. What they bound stays so.
-    fn forget_requests(&mut self, now: MonoUs) {
-        for request in self.requests.extract_if(.., |request| request.until < now) {
-            self.plain.insert(request.connection);
-        }
-        let (watchdogs, ephemeral) = (&self.watchdogs, &self.ephemeral);
-        self.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
-    }
-
-    /// One that has requests which may come again is kept, to know their hold when they do.
-    fn is_idle(&self, now: MonoUs) -> bool {
-        let over = self.requests.iter().all(|request| request.until < now);
-        self.watchdogs.is_empty() && self.ephemeral.is_empty() && !self.closed && over
-    }
-}
-
 /// A hold that depends on a connection.
 type BoundHold = (LockIdx, Owner);
+
+/// The bindings of one lock.
+#[derive(Default)]
+struct OfLock {
+    bindings: Few<Owner, Binding>,
+    /// How many of the holds are to end, as a connection has closed.
+    closed: usize,
+    /// Some of them may be about holds that have ended.
+    doubtful: bool,
+}
+
+/// Whose holds a step may have ended.
+#[derive(Clone, Copy)]
+pub(super) enum MayHaveEnded<'a> {
+    /// Only those of the owner who calls.
+    Of(&'a Owner),
+    Any,
+}
 
 /// All bindings, the schedules that go with them, and the requests that have had one.
 #[derive(Default)]
 pub(super) struct Sessions {
     /// The bindings of each lock that has some.
-    bindings: HashMap<LockIdx, BTreeMap<Owner, Binding>>,
+    of_locks: HashMap<LockIdx, OfLock>,
     /// Which holds depend on a connection.
-    by_connection: HashMap<ConnectionId, BTreeSet<BoundHold>>,
+    by_connection: HashMap<ConnectionId, Few<BoundHold, ()>>,
     /// When a watchdog is to renew.
     renewals: Schedule<MonoUs, BoundHold>,
     /// When to look through a binding for requests that cannot come again.
@@ -151,7 +58,7 @@ pub(super) struct Sessions {
 impl Sessions {
     /// True if a hold of this lock depends on a connection, or did.
     pub(super) fn knows(&self, lock: LockIdx) -> bool {
-        !self.bindings.is_empty() && self.bindings.contains_key(&lock)
+        !self.of_locks.is_empty() && self.of_locks.contains_key(&lock)
     }
 
     /// True if any hold depends on a connection.
@@ -160,97 +67,64 @@ impl Sessions {
     }
 
     fn binding(&mut self, lock: LockIdx, owner: &Owner) -> Option<&mut Binding> {
-        if self.bindings.is_empty() {
+        if self.of_locks.is_empty() {
             return None;
         }
-        self.bindings.get_mut(&lock)?.get_mut(owner)
+        self.of_locks.get_mut(&lock)?.bindings.get_mut(owner)
     }
 
     /// The owner's hold depends on a connection from now on.
     pub(super) fn bind(
         &mut self,
         (lock, owner): (LockIdx, &Owner),
-        (bind, takes): (Bind, Takes),
+        bind: (Bind, Takes),
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
     ) {
-        let Bind { connection, watchdog, ephemeral } = bind;
-        let hold = (lock, owner.clone());
-        let of_lock = self.bindings.entry(lock).or_default();
-        let binding = of_lock.entry(owner.clone()).or_insert_with(|| Binding::new(lease));
-        if binding.watchdogs.is_empty() {
-            binding.lease_ms = lease.ms;
+        let bindings = &mut self.of_locks.entry(lock).or_default().bindings;
+        if bindings.get(owner).is_none() {
+            bindings.insert(owner.clone(), Binding::new(lease));
         }
-        let before = binding.connections();
-        let first = binding.requests.iter().position(|request| Some(&request.id) == id);
-        let first = first.map(|at| binding.requests.swap_remove(at).connection);
-        if let Some(first) = first.filter(|_| takes == Takes::Part) {
-            binding.plain.insert(first);
-        }
-        let let_go = |from: &mut BTreeSet<ConnectionId>| match (takes, first) {
-            (Takes::All, _) => from.clear(),
-            (Takes::Repeated, Some(first)) => {
-                from.remove(&first);
-            }
-            (Takes::Part | Takes::Repeated, _) => {}
+        let Some(binding) = bindings.get_mut(owner) else {
+            return defect!("a binding is not where it was put");
         };
-        if watchdog {
-            let_go(&mut binding.watchdogs);
-            binding.watchdogs.insert(connection);
+        let hold = (lock, owner.clone());
+        let connection = bind.0.connection;
+        let let_go = binding.bind(bind, id, lease, now);
+        if id.is_some() {
+            self.sweeps.set(&hold, binding.sweep_at());
         }
-        if ephemeral {
-            let_go(&mut binding.ephemeral);
-            binding.ephemeral.insert(connection);
+        let due = binding.lease_was_set(lease, now);
+        if due.is_some() {
+            self.renewals.set(&hold, due);
         }
-        binding.forget_requests(now.mono);
-        if let Some(id) = id {
-            let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
-            binding.requests.push(Bound { id: id.clone(), connection, ephemeral, until });
-            if binding.sweep_at.is_none() {
-                binding.sweep_at = Some(rounded(until));
-                self.sweeps.set(&hold, binding.sweep_at);
-            }
-        } else {
-            binding.plain.insert(connection);
-        }
-        for other in before.into_iter().filter(|other| !binding.depends_on(*other)) {
+        for other in let_go {
             unlink(&mut self.by_connection, other, &hold);
         }
-        self.by_connection.entry(connection).or_default().insert(hold);
-        self.lease_was_set(lock, owner, lease, now);
+        self.by_connection.entry(connection).or_default().insert(hold, ());
     }
 
     /// The owner has set its lease: the next renewal is a third of that away.
     pub(super) fn lease_was_set(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
-        let Some(binding) = self.binding(lock, owner) else { return };
-        // What is not renewed has no length that could be kept.
-        let renewed = Some(binding.lease_ms).filter(|_| lease.keeps_longer && !binding.watchdogs.is_empty());
-        binding.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
-        binding.lease_end = lease.end;
-        let due = now.mono.saturating_add(binding.interval_us());
-        self.plan_renewal(lock, owner, due);
+        let Some(due) = self.binding(lock, owner).and_then(|binding| binding.lease_was_set(lease, now))
+        else {
+            return;
+        };
+        self.renewals.set(&(lock, owner.clone()), Some(due));
     }
 
     /// The owner's lease ends then, but what is renewed stays as it is.
     pub(super) fn lease_end_was_set(&mut self, lock: LockIdx, owner: &Owner, end: WallMs) {
         if let Some(binding) = self.binding(lock, owner) {
-            binding.lease_end = end;
+            binding.lease_end_was_set(end);
         }
-    }
-
-    fn plan_renewal(&mut self, lock: LockIdx, owner: &Owner, due: MonoUs) {
-        let Some(binding) = self.binding(lock, owner).filter(|binding| !binding.watchdogs.is_empty()) else {
-            return;
-        };
-        binding.due = Some(due);
-        self.renewals.set(&(lock, owner.clone()), Some(due));
     }
 
     /// True if this request bound the owner's hold to a connection before.
     pub(super) fn has_bound(&self, lock: LockIdx, owner: &Owner, id: &RequestId) -> bool {
-        let binding = self.bindings.get(&lock).and_then(|of_lock| of_lock.get(owner));
-        binding.is_some_and(|binding| binding.requests.iter().any(|request| request.id == *id))
+        let binding = self.of_locks.get(&lock).and_then(|of_lock| of_lock.bindings.get(owner));
+        binding.is_some_and(|binding| binding.has_bound(id))
     }
 
     /// True if the hold that this request got has ended since.
@@ -268,17 +142,10 @@ impl Sessions {
     /// The hold that this request got was given back: what is left of the owner's holds does not depend on its
     /// connection, unless another call made it so.
     pub(super) fn unbind_request(&mut self, lock: LockIdx, owner: &Owner, id: &RequestId, now: Now) {
-        let Some(binding) = self.binding(lock, owner) else { return };
-        binding.forget_requests(now.mono);
-        let Some(at) = binding.requests.iter().position(|request| request.id == *id) else { return };
-        let connection = binding.requests.swap_remove(at).connection;
-        let others = binding.requests.iter().any(|request| request.connection == connection);
-        if others || binding.plain.contains(&connection) {
-            return;
-        }
-        binding.ephemeral.remove(&connection);
+        let unbound = self.binding(lock, owner).and_then(|binding| binding.unbind_request(id, now));
+        let Some((connection, unwatched)) = unbound else { return };
         let hold = (lock, owner.clone());
-        if binding.unwatch(connection) {
+        if unwatched {
             self.renewals.set(&hold, None);
         }
         unlink(&mut self.by_connection, connection, &hold);
@@ -292,24 +159,27 @@ impl Sessions {
         now: Now,
     ) -> SmallVec<[(LockIdx, bool); 4]> {
         let mut concerned = SmallVec::new();
-        for hold in self.by_connection.remove(&connection).unwrap_or_default() {
-            let Some(binding) = self.binding(hold.0, &hold.1) else { continue };
-            let ends = binding.ephemeral.remove(&connection);
-            binding.closed |= ends;
-            binding.plain.remove(&connection);
-            if binding.unwatch(connection) {
-                self.renewals.set(&hold, None);
+        let holds = self.by_connection.remove(&connection).unwrap_or_default();
+        for (hold, ()) in holds.iter() {
+            let Some(of_lock) = self.of_locks.get_mut(&hold.0) else { continue };
+            let Some(binding) = of_lock.bindings.get_mut(&hold.1) else { continue };
+            let was_closed = binding.is_closed();
+            let (ends, unwatched) = binding.connection_closed(connection);
+            of_lock.closed += usize::from(ends && !was_closed);
+            if unwatched {
+                self.renewals.set(hold, None);
             }
             concerned.push((hold.0, ends));
-            self.drop_if_idle(&hold, now.mono);
+            self.drop_if_idle(hold, now.mono);
         }
         concerned
     }
 
     /// Owners whose holds are to end, as a connection has closed.
     pub(super) fn closed(&self, lock: LockIdx) -> impl Iterator<Item = &Owner> {
-        let of_lock = self.bindings.get(&lock).into_iter().flatten().filter(|_| !self.suspended);
-        of_lock.filter(|(_, binding)| binding.is_closed()).map(|(owner, _)| owner)
+        let of_lock = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0 && !self.suspended);
+        let bindings = of_lock.into_iter().flat_map(|of_lock| of_lock.bindings.iter());
+        bindings.filter(|(_, binding)| binding.is_closed()).map(|(owner, _)| owner)
     }
 
     /// The locks with holds that a watchdog is to renew by now. They stay due until the lock is looked at.
@@ -334,9 +204,7 @@ impl Sessions {
         for _ in 0..SWEEP_BATCH {
             let Some(hold) = self.sweeps.pop_due(now) else { break };
             let Some(binding) = self.binding(hold.0, &hold.1) else { continue };
-            binding.forget_requests(now);
-            binding.sweep_at = binding.requests.iter().map(|request| rounded(request.until)).min();
-            let again = binding.sweep_at;
+            let again = binding.sweep(now);
             self.sweeps.set(&hold, again);
             if again.is_none() && self.drop_if_idle(&hold, now) {
                 dropped.push(hold.0);
@@ -355,13 +223,18 @@ impl Sessions {
 
     /// Takes a binding out of every index.
     fn take(&mut self, hold: &BoundHold) -> Option<Binding> {
-        let of_lock = self.bindings.get_mut(&hold.0)?;
-        let binding = of_lock.remove(&hold.1)?;
-        if of_lock.is_empty() {
-            self.bindings.remove(&hold.0);
+        let of_lock = self.of_locks.get_mut(&hold.0)?;
+        let binding = of_lock.bindings.remove(&hold.1)?;
+        of_lock.closed -= usize::from(binding.is_closed());
+        if of_lock.bindings.is_empty() {
+            self.of_locks.remove(&hold.0);
         }
-        self.renewals.set(hold, None);
-        self.sweeps.set(hold, None);
+        if binding.due().is_some() {
+            self.renewals.set(hold, None);
+        }
+        if binding.sweep_at().is_some() {
+            self.sweeps.set(hold, None);
+        }
         for connection in binding.connections() {
             unlink(&mut self.by_connection, connection, hold);
         }
@@ -371,15 +244,32 @@ impl Sessions {
     /// The owner holds nothing any more.
     fn unbind(&mut self, hold: &BoundHold, name: &LockId) {
         let Some(binding) = self.take(hold) else { return };
-        for request in binding.requests {
-            self.ended.insert(name.clone(), request.id, request.until);
+        for (request, until) in binding.into_requests() {
+            self.ended.insert(name.clone(), request, until);
         }
     }
 
-    /// The holds of these owners have ended.
-    pub(super) fn unbind_where(&mut self, lock: LockIdx, name: &LockId, ended: impl Fn(&Owner) -> bool) {
-        let Some(of_lock) = self.bindings.get(&lock) else { return };
-        let gone: Vec<Owner> = of_lock.keys().filter(|owner| ended(owner)).cloned().collect();
+    /// Ends the bindings of those who hold nothing any more, of whom that may be so.
+    pub(super) fn unbind_ended(
+        &mut self,
+        lock: LockIdx,
+        name: &LockId,
+        who: MayHaveEnded<'_>,
+        ended: impl Fn(&Owner) -> bool,
+    ) {
+        let Some(of_lock) = self.of_locks.get(&lock) else { return };
+        let gone: SmallVec<[Owner; 1]> = match who {
+            MayHaveEnded::Of(owner) => {
+                Some(owner).filter(|owner| ended(owner)).cloned().into_iter().collect()
+            }
+            MayHaveEnded::Any => of_lock
+                .bindings
+                .iter()
+                .map(|(owner, _)| owner)
+                .filter(|owner| ended(owner))
+                .cloned()
+                .collect(),
+        };
         for owner in gone {
             self.unbind(&(lock, owner), name);
         }
@@ -389,22 +279,23 @@ impl Sessions {
     pub(super) fn suspend(&mut self) {
         self.suspended = true;
         self.renewals.clear();
-        for binding in self.bindings.values_mut().flat_map(BTreeMap::values_mut) {
-            binding.due = None;
-            binding.doubtful = true;
+        for of_lock in self.of_locks.values_mut() {
+            of_lock.doubtful = true;
+            of_lock.bindings.values_mut().for_each(Binding::suspend);
         }
     }
 
     /// This server is the primary again. Returns the locks to be looked at.
     pub(super) fn resume(&mut self) -> Vec<LockIdx> {
         self.suspended = false;
-        self.bindings.keys().copied().collect()
+        self.of_locks.keys().copied().collect()
     }
 
     /// The holds may not be those any more that the bindings are about.
     pub(super) fn doubt(&mut self, lock: LockIdx) {
-        if let Some(of_lock) = self.bindings.get_mut(&lock) {
-            of_lock.values_mut().for_each(|binding| binding.doubtful = true);
+        if let Some(of_lock) = self.of_locks.get_mut(&lock) {
+            of_lock.doubtful = true;
+            of_lock.bindings.values_mut().for_each(Binding::doubt);
         }
     }
 
@@ -412,6 +303,7 @@ impl Sessions {
     pub(super) fn follow(
         &mut self,
         (lock, name): (LockIdx, &LockId),
+        who: MayHaveEnded<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
@@ -419,25 +311,15 @@ impl Sessions {
         if self.suspended || !self.knows(lock) {
             return Vec::new();
         }
-        self.unbind_where(lock, name, |owner| holders.of(owner.as_bytes()).is_none());
+        self.unbind_ended(lock, name, who, |owner| holders.of(owner.as_bytes()).is_none());
         self.settle_doubts(lock, name, holders, now);
-        let Some(of_lock) = self.bindings.get(&lock) else { return Vec::new() };
-        let mut ended = Vec::new();
-        for (owner, binding) in of_lock.iter().filter(|(_, binding)| binding.is_closed()) {
-            let _ = holders.release(owner.as_bytes(), Part::All, None);
-            // One that is not remembered any more may name a later call.
-            let remembered = |request: &&Bound| request.ephemeral && request.until >= now.mono;
-            for request in binding.requests.iter().filter(remembered) {
-                records.forget_grant(&request.id);
-            }
-            ended.push(owner.clone());
-        }
-        let due = due_for_renewal(of_lock, now);
-        for owner in ended {
-            self.unbind(&(lock, owner), name);
-        }
+        self.end_closed(lock, name, holders, records, now);
         let mut set = Vec::new();
-        for (owner, ms) in due {
+        // Nearly always none is due, and nobody's binding needs a look.
+        if self.renewals.first().is_none_or(|at| at > now.mono) {
+            return set;
+        }
+        for (owner, ms) in self.due_of(lock, now) {
             let Some(hold) = holders.of(owner.as_bytes()) else { continue };
             // Somebody may have made it longer than we would.
             let wanted = now.wall.saturating_add(ms);
@@ -451,24 +333,56 @@ impl Sessions {
         set
     }
 
-    /// A doubtful hold whose lease is not the one that was written here last is another one.
-    fn settle_doubts(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
-        let Some(of_lock) = self.bindings.get_mut(&lock) else { return };
-        let (mut others, mut sure) = (Vec::new(), Vec::new());
-        for (owner, binding) in of_lock.iter_mut().filter(|(_, binding)| binding.doubtful) {
-            binding.doubtful = false;
-            let same = holders.of(owner.as_bytes()).is_some_and(|hold| hold.expires_at == binding.lease_end);
-            if same {
-                sure.push(owner.clone())
-            } else {
-                others.push(owner.clone())
-            }
+    /// Whose leases to renew, and how many milliseconds each is long: if one is due, others that will be soon too.
+    fn due_of(&self, lock: LockIdx, now: Now) -> Vec<(Owner, i64)> {
+        let Some(of_lock) = self.of_locks.get(&lock) else { return Vec::new() };
+        let is_due =
+            |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
+        if !of_lock.bindings.iter().any(|(_, binding)| is_due(binding)) {
+            return Vec::new();
         }
-        for owner in others {
+        let due = of_lock.bindings.iter();
+        due.filter_map(|(owner, binding)| Some((owner.clone(), binding.due_lease(now)?))).collect()
+    }
+
+    /// Ends the holds whose connection has closed.
+    fn end_closed(
+        &mut self,
+        lock: LockIdx,
+        name: &LockId,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        now: Now,
+    ) {
+        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0) else { return };
+        let mut ended = Vec::new();
+        for (owner, binding) in of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()) {
+            let _ = holders.release(owner.as_bytes(), Part::All, None);
+            binding.ephemeral_requests(now).for_each(|request| records.forget_grant(request));
+            ended.push(owner.clone());
+        }
+        for owner in ended {
             self.unbind(&(lock, owner), name);
         }
-        for owner in sure {
-            self.plan_renewal(lock, &owner, now.mono);
+    }
+
+    /// Ends the bindings that are about other holds than those that there are now.
+    fn settle_doubts(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
+        let Some(of_lock) = self.of_locks.get_mut(&lock) else { return };
+        if !std::mem::take(&mut of_lock.doubtful) {
+            return;
+        }
+        let doubtful = of_lock.bindings.iter().filter(|(_, binding)| binding.is_doubtful());
+        for owner in doubtful.map(|(owner, _)| owner.clone()).collect::<Vec<_>>() {
+            let end = holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
+            let hold = (lock, owner);
+            let Some(binding) = self.binding(lock, &hold.1) else { continue };
+            if binding.settle_doubt(end) {
+                let due = binding.plan_renewal(now.mono);
+                self.renewals.set(&hold, due);
+            } else {
+                self.unbind(&hold, name);
+            }
         }
     }
 
@@ -485,8 +399,8 @@ impl Sessions {
 
     /// How many holds are renewed, and how many end with a connection.
     pub(super) fn count(&self) -> (usize, usize) {
-        let bindings = self.bindings.values().flat_map(BTreeMap::values);
-        (self.renewals.len(), bindings.filter(|binding| binding.is_ephemeral()).count())
+        let bindings = self.of_locks.values().flat_map(|of_lock| of_lock.bindings.iter());
+        (self.renewals.len(), bindings.filter(|(_, binding)| binding.is_ephemeral()).count())
     }
 
     /// How many connections holds depend on, how many ended requests are remembered, and how many bindings are to be swept.
@@ -497,23 +411,24 @@ impl Sessions {
     /// Fails if an index is not what the bindings say. `knows` says whether a lock is in the table.
     #[cfg(test)]
     pub(super) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
+        use std::collections::BTreeSet;
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        for (lock, of_lock) in &self.bindings {
-            assert!(knows(*lock) && !of_lock.is_empty(), "{lock:?} has bindings and is not known");
-            for (owner, binding) in of_lock {
+        for (lock, of_lock) in &self.of_locks {
+            assert!(knows(*lock) && !of_lock.bindings.is_empty(), "{lock:?} has bindings and is not known");
+            let closed = of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()).count();
+            assert_eq!(of_lock.closed, closed, "the closed bindings of {lock:?} are miscounted");
+            for (owner, binding) in of_lock.bindings.iter() {
                 let hold = (*lock, owner.clone());
                 links.extend(binding.connections().into_iter().map(|connection| (connection, hold.clone())));
-                renewals.extend(binding.due.map(|at| (at, hold.clone())));
-                sweeps.extend(binding.sweep_at.map(|at| (at, hold.clone())));
-                assert!(
-                    binding.due.is_none() || !binding.watchdogs.is_empty(),
-                    "{hold:?} is renewed by nobody"
-                );
+                renewals.extend(binding.due().map(|at| (at, hold.clone())));
+                sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
+                assert!(!binding.is_doubtful() || of_lock.doubtful, "{hold:?} is doubted for ever");
             }
         }
-        let linked = self.by_connection.iter();
-        let linked: BTreeSet<_> = linked
-            .flat_map(|(connection, holds)| holds.iter().map(|hold| (*connection, hold.clone())))
+        let linked: BTreeSet<_> = self
+            .by_connection
+            .iter()
+            .flat_map(|(connection, holds)| holds.iter().map(|(hold, ())| (*connection, hold.clone())))
             .collect();
         assert_eq!(linked, links, "the index by connection is wrong");
         let scheduled = |schedule: &Schedule<MonoUs, BoundHold>| -> BTreeSet<_> {
@@ -524,24 +439,8 @@ impl Sessions {
     }
 }
 
-/// Whose leases to renew, and how many milliseconds each is long: if one is due, others that will be soon too, so that a lock
-/// with many holders is not read and written once for each.
-fn due_for_renewal(of_lock: &BTreeMap<Owner, Binding>, now: Now) -> Vec<(Owner, i64)> {
-    let due_within = |slack: fn(&Binding) -> MonoUs| {
-        of_lock.iter().filter(move |(_, binding)| {
-            !binding.closed && binding.due.is_some_and(|at| at <= now.mono.saturating_add(slack(binding)))
-        })
-    };
-    if due_within(|_| 0).next().is_none() {
-        return Vec::new();
-    }
-    due_within(|binding| binding.interval_us() / 4)
-        .map(|(owner, binding)| (owner.clone(), binding.lease_ms))
-        .collect()
-}
-
 fn unlink(
-    by_connection: &mut HashMap<ConnectionId, BTreeSet<BoundHold>>,
+    by_connection: &mut HashMap<ConnectionId, Few<BoundHold, ()>>,
     connection: ConnectionId,
     hold: &BoundHold,
 ) {

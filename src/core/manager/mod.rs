@@ -17,8 +17,9 @@ pub(crate) use step::InHand;
 
 use std::ffi::CStr;
 
+use super::binding::Takes;
 use super::granted_keys::GrantedKeys;
-use super::sessions::Takes;
+use super::sessions::MayHaveEnded;
 use super::table::LockIdx;
 use super::{
     ConnectionId, Decision, Hold, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience,
@@ -65,7 +66,8 @@ impl LockManager {
         patience: Patience,
         now: Now,
     ) -> (Outcome, InHand) {
-        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let owner = request.owner.clone();
+        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Of(&owner), holders, records, now);
         step.serve_first();
         let outcome = calls::acquire(&mut step, request, patience);
         (outcome, step.let_go())
@@ -81,7 +83,8 @@ impl LockManager {
         release: &Release,
         now: Now,
     ) -> (Result<i64, NotReleased>, InHand) {
-        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let who = MayHaveEnded::Of(&release.owner);
+        let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         let result = calls::release(&mut step, release);
         (result, step.finish())
     }
@@ -95,7 +98,8 @@ impl LockManager {
         renewal: &Renewal,
         now: Now,
     ) -> (Result<i64, NotOwner>, InHand) {
-        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let who = MayHaveEnded::Of(&renewal.owner);
+        let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         let result = calls::renew(&mut step, renewal);
         (result, step.finish())
     }
@@ -110,7 +114,7 @@ impl LockManager {
         id: &RequestId,
         now: Now,
     ) -> (Result<bool, Refusal>, InHand) {
-        let mut step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
         let result = calls::cancel(&mut step, id);
         (result, step.finish())
     }
@@ -123,7 +127,7 @@ impl LockManager {
         records: &mut dyn Records,
         now: Now,
     ) -> (usize, InHand) {
-        let step = Step::begin(&mut self.parts, lock, holders, records, now);
+        let step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
         let lost = step.holders.clear();
         (lost, step.finish())
     }
@@ -137,14 +141,14 @@ impl LockManager {
         records: &mut dyn Records,
         now: Now,
     ) -> InHand {
-        Step::begin(&mut self.parts, lock, holders, records, now).finish()
+        Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now).finish()
     }
 
     /// Ends every wait for a lock with the same decision: the key holds no lock that is served here.
     pub(crate) fn refuse_all(&mut self, lock: LockRef<'_>, decision: &Decision) {
         let Some(idx) = self.parts.table.find(lock) else { return };
         self.parts.table.unset_ready(idx);
-        self.parts.void_where(idx, |_| true);
+        self.parts.void_ended(idx, MayHaveEnded::Any, |_| true);
         self.parts.forget_window(idx);
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
@@ -205,7 +209,7 @@ impl LockManager {
         // Nearly every key is none of ours.
         let Some(idx) = known else { return false };
         if gone {
-            parts.void_where(idx, |_| true);
+            parts.void_ended(idx, MayHaveEnded::Any, |_| true);
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.unconfirmed.leases_are_anothers();

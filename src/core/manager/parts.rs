@@ -7,7 +7,7 @@ use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::Schedule;
-use crate::core::sessions::Sessions;
+use crate::core::sessions::{MayHaveEnded, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
@@ -222,11 +222,16 @@ impl Parts {
     }
 
     /// The holds of these owners ended: what was still to be delivered, given back, renewed or released of them is void.
-    pub(super) fn void_where(&mut self, lock: LockIdx, ended: impl Fn(&Owner) -> bool) {
+    pub(super) fn void_ended(
+        &mut self,
+        lock: LockIdx,
+        who: MayHaveEnded<'_>,
+        ended: impl Fn(&Owner) -> bool,
+    ) {
         self.void_grants(lock, &ended);
         if self.sessions.knows(lock) {
             let Some(name) = self.name(lock) else { return };
-            self.sessions.unbind_where(lock, &name, &ended);
+            self.sessions.unbind_ended(lock, &name, who, &ended);
         }
     }
 

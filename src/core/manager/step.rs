@@ -2,10 +2,11 @@
 //! ([`Step::finish`]).
 
 use super::parts::{LockState, Parts};
+use crate::core::binding::Takes;
 use crate::core::fairness::WhenFree;
 use crate::core::holders::Admission;
 use crate::core::lease::{Lease, SetLease};
-use crate::core::sessions::Takes;
+use crate::core::sessions::MayHaveEnded;
 use crate::core::table::LockIdx;
 use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
@@ -22,6 +23,8 @@ pub(super) struct Step<'a> {
     name: LockRef<'a>,
     /// Its handle, if anything is remembered about it. Most locks have none.
     lock: Option<LockIdx>,
+    /// Whose holds may have ended since the last step, or in this one.
+    who: MayHaveEnded<'a>,
     pub(super) holders: &'a mut Holders,
     pub(super) records: &'a mut dyn Records,
     pub(super) now: Now,
@@ -68,12 +71,13 @@ impl<'a> Step<'a> {
     pub(super) fn begin(
         parts: &'a mut Parts,
         name: LockRef<'a>,
+        who: MayHaveEnded<'a>,
         holders: &'a mut Holders,
         records: &'a mut dyn Records,
         now: Now,
     ) -> Step<'a> {
         let lock = parts.table.find(name);
-        let mut step = Step { parts, name, lock, holders, records, now };
+        let mut step = Step { parts, name, lock, who, holders, records, now };
         if let Some(lock) = lock {
             step.parts.table.unset_ready(lock);
             step.revoke(lock);
@@ -170,7 +174,7 @@ impl<'a> Step<'a> {
             return;
         }
         let name = self.id();
-        let set = self.parts.sessions.follow((lock, &name), self.holders, self.records, self.now);
+        let set = self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
         for (owner, lease, end) in set {
             self.parts.was_set(lock, &owner, Some((lease, end)), None);
         }
@@ -180,7 +184,7 @@ impl<'a> Step<'a> {
     fn serve(&mut self, lock: LockIdx) {
         // Who holds nothing any more, has nothing to be delivered, given back or renewed.
         let holders = &*self.holders;
-        self.parts.void_where(lock, |owner| holders.of(owner.as_bytes()).is_none());
+        self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
         self.send_behind_holders(lock);
         if self.holders.is_free() && self.is_left_free(lock) {
             return;
@@ -194,6 +198,11 @@ impl<'a> Step<'a> {
                 continue;
             }
             let request = wait.request().clone();
+            if self.parts.sessions.knows(lock) && self.holders.of(request.owner.as_bytes()).is_none() {
+                // What an earlier hold of this owner depended on is no matter of the next one.
+                let name = self.id();
+                self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(&request.owner), |_| true);
+            }
             match self.grant(&request, To::Waiter) {
                 Ok(grant) => self.hand_over(lock, id, &request.owner, grant),
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),

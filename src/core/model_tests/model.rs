@@ -1,6 +1,6 @@
 //! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
 
-use super::super::sessions::Takes;
+use super::super::binding::Takes;
 use super::*;
 
 /// One lock of the model.

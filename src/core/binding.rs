@@ -1,0 +1,282 @@
+//! What one owner's hold depends on: connections that keep it, or end it.
+
+use smallvec::SmallVec;
+
+use super::ended::rounded;
+use super::lease::Lease;
+use super::{Bind, ConnectionId, MonoUs, Now, RequestId, WallMs};
+
+/// The shortest time between two renewals, in microseconds, however short the lease.
+const SHORTEST_INTERVAL_US: MonoUs = 1_000;
+
+/// A set of connections; nearly always one.
+pub(super) type Connections = SmallVec<[ConnectionId; 2]>;
+
+/// What a hold depends on.
+pub(super) struct Binding {
+    /// What the owner asked for last: the length of the lease that is renewed.
+    lease_ms: i64,
+    /// When the lease ended that was written last.
+    lease_end: WallMs,
+    /// Renew the lease as long as one of them is open.
+    watchdogs: Connections,
+    /// When that is due; on the schedule of renewals too, but not while this server is not the primary.
+    due: Option<MonoUs>,
+    /// End the hold when one of them closes.
+    ephemeral: Connections,
+    /// One of them has closed.
+    closed: bool,
+    /// This server was not the primary for a while, or all keys were flushed and may be back: the owner may have
+    /// got another hold.
+    doubtful: bool,
+    /// The requests that it comes from, as long as they may come again.
+    requests: Vec<Bound>,
+    /// The connections that calls without an id bound it to, or such as cannot come again.
+    plain: Connections,
+    /// When to look for requests that cannot come again; on the schedule of sweeps too.
+    sweep_at: Option<MonoUs>,
+}
+
+/// A request that bound a hold to a connection.
+pub(super) struct Bound {
+    id: RequestId,
+    connection: ConnectionId,
+    ephemeral: bool,
+    /// Until when its reply is remembered.
+    until: MonoUs,
+}
+
+/// What becomes of the connections that a hold depends on already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// The hold depends on them too: each was promised so.
+    Part,
+    /// It does not depend on them any more: a renewal takes over.
+    All,
+    /// It does not depend any more on the one that the same request came from before.
+    Repeated,
+}
+
+impl Binding {
+    pub(super) fn new(lease: Lease) -> Binding {
+        Binding {
+            lease_ms: lease.ms,
+            lease_end: lease.end,
+            watchdogs: Connections::new(),
+            due: None,
+            ephemeral: Connections::new(),
+            closed: false,
+            doubtful: false,
+            requests: Vec::new(),
+            plain: Connections::new(),
+            sweep_at: None,
+        }
+    }
+
+    /// Makes the hold depend on a connection. Returns those on which it does not depend any more.
+    pub(super) fn bind(
+        &mut self,
+        (bind, takes): (Bind, Takes),
+        id: Option<&RequestId>,
+        lease: Lease,
+        now: Now,
+    ) -> Connections {
+        let Bind { connection, watchdog, ephemeral } = bind;
+        if self.watchdogs.is_empty() {
+            self.lease_ms = lease.ms;
+        }
+        let before = self.connections();
+        let first = self.requests.iter().position(|request| Some(&request.id) == id);
+        let first = first.map(|at| self.requests.swap_remove(at).connection);
+        if let Some(first) = first.filter(|_| takes == Takes::Part) {
+            insert(&mut self.plain, first);
+        }
+        let let_go = |from: &mut Connections| match (takes, first) {
+            (Takes::All, _) => from.clear(),
+            (Takes::Repeated, Some(first)) => {
+                remove(from, first);
+            }
+            (Takes::Part | Takes::Repeated, _) => {}
+        };
+        if watchdog {
+            let_go(&mut self.watchdogs);
+            insert(&mut self.watchdogs, connection);
+        }
+        if ephemeral {
+            let_go(&mut self.ephemeral);
+            insert(&mut self.ephemeral, connection);
+        }
+        self.forget_requests(now.mono);
+        if let Some(id) = id {
+            let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
+            self.requests.push(Bound { id: id.clone(), connection, ephemeral, until });
+            self.sweep_at.get_or_insert(rounded(until));
+        } else {
+            insert(&mut self.plain, connection);
+        }
+        before.into_iter().filter(|other| !self.depends_on(*other)).collect()
+    }
+
+    /// The owner has set its lease. Returns when the next renewal is due, a third of that away, if it is renewed.
+    pub(super) fn lease_was_set(&mut self, lease: Lease, now: Now) -> Option<MonoUs> {
+        // What is not renewed has no length that could be kept.
+        let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
+        self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
+        self.lease_end = lease.end;
+        self.plan_renewal(now.mono.saturating_add(self.interval_us()))
+    }
+
+    /// The owner's lease ends then, but what is renewed stays as it is.
+    pub(super) fn lease_end_was_set(&mut self, end: WallMs) {
+        self.lease_end = end;
+    }
+
+    /// Plans a renewal, if there are any.
+    pub(super) fn plan_renewal(&mut self, due: MonoUs) -> Option<MonoUs> {
+        self.due = (!self.watchdogs.is_empty()).then_some(due);
+        self.due
+    }
+
+    fn interval_us(&self) -> MonoUs {
+        let lease_us = self.lease_ms.unsigned_abs().saturating_mul(1000);
+        (lease_us / 3).max(SHORTEST_INTERVAL_US)
+    }
+
+    /// The length of the lease that is to be renewed by now; also one that is to be soon, so that a lock with many holders is
+    /// not read and written once for each.
+    pub(super) fn due_lease(&self, now: Now) -> Option<i64> {
+        let soon = now.mono.saturating_add(self.interval_us() / 4);
+        (!self.closed && self.due.is_some_and(|at| at <= soon)).then_some(self.lease_ms)
+    }
+
+    pub(super) fn due(&self) -> Option<MonoUs> {
+        self.due
+    }
+
+    pub(super) fn sweep_at(&self) -> Option<MonoUs> {
+        self.sweep_at
+    }
+
+    fn depends_on(&self, connection: ConnectionId) -> bool {
+        self.watchdogs.contains(&connection) || self.ephemeral.contains(&connection)
+    }
+
+    /// The connections that it depends on.
+    pub(super) fn connections(&self) -> Connections {
+        let mut all = self.watchdogs.clone();
+        self.ephemeral.iter().for_each(|connection| insert(&mut all, *connection));
+        all
+    }
+
+    /// A connection has closed. Returns whether the hold is to end, and whether nobody renews it any more.
+    pub(super) fn connection_closed(&mut self, connection: ConnectionId) -> (bool, bool) {
+        let ends = remove(&mut self.ephemeral, connection);
+        self.closed |= ends;
+        remove(&mut self.plain, connection);
+        (ends, self.unwatch(connection))
+    }
+
+    /// A connection renews the lease no more. Returns whether none does any more.
+    fn unwatch(&mut self, connection: ConnectionId) -> bool {
+        let was_last = remove(&mut self.watchdogs, connection) && self.watchdogs.is_empty();
+        if was_last {
+            self.due = None;
+        }
+        was_last
+    }
+
+    /// The hold that this request got was given back. Returns the connection that the hold does not depend on any more, if
+    /// there is one, and whether nobody renews it any more.
+    pub(super) fn unbind_request(&mut self, id: &RequestId, now: Now) -> Option<(ConnectionId, bool)> {
+        self.forget_requests(now.mono);
+        let at = self.requests.iter().position(|request| request.id == *id)?;
+        let connection = self.requests.swap_remove(at).connection;
+        let others = self.requests.iter().any(|request| request.connection == connection);
+        if others || self.plain.contains(&connection) {
+            return None;
+        }
+        remove(&mut self.ephemeral, connection);
+        Some((connection, self.unwatch(connection)))
+    }
+
+    /// True if this request bound the hold.
+    pub(super) fn has_bound(&self, id: &RequestId) -> bool {
+        self.requests.iter().any(|request| request.id == *id)
+    }
+
+    /// The requests that bound it, and until when they may come again.
+    pub(super) fn into_requests(self) -> impl Iterator<Item = (RequestId, MonoUs)> {
+        self.requests.into_iter().map(|request| (request.id, request.until))
+    }
+
+    /// The requests that are still remembered of those that made it end with their connection. One that is not remembered any
+    /// more may name a later call.
+    pub(super) fn ephemeral_requests(&self, now: Now) -> impl Iterator<Item = &RequestId> {
+        let remembered = move |request: &&Bound| request.ephemeral && request.until >= now.mono;
+        self.requests.iter().filter(remembered).map(|request| &request.id)
+    }
+
+    /// Its connection has closed, and the hold is to end.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    pub(super) fn is_ephemeral(&self) -> bool {
+        !self.ephemeral.is_empty()
+    }
+
+    /// Renews and ends nothing until [`Binding::settle_doubt`].
+    pub(super) fn suspend(&mut self) {
+        self.due = None;
+        self.doubtful = true;
+    }
+
+    /// The hold may not be the one any more that this is about.
+    pub(super) fn doubt(&mut self) {
+        self.doubtful = true;
+    }
+
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubtful
+    }
+
+    /// The owner's lease ends then, if it holds anything. Returns whether that is the hold that this is about: a doubtful hold
+    /// whose lease is not the one that was written here last is another one.
+    pub(super) fn settle_doubt(&mut self, lease_end: Option<WallMs>) -> bool {
+        self.doubtful = false;
+        lease_end == Some(self.lease_end)
+    }
+
+    /// Forgets requests that cannot come again. What they bound stays so.
+    fn forget_requests(&mut self, now: MonoUs) {
+        for request in self.requests.extract_if(.., |request| request.until < now) {
+            insert(&mut self.plain, request.connection);
+        }
+        let (watchdogs, ephemeral) = (&self.watchdogs, &self.ephemeral);
+        self.plain.retain(|connection| watchdogs.contains(connection) || ephemeral.contains(connection));
+    }
+
+    /// Looks for requests that cannot come again. Returns when to look for the next ones.
+    pub(super) fn sweep(&mut self, now: MonoUs) -> Option<MonoUs> {
+        self.forget_requests(now);
+        self.sweep_at = self.requests.iter().map(|request| rounded(request.until)).min();
+        self.sweep_at
+    }
+
+    /// One that has requests which may come again is kept, to know their hold when they do.
+    pub(super) fn is_idle(&self, now: MonoUs) -> bool {
+        let over = self.requests.iter().all(|request| request.until < now);
+        self.watchdogs.is_empty() && self.ephemeral.is_empty() && !self.closed && over
+    }
+}
+
+fn insert(connections: &mut Connections, connection: ConnectionId) {
+    if !connections.contains(&connection) {
+        connections.push(connection);
+    }
+}
+
+fn remove(connections: &mut Connections, connection: ConnectionId) -> bool {
+    let at = connections.iter().position(|other| *other == connection);
+    at.map(|at| connections.swap_remove(at)).is_some()
+}

@@ -1,0 +1,105 @@
+//! A map that mostly has one entry, which then needs no memory of its own.
+
+use std::collections::BTreeMap;
+
+/// Values by keys.
+#[derive(Debug, Default)]
+pub(super) enum Few<K, V> {
+    #[default]
+    None,
+    One(K, V),
+    Many(BTreeMap<K, V>),
+}
+
+impl<K: Ord, V> Few<K, V> {
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        match self {
+            Few::None => None,
+            Few::One(one, value) => (one == key).then_some(value),
+            Few::Many(many) => many.get(key),
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        match self {
+            Few::None => None,
+            Few::One(one, value) => (one == key).then_some(value),
+            Few::Many(many) => many.get_mut(key),
+        }
+    }
+
+    /// Sets the value of a key.
+    pub(super) fn insert(&mut self, key: K, value: V) {
+        *self = match std::mem::replace(self, Few::None) {
+            Few::None => Few::One(key, value),
+            Few::One(one, _) if one == key => Few::One(key, value),
+            Few::One(one, other) => Few::Many(BTreeMap::from([(one, other), (key, value)])),
+            Few::Many(mut many) => {
+                many.insert(key, value);
+                Few::Many(many)
+            }
+        };
+    }
+
+    pub(super) fn remove(&mut self, key: &K) -> Option<V> {
+        match self {
+            Few::None => None,
+            Few::One(one, _) if one != key => None,
+            Few::One(..) => match std::mem::replace(self, Few::None) {
+                Few::One(_, value) => Some(value),
+                Few::None | Few::Many(_) => None,
+            },
+            Few::Many(many) => {
+                let value = many.remove(key);
+                if many.is_empty() {
+                    *self = Few::None;
+                }
+                value
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Few::None)
+    }
+
+    /// All entries, in the order of the keys.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        let (one, many) = match self {
+            Few::None => (None, None),
+            Few::One(key, value) => (Some((key, value)), None),
+            Few::Many(many) => (None, Some(many.iter())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    /// All values.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        let (one, many) = match self {
+            Few::None => (None, None),
+            Few::One(_, value) => (Some(value), None),
+            Few::Many(many) => (None, Some(many.values_mut())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Few;
+
+    #[test]
+    fn one_or_many_are_a_map() {
+        let mut few = Few::default();
+        assert!(few.is_empty() && few.remove(&1).is_none());
+        few.insert(1, 'a');
+        few.insert(1, 'b');
+        assert!(matches!(few, Few::One(1, 'b')) && few.get(&2).is_none() && few.remove(&2).is_none());
+        few.insert(2, 'c');
+        *few.get_mut(&1).unwrap() = 'd';
+        assert_eq!(few.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>(), [(1, 'd'), (2, 'c')]);
+        few.values_mut().for_each(|value| *value = 'e');
+        assert_eq!((few.remove(&1), few.get(&2).copied(), few.remove(&2)), (Some('e'), Some('e'), Some('e')));
+        assert!(few.is_empty());
+    }
+}
