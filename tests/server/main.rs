@@ -19,6 +19,7 @@ mod examples;
 mod fair_locks;
 mod fencing;
 mod fields;
+mod floor;
 mod followers;
 mod loading;
 mod messages;

@@ -1,0 +1,143 @@
+//! What waiting in the server costs at least: clients queue up, and a release answers the first of them. Nothing else: no data
+//! in the keyspace, no lease, no owners, and no look at who is still there. Benchmarks compare the module with it.
+//!
+//! * `FLOOR.ACQUIRE key owner [BLOCK 0]` answers 1 as soon as the lock is the caller's.
+//! * `FLOOR.RELEASE key owner` hands it to the first who waits, or frees it, and answers 1; or 0 if nobody had it.
+
+#![allow(missing_docs)] // Nothing here is public but what the server calls.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_char, c_int, CStr};
+
+use foldhash::fast::FixedState;
+use redis_module::raw;
+
+/// Calls a function of the module API. A server that lacks one panics here, which ends it.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        match raw::$function {
+            Some(function) => function($($argument),*),
+            None => panic!("the server has no {}", stringify!($function)),
+        }
+    };
+}
+
+const OK: c_int = 0;
+
+/// Its memory is the server's, as that of the module that it is compared with.
+#[global_allocator]
+static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+#[derive(Default)]
+struct Lock {
+    held: bool,
+    /// Nobody waits for a lock that is not held.
+    waiting: VecDeque<*mut raw::RedisModuleBlockedClient>,
+}
+
+thread_local! {
+    /// The server carries out all commands on one thread.
+    static LOCKS: RefCell<HashMap<Vec<u8>, Lock, FixedState>> = RefCell::default();
+}
+
+/// Does something with a lock.
+///
+/// # Safety
+/// The name is a string of the server, which lives and does not change meanwhile.
+unsafe fn with_lock<T>(name: *mut raw::RedisModuleString, body: impl FnOnce(&mut Lock) -> T) -> T {
+    let mut length = 0;
+    // SAFETY: the caller's promise; the bytes live as long as the string.
+    let name = unsafe {
+        let start: *const c_char = call!(RedisModule_StringPtrLen(name, &mut length));
+        std::slice::from_raw_parts(start.cast::<u8>(), length)
+    };
+    LOCKS.with_borrow_mut(|locks| match locks.get_mut(name) {
+        Some(lock) => body(lock),
+        None => body(locks.entry(name.to_vec()).or_default()),
+    })
+}
+
+unsafe extern "C" fn acquire(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the server passes a context and so many arguments, which live until the command is over. The handle is given
+    // back by the release that pops it.
+    unsafe {
+        if argc < 3 {
+            return call!(RedisModule_WrongArity(ctx));
+        }
+        with_lock(*argv.add(1), |lock| {
+            if lock.held {
+                lock.waiting.push_back(call!(RedisModule_BlockClient(ctx, Some(granted), None, None, 0)));
+                return OK;
+            }
+            lock.held = true;
+            call!(RedisModule_ReplyWithLongLong(ctx, 1))
+        })
+    }
+}
+
+/// Answers a client that was unblocked.
+unsafe extern "C" fn granted(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    // SAFETY: the server passes a context of the client.
+    unsafe { call!(RedisModule_ReplyWithLongLong(ctx, 1)) }
+}
+
+unsafe extern "C" fn release(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: as in `acquire`; a handle that is in the queue has not been given back.
+    unsafe {
+        if argc != 3 {
+            return call!(RedisModule_WrongArity(ctx));
+        }
+        let was_held = with_lock(*argv.add(1), |lock| {
+            let was_held = lock.held;
+            match lock.waiting.pop_front() {
+                Some(next) => {
+                    call!(RedisModule_UnblockClient(next, std::ptr::null_mut()));
+                }
+                None => lock.held = false,
+            }
+            was_held
+        });
+        call!(RedisModule_ReplyWithLongLong(ctx, i64::from(was_held)))
+    }
+}
+
+/// Called by the server when it loads the module.
+///
+/// # Safety
+/// The context is valid during the call.
+#[no_mangle]
+#[allow(non_snake_case)]
+pub unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    _argv: *mut *mut raw::RedisModuleString,
+    _argc: c_int,
+) -> c_int {
+    let version = raw::REDISMODULE_APIVER_1.cast_signed();
+    let register = |name: &CStr, flags: &CStr, command| {
+        // SAFETY: the context is valid; the names are C strings, and the function has the type that the server calls.
+        unsafe { call!(RedisModule_CreateCommand(ctx, name.as_ptr(), command, flags.as_ptr(), 1, 1, 1)) }
+    };
+    // SAFETY: the server passes a context that is valid during this call; the name is a C string.
+    let introduced = unsafe { raw::Export_RedisModule_Init(ctx, c"floor".as_ptr(), 1, version) };
+    match introduced {
+        // The flags are those of the module's commands, so that the server checks the same.
+        OK => {
+            register(c"floor.acquire", c"write deny-oom blocking", Some(acquire))
+                | register(c"floor.release", c"write fast", Some(release))
+        }
+        failed => failed,
+    }
+}
