@@ -12,7 +12,7 @@ PORT := 6379
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
 # What `make bench` runs, each also alone: cargo bench --bench NAME.
-BENCHES := instructions throughput handover contention latency stalls cost memory
+BENCHES := instructions throughput handover sleeping contention latency stalls cost memory
 
 .PHONY: help run setup clients test test-all bench guard guard-record lint clean
 
@@ -60,10 +60,11 @@ test-all: setup clients ## All tests, on every server; with REST=1 only those th
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)
-	for what in java postgres; do
+	for what in java postgres strace; do
 		case $$what in
 		java) ($(call install,java)) ;;
 		postgres) ($(call install,postgres)) ;;
+		strace) ($(call install,strace)) ;;
 		esac || echo "SKIPPED: $$what cannot be installed" >&2
 	done
 	sh tests/setup-redisson.sh
@@ -144,6 +145,9 @@ for need in $(1); do
         ;;
     valgrind)
         command -v valgrind >/dev/null || missing+=(valgrind)
+        ;;
+    strace)
+        command -v strace >/dev/null || missing+=(strace)
         ;;
     postgres)
         compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || missing+=(postgresql)

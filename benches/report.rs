@@ -6,8 +6,17 @@ use support::machine::machine;
 use support::results::{self, print_table, Results};
 use support::{asked, Outcome};
 
-const BENCHES: [&str; 8] =
-    ["instructions", "throughput", "handover", "contention", "latency", "stalls", "cost", "memory"];
+const BENCHES: [&str; 9] = [
+    "instructions",
+    "throughput",
+    "handover",
+    "sleeping",
+    "contention",
+    "latency",
+    "stalls",
+    "cost",
+    "memory",
+];
 
 fn main() -> Outcome<()> {
     if !asked("report") {

@@ -3,8 +3,9 @@
 #[path = "../benches/support/mod.rs"]
 mod support;
 
-use support::callgrind::slope;
+use support::callgrind::{slope, Part};
 use support::samples::{time, Samples};
+use support::system_calls;
 use support::wire::Wire;
 
 #[test]
@@ -59,4 +60,26 @@ fn replies_of_postgres_end_when_it_is_ready() {
 fn a_slope_leaves_out_what_start_and_end_cost() {
     let total = |calls: u32| (calls, 30_000_000 + 15_000 * u64::from(calls));
     assert_eq!(slope(total(300), total(2300)), 15_000.0);
+}
+
+#[test]
+fn a_profile_says_how_often_a_function_was_called() {
+    let profile = "positions: line\nevents: Ir\nsummary: 40\n\n\
+        fn=(1) main\n1 5\ncfn=(2) wait for events\ncalls=3 0\n1 20\n\
+        fn=(2)\n2 15\ncfn=(3) read\ncalls=4 0\n2 5\n\
+        fn=(1)\n3 1\ncfn=(2)\ncalls=2 0\n3 9\n\ntotals: 41\n";
+    let part = Part::parse(profile).unwrap();
+    assert_eq!(part.instructions, 41);
+    assert_eq!(["wait for events", "read", "write"].map(|name| part.calls_of(name)), [5, 4, 0]);
+    assert!(Part::parse("events: Ir\n").is_err());
+}
+
+#[test]
+fn straces_table_is_read() {
+    let table = "    calls syscall\n--------- ----------------\n      300 epoll_wait\n        1 getpid\n\
+        --------- ----------------\n      301 total\n";
+    let counts: Vec<_> = system_calls::parse(table).unwrap().into_iter().collect();
+    assert_eq!(counts, [("epoll_wait".to_owned(), 300), ("getpid".to_owned(), 1)]);
+    let strange = "---\n 100.00 3 epoll_wait\n---\n";
+    assert!(system_calls::parse(strange).is_err());
 }

@@ -4,7 +4,10 @@
 //! difference of the calls, is the price of one call, without what start and end cost. What the server does once a
 //! second by itself, whether it is called or not, can only add to a total: so each is counted more than once, and the
 //! least counts. All this hardly depends on what else the machine does, so several are measured at a time.
+//!
+//! Where many clients are connected before the calls begin, only that part of the run is counted ([`Part`]).
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
@@ -45,6 +48,46 @@ fn total(path: &Path, rounds: u32) -> Outcome<u64> {
     let stage = path.stage.set()?;
     stage.play(path.calls, rounds)?;
     stage.server.instructions()
+}
+
+/// What a server has done in a part of its run, as callgrind writes it down.
+pub struct Part {
+    pub instructions: u64,
+    calls: HashMap<String, u64>,
+}
+
+impl Part {
+    /// Reads a profile. In it, a function has its name where it is mentioned first, and later only its number.
+    pub fn parse(profile: &str) -> Outcome<Part> {
+        let mut names = HashMap::new();
+        let mut part = Part { instructions: 0, calls: HashMap::new() };
+        let mut called = String::new();
+        for line in profile.lines() {
+            if let Some(function) = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn=")) {
+                let (number, name) = function.split_once(' ').unwrap_or((function, ""));
+                let name = match name {
+                    "" => names.get(number).copied().ok_or_else(|| format!("{number} has no name"))?,
+                    _ => name,
+                };
+                names.insert(number, name);
+                name.clone_into(&mut called);
+            } else if let Some(calls) = line.strip_prefix("calls=") {
+                let times: u64 = calls.split(' ').next().unwrap_or_default().parse()?;
+                *part.calls.entry(called.clone()).or_default() += times;
+            } else if let Some(total) = line.strip_prefix("totals: ") {
+                part.instructions = total.trim().parse()?;
+            }
+        }
+        match part.instructions {
+            0 => Err("callgrind has counted nothing".into()),
+            _ => Ok(part),
+        }
+    }
+
+    /// How often a function was called.
+    pub fn calls_of(&self, function: &str) -> u64 {
+        self.calls.get(function).copied().unwrap_or(0)
+    }
 }
 
 /// What each more costs.

@@ -69,6 +69,20 @@ pub fn die_with_parent() {
     }
 }
 
+/// Is its main thread waiting for something? Whoever has just written to a socket that it waits for sees that it is not: the
+/// write has woken it.
+pub fn is_asleep(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/task/{process}/stat")).unwrap_or_default();
+    // `id (name) state …`, and a name may contain anything.
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+}
+
+/// Does a debugger or the like look at what it does?
+pub fn is_traced(process: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|tracer| tracer.trim() != "0"))
+}
+
 /// Processor time that all threads of a process have used.
 pub fn cpu_of(process: u32) -> Outcome<Duration> {
     let mut sum = Duration::ZERO;

@@ -3,8 +3,9 @@
 //! # Layout
 //!
 //! - [`server`]: a Redis of its own, with the module or without, under callgrind or not.
-//! - [`callgrind`]: instructions per call; [`paths`]: the calls that are counted.
+//! - [`callgrind`]: instructions per call; [`paths`]: the calls that are counted; [`system_calls`]: the same of these.
 //! - [`swarm`]: many clients in one thread; [`clients`]: what they do; [`wire`]: where a reply ends.
+//! - [`ring`]: clients that hand a lock to each other, and sleep until their reply; [`sleeping`]: what they cost.
 //! - [`postgres`], [`redisson`]: the others that are measured.
 //! - [`samples`]: percentiles; [`results`]: the rows of the table that `make bench` ends with; [`picture`]: SVG.
 //! - [`machine`]: cores, processor time, limits.
@@ -21,9 +22,12 @@ pub mod postgres;
 pub mod race;
 pub mod redisson;
 pub mod results;
+pub mod ring;
 pub mod samples;
 pub mod server;
+pub mod sleeping;
 pub mod swarm;
+pub mod system_calls;
 pub mod wire;
 
 use std::error::Error;

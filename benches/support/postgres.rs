@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use super::clients::Queued;
 use super::machine::{self, Cores};
+use super::ring::Calls;
 use super::swarm::Door;
 use super::wire::Wire;
 use super::Outcome;
@@ -111,7 +112,13 @@ impl Postgres {
 
 /// A client that waits for the lock in the server.
 pub fn client() -> Queued {
-    Queued::new(execute("acquire"), execute("release"))
+    let Calls { acquire, release } = calls();
+    Queued::new(acquire, release)
+}
+
+/// The calls of a client that is one of a [`ring`](super::ring).
+pub fn calls() -> Calls {
+    Calls { acquire: execute("acquire"), release: execute("release") }
 }
 
 impl Drop for Postgres {

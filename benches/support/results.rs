@@ -16,6 +16,8 @@ pub enum Unit {
     PerSecond,
     Bytes,
     Percent,
+    /// So many in each round.
+    Count,
 }
 
 impl Unit {
@@ -29,6 +31,7 @@ impl Unit {
             Unit::PerSecond => format!("{}/s", whole()),
             Unit::Bytes => format!("{} B", whole()),
             Unit::Percent => format!("{value:.2} %"),
+            Unit::Count => format!("{value:.2}"),
         }
     }
 }
@@ -87,7 +90,7 @@ impl Results {
             what.to_owned(),
             unit.show(value),
             format!("{} {name}", unit.show(base)),
-            format!("{ratio:.2}"),
+            if base == 0.0 { String::new() } else { format!("{ratio:.2}") },
             target.show(|number| number.to_string()),
             target.is_met(ratio).to_owned(),
         ]);

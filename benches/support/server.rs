@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use redis::Connection;
 use tempfile::TempDir;
 
+use super::callgrind::Part;
 use super::{machine, Outcome};
 
 /// How many clients may be connected.
@@ -22,7 +23,7 @@ pub const CLIENTS: usize = 10_100;
 pub struct Setup {
     args: Vec<String>,
     without_module: bool,
-    under_callgrind: bool,
+    callgrind: Option<&'static [&'static str]>,
     cores: Vec<usize>,
 }
 
@@ -43,8 +44,17 @@ impl Setup {
 
     /// Counts instructions; the server is some fifty times slower. It does next to nothing by itself then.
     pub fn under_callgrind(mut self) -> Setup {
-        self.under_callgrind = true;
+        self.callgrind = Some(&["--callgrind-out-file=/dev/null"]);
         self.option("hz", "1").option("dynamic-hz", "no").option("shutdown-timeout", "0")
+    }
+
+    /// The same, to count a part of its run with [`Server::count`]. What the server does once a second by itself does not
+    /// count: the more clients it has, the more that is.
+    pub fn under_callgrind_in_part(self) -> Setup {
+        let mut setup = self.under_callgrind();
+        setup.callgrind =
+            Some(&["--callgrind-out-file=part", "--toggle-collect=serverCron", "--collect-atstart=yes"]);
+        setup
     }
 
     /// Keeps the server on these cores.
@@ -67,12 +77,13 @@ impl Setup {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let dir = tempfile::tempdir()?;
         let (log, errors) = (dir.path().join("log"), dir.path().join("errors"));
-        let mut command = if self.under_callgrind {
-            let mut command = Command::new("valgrind");
-            command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", &program]);
-            command
-        } else {
-            Command::new(&program)
+        let mut command = match self.callgrind {
+            Some(args) => {
+                let mut command = Command::new("valgrind");
+                command.arg("--tool=callgrind").args(args).arg(&program);
+                command
+            }
+            None => Command::new(&program),
         };
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.args(["--maxclients", &CLIENTS.to_string(), "--repl-diskless-sync-delay", "0"]);
@@ -100,7 +111,7 @@ impl Setup {
             let ended = child.try_wait()?.is_some();
             match client.get_connection() {
                 Ok(control) if !ended => {
-                    let mut server = Server { child, port, control, dir };
+                    let mut server = Server { child, port, control, dir, parts: 0 };
                     let is_ours = server.info("process_id")? == server.process().to_string();
                     return Ok(is_ours.then_some(server));
                 }
@@ -124,6 +135,8 @@ pub struct Server {
     port: u16,
     pub control: Connection,
     dir: TempDir,
+    /// How many parts of its run have been counted.
+    parts: u32,
 }
 
 impl Server {
@@ -215,6 +228,25 @@ impl Server {
         let count = said.lines().find_map(|said| said.strip_prefix(&line));
         Ok(count.ok_or_else(|| format!("callgrind has counted nothing:\n{said}"))?.trim().parse()?)
     }
+
+    /// What a server under callgrind does for this, of all that it has done before and will do after it.
+    pub fn count(&mut self, play: impl FnOnce() -> Outcome<()>) -> Outcome<Part> {
+        let control = |what: &str| -> Outcome<()> {
+            let output =
+                Command::new("callgrind_control").args([what, &self.process().to_string()]).output()?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            if !said.lines().any(|line| line.trim() == "OK.") {
+                let errors = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("callgrind_control {what} says:\n{said}{errors}").into());
+            }
+            Ok(())
+        };
+        control("--zero")?;
+        play()?;
+        control("--dump")?;
+        self.parts += 1;
+        Part::parse(&fs::read_to_string(self.dir.path().join(format!("part.{}", self.parts)))?)
+    }
 }
 
 impl Drop for Server {
@@ -240,9 +272,20 @@ fn build_module() -> Outcome<PathBuf> {
 /// A module that does nothing.
 pub fn empty_module() -> Outcome<String> {
     static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let build = || build(&["--example", "empty"]).map_err(|error| error.to_string());
-    let release = MODULE.get_or_init(build).clone()?;
-    Ok(release.join("examples/libempty.so").display().to_string())
+    test_module("empty", &MODULE)
+}
+
+/// A module that queues clients and unblocks them, and does nothing else.
+pub fn floor_module() -> Outcome<String> {
+    static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    test_module("floor", &MODULE)
+}
+
+/// One of `tests/modules`, built once.
+fn test_module(name: &str, built: &OnceLock<Result<PathBuf, String>>) -> Outcome<String> {
+    let build = || build(&["--example", name]).map_err(|error| error.to_string());
+    let release = built.get_or_init(build).clone()?;
+    Ok(release.join(format!("examples/lib{name}.so")).display().to_string())
 }
 
 /// Builds this, and returns the folder where it is.

@@ -67,15 +67,17 @@ impl Io<'_> {
     }
 }
 
-struct Link {
-    stream: TcpStream,
-    input: Vec<u8>,
+/// A connection.
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    /// What has been read.
+    pub(super) input: Vec<u8>,
     output: Vec<u8>,
 }
 
 impl Link {
     /// Blocks until the server has answered all that it is greeted with: it has accepted the connection then.
-    fn open(address: SocketAddr, wire: Wire, greetings: &[Vec<u8>]) -> Outcome<Link> {
+    pub(super) fn open(address: SocketAddr, wire: Wire, greetings: &[Vec<u8>]) -> Outcome<Link> {
         let mut stream = std::net::TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
@@ -94,6 +96,11 @@ impl Link {
         Ok(Link { stream: TcpStream::from_std(stream), input: Vec::new(), output: Vec::new() })
     }
 
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Outcome<()> {
+        self.output.extend_from_slice(bytes);
+        self.write()
+    }
+
     fn write(&mut self) -> Outcome<()> {
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
@@ -107,7 +114,7 @@ impl Link {
     }
 
     /// Reads all that is there: only then there are events for what comes later.
-    fn read(&mut self, part: &mut [u8]) -> Outcome<()> {
+    pub(super) fn read(&mut self, part: &mut [u8]) -> Outcome<()> {
         loop {
             match self.stream.read(part) {
                 Ok(0) => return Err("the server has closed a connection".into()),

@@ -1,0 +1,125 @@
+//! What a hand-over costs if everybody sleeps until there is something to do: 2 to 10,000 clients in a closed loop, each of
+//! which releases the lock when it has been granted, and queues up again when it has read that reply. Next to the floor, a
+//! module that only queues clients and unblocks them (`tests/modules/floor.rs`).
+//!
+//! First the server's instructions and its system calls. For these the next call is sent when the server sleeps, so that it has
+//! to wake up for each one: in other loops it often finds two at once, and the second of two clients finds a lock that is free.
+//! Then the time that a hand-over takes when the next call is sent as soon as its client may send it; next to PostgreSQL, too.
+
+mod support;
+
+use std::time::Duration;
+
+use support::machine::{pin, raise_open_files, Cores};
+use support::postgres::{self, Postgres};
+use support::results::{Results, Target, Unit};
+use support::ring::{Pace, Ring};
+use support::samples::Samples;
+use support::server::{Setup, CLIENTS};
+use support::sleeping::{self, Contender};
+use support::system_calls::{self, Counts};
+use support::{asked, is_quick, thousands, unless_quick, Outcome};
+
+const SIZES: [usize; 4] = [2, 10, 200, 10_000];
+/// PostgreSQL has a process for each client.
+const MOST_ON_POSTGRES: usize = 200;
+/// Among how many clients system calls are counted.
+const TRACED: usize = 200;
+
+fn main() -> Outcome<()> {
+    if !asked("sleeping") {
+        return Ok(());
+    }
+    // Some are for ourselves.
+    let limit = raise_open_files(CLIENTS + 100);
+    let sizes: Vec<usize> = SIZES.into_iter().filter(|size| size + 100 < limit).collect();
+    let mut results = Results::of("sleeping");
+    instructions(&sizes, &mut results)?;
+    count_system_calls(&mut results)?;
+    wall_time(&sizes, &mut results)?;
+    results.finish(&mut Setup::new().without_module().start()?)
+}
+
+fn instructions(sizes: &[usize], results: &mut Results) -> Outcome<()> {
+    for size in sizes.iter().filter(|size| !is_quick() || **size <= 200) {
+        let (module, floor) = sleeping::count_both(*size)?;
+        let clients = thousands(*size);
+        eprintln!("{clients} clients: {:.2} turns of the event loop, floor {:.2}", module.turns, floor.turns);
+        let what = format!("sleeping: instructions, {clients} clients");
+        let base = ("floor", floor.instructions);
+        results.ratio(&what, Unit::Instructions, module.instructions, base, Target::None);
+    }
+    Ok(())
+}
+
+fn count_system_calls(results: &mut Results) -> Outcome<()> {
+    let times = unless_quick(2000, 500);
+    let count = |contender: Contender| -> Outcome<Option<Counts>> {
+        // The server's own work is least then.
+        let mut server = contender.start(Setup::new().option("hz", "1").option("dynamic-hz", "no"))?;
+        let mut ring = contender.ring(&mut server, TRACED)?;
+        let pace = Pace::Asleep(server.process());
+        ring.hand_over(100, pace)?;
+        system_calls::count(&server, || ring.hand_over(times, pace))
+    };
+    let (Some(module), Some(floor)) = (count(Contender::Module)?, count(Contender::Floor)?) else {
+        return Ok(());
+    };
+    let each =
+        |counts: &Counts, name: &str| counts.get(name).map_or(0.0, |count| *count as f64 / f64::from(times));
+    let mut names: Vec<&String> = module.keys().chain(floor.keys()).collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let (module, floor) = (each(&module, name), each(&floor, name));
+        // The rest is what the server does by itself from time to time.
+        if module.max(floor) >= 0.05 {
+            let what = format!("  system calls, {name}");
+            results.ratio(&what, Unit::Count, module, ("floor", floor), Target::None);
+        }
+    }
+    Ok(())
+}
+
+/// The rounds alternate, and of each one's rounds the median counts.
+fn wall_time(sizes: &[usize], results: &mut Results) -> Outcome<()> {
+    let cores = Cores::share(1);
+    let postgres = Postgres::start()?;
+    for size in sizes {
+        let [mut on_module, mut on_floor, mut on_postgres] = [const { Samples(Vec::new()) }; 3];
+        for _ in 0..unless_quick(5, 1) {
+            on_module.0.push(on_redis(Contender::Module, &cores, *size)?);
+            on_floor.0.push(on_redis(Contender::Floor, &cores, *size)?);
+            if let Some(postgres) = postgres.as_ref().filter(|_| *size <= MOST_ON_POSTGRES) {
+                let calls = (0..*size).map(|_| postgres::calls()).collect();
+                let ring = Ring::start(&postgres.door(), calls)?;
+                on_postgres.0.push(time(&postgres.cores, ring)?);
+            }
+        }
+        let what = format!("sleeping: a hand-over takes, {} clients", thousands(*size));
+        let median = on_module.median();
+        results.ratio(&what, Unit::Micros, median, ("floor", on_floor.median()), Target::None);
+        if !on_postgres.0.is_empty() {
+            results.ratio(&what, Unit::Micros, median, ("PostgreSQL", on_postgres.median()), Target::None);
+        }
+    }
+    Ok(())
+}
+
+/// On a server of its own: clients of the floor that go leave their queue behind.
+fn on_redis(contender: Contender, cores: &Cores, size: usize) -> Outcome<f64> {
+    let mut server = contender.start(Setup::new().on_cores(&cores.server))?;
+    time(cores, contender.ring(&mut server, size)?)
+}
+
+/// Microseconds for a hand-over. The clients are on these cores.
+fn time(cores: &Cores, mut ring: Ring) -> Outcome<f64> {
+    let measure = move || -> Outcome<f64> {
+        pin(&cores.loaders);
+        ring.hand_over_for(Duration::from_millis(200))?;
+        let each = ring.hand_over_for(Duration::from_millis(unless_quick(1500, 500)))?;
+        Ok(each.as_secs_f64() * 1e6)
+    };
+    // In a thread of its own, because it is to stay where it is put.
+    std::thread::scope(|scope| scope.spawn(measure).join().map_err(|_| "a thread has panicked")?)
+}
