@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parent.parent / "src"
+TESTS = {"model_tests", "scenarios"}
 ITEM = re.compile(
     r"^(?:pub(?:\([a-z ]+\))? )?(?:unsafe )?(?:const )?(?:async )?(?:extern \"C\" )?"
     r"(?:fn|struct|enum|trait|type|const|static|macro_rules!|mod|union)\s+(\w+)",
@@ -66,7 +67,7 @@ class File:
 
 
 def load():
-    files = [File(path) for path in sorted(SRC.rglob("*.rs")) if "model_tests" not in str(path)]
+    files = [File(path) for path in sorted(SRC.rglob("*.rs")) if not TESTS & set(path.parts)]
     return {file.module: file for file in files if file.module[-1:] not in (("verify",), ("scenarios",))}
 
 

@@ -41,6 +41,8 @@ pub(crate) mod waits_for;
 
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod scenarios;
 
 use std::borrow::Borrow;
 use std::fmt;

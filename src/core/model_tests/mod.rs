@@ -4,7 +4,7 @@
 //! The numbers in brackets are those of the invariants in `docs/design.md`.
 
 mod model;
-mod real;
+pub(in crate::core) mod real;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,10 @@ use super::*;
 use model::Model;
 use real::{Beside, Real, Stored};
 
-const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
-const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
+pub(super) const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
+pub(super) const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
 /// The owner as whom somebody elsewhere takes locks.
-const STRANGER: usize = 4;
+pub(super) const STRANGER: usize = 4;
 
 /// How long replies to requests are remembered, in milliseconds.
 const TTL: i64 = 25;
@@ -30,16 +30,16 @@ fn at(key: &[u8]) -> LockRef<'_> {
 
 /// An acquire as a client makes it.
 #[derive(Clone, Debug, Default)]
-struct Call {
-    owner: usize,
-    shared: bool,
-    lease: i64,
+pub(super) struct Call {
+    pub(super) owner: usize,
+    pub(super) shared: bool,
+    pub(super) lease: i64,
     /// The lease is that of a call that gives none: it shortens nothing.
-    keeps: bool,
-    fence: bool,
-    id: Option<u8>,
+    pub(super) keeps: bool,
+    pub(super) fence: bool,
+    pub(super) id: Option<u8>,
     /// The connection, and whether the hold is renewed while it is open and ends when it closes.
-    bind: Option<(u64, bool, bool)>,
+    pub(super) bind: Option<(u64, bool, bool)>,
 }
 
 impl Call {
@@ -67,7 +67,7 @@ fn request_id(owner: usize, id: u8) -> RequestId {
 
 /// Something that can happen, with small numbers that name one of what there is.
 #[derive(Clone, Debug)]
-enum Op {
+pub(super) enum Op {
     Acquire {
         lock: usize,
         call: Call,
@@ -189,7 +189,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// What a client can see of one step.
 #[derive(Debug, PartialEq, Eq)]
-enum Seen {
+pub(super) enum Seen {
     Granted(Reply),
     Busy,
     Deadlock,
@@ -210,7 +210,7 @@ fn runs_while_paused(op: &Op) -> bool {
 }
 
 /// What a key holds, as a reader sees it.
-fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
+pub(super) fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
     match &real.keys[key] {
         Stored::Lock(holders) if holders.expires_at().is_some_and(|at| real.now > at) => Some(Holders::Free),
         Stored::Lock(holders) => {
@@ -223,7 +223,7 @@ fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
 }
 
 /// After everybody has left and every grant has arrived, nothing is kept (9).
-fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
+pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
     in_flight.into_iter().for_each(|id| {
         real.locks.delivered(id, real.time());

@@ -7,14 +7,14 @@ use super::*;
 
 /// What a key holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
+pub(in crate::core) enum Stored {
     Lock(Holders),
     Other,
 }
 
 /// What is stored beside a lock.
 #[derive(Default)]
-pub(super) struct Beside {
+pub(in crate::core) struct Beside {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
     released: HashMap<RequestId, (i64, WallMs)>,
@@ -79,30 +79,30 @@ impl Records for Beside {
 }
 
 /// The core with a keyspace, a clock and a timer around it, as `crate::driver` has them.
-pub(super) struct Real {
-    pub(super) locks: LockManager,
-    pub(super) keys: BTreeMap<&'static [u8], Stored>,
+pub(in crate::core) struct Real {
+    pub(in crate::core) locks: LockManager,
+    pub(in crate::core) keys: BTreeMap<&'static [u8], Stored>,
     beside: BTreeMap<&'static [u8], Beside>,
-    pub(super) now: i64,
-    pub(super) paused: bool,
+    pub(in crate::core) now: i64,
+    pub(in crate::core) paused: bool,
     /// Whether the timer fires by itself after each step.
-    pub(super) timer: bool,
-    pub(super) decisions: Vec<(WaiterId, Decision)>,
+    pub(in crate::core) timer: bool,
+    pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
     /// Somebody elsewhere listens.
-    pub(super) listeners: bool,
+    pub(in crate::core) listeners: bool,
     /// The locks of which it was published that they are free, one by one.
-    pub(super) messages: Vec<&'static [u8]>,
+    pub(in crate::core) messages: Vec<&'static [u8]>,
 }
 
 impl Real {
     /// Where somebody elsewhere listens, from the start.
-    pub(super) fn heard(timer: bool) -> Real {
+    pub(in crate::core) fn heard(timer: bool) -> Real {
         let mut real = Real::new(timer);
         real.listeners = true;
         real
     }
 
-    pub(super) fn new(timer: bool) -> Real {
+    pub(in crate::core) fn new(timer: bool) -> Real {
         let keys = LOCKS.map(|key| (key, Stored::Lock(Holders::Free))).into();
         let beside = LOCKS.map(|key| (key, Beside::default())).into();
         Real {
@@ -118,7 +118,7 @@ impl Real {
         }
     }
 
-    pub(super) fn time(&self) -> Now {
+    pub(in crate::core) fn time(&self) -> Now {
         // The clocks are not in step, as in life.
         Now { wall: self.now, mono: self.now.unsigned_abs() * 1000 + 77 }
     }
@@ -181,7 +181,7 @@ impl Real {
         Ok(result)
     }
 
-    pub(super) fn step(&mut self, op: &Op) -> Option<Seen> {
+    pub(in crate::core) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op).unwrap_or_else(Some);
         self.decisions.extend(self.locks.take_decisions());
         if let Op::Pause(false) = op {
@@ -196,13 +196,13 @@ impl Real {
     }
 
     /// Fires the timer as often as it is due now.
-    pub(super) fn fire(&mut self) {
+    pub(in crate::core) fn fire(&mut self) {
         while self.locks.next_wakeup(self.time(), !self.paused) == Some(0) {
             self.tick();
         }
     }
 
-    pub(super) fn tick(&mut self) {
+    pub(in crate::core) fn tick(&mut self) {
         for lock in self.locks.tick(self.time(), !self.paused) {
             let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
             let served = self
@@ -287,7 +287,7 @@ impl Real {
     }
 
     /// Whom an owner waits for, by the core's search.
-    pub(super) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
+    pub(in crate::core) fn blockers(&self, owner: &[u8]) -> Vec<Owner> {
         let (_, search) = self.search(Search::blockers(&self.locks, &Owner::new(owner)));
         search.into_edges().into_iter().map(|edge| edge.owner).collect()
     }
@@ -338,7 +338,7 @@ impl Real {
     }
 
     /// Somebody elsewhere takes a lock if it is free.
-    pub(super) fn take(&mut self, key: &'static [u8], lease: i64) -> bool {
+    pub(in crate::core) fn take(&mut self, key: &'static [u8], lease: i64) -> bool {
         let free = self.open(key) == Ok(Holders::Free);
         if free {
             let hold = Hold { expires_at: self.now + lease, ..hold(OWNERS[STRANGER], 1, 0) };
@@ -363,7 +363,7 @@ impl Real {
     }
 
     /// The server is a replica for a while.
-    pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
+    pub(in crate::core) fn away(&mut self, meddle: Option<(usize, i64)>) {
         self.locks.demote();
         self.decisions.extend(self.locks.take_decisions());
         assert_eq!(self.locks.waiting_total(), 0, "somebody waits for a replica");
@@ -375,7 +375,7 @@ impl Real {
         self.fire();
     }
 
-    pub(super) fn advance(&mut self, ms: i64) {
+    pub(in crate::core) fn advance(&mut self, ms: i64) {
         let end = self.now + ms;
         loop {
             let wakeup = self.locks.next_wakeup(self.time(), !self.paused);
@@ -390,7 +390,7 @@ impl Real {
         self.now = end;
     }
 
-    pub(super) fn waiting(&self, key: &[u8]) -> Vec<WaiterId> {
+    pub(in crate::core) fn waiting(&self, key: &[u8]) -> Vec<WaiterId> {
         self.locks.waiters_of(at(key), self.time()).map(|waiter| waiter.id).collect()
     }
 }

@@ -1,0 +1,122 @@
+//! Named interleavings as text: each file beside this one tells scenarios of one subject, which drive the lock manager with
+//! a clock, a timer and a keyspace of its own.
+//!
+//! Each line of a scenario is something that happens, or something that must be seen. What it sets off (a grant, the end of
+//! a wait, an announcement) must be named by the lines that follow, in its order and in its millisecond: a scenario fails
+//! if anything happens that it does not tell. [`line`] has the grammar, [`stage`] carries the lines out.
+//!
+//! A line that begins with `#` is a remark. `# (4) …` quotes an invariant of `docs/design.md`, which must have these words.
+
+mod line;
+mod stage;
+
+use line::Line;
+use stage::Stage;
+
+const DESIGN: &str = include_str!("../../../docs/design.md");
+
+/// One line of a file that is no remark: its number, and its text.
+type Numbered<'a> = (usize, &'a str);
+
+/// The scenarios of a file, each with its heading.
+fn scenarios(text: &str) -> Vec<(&str, Vec<Numbered<'_>>)> {
+    let mut scenarios: Vec<(&str, Vec<Numbered<'_>>)> = Vec::new();
+    let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+    for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+        match (line.strip_prefix("Scenario: "), scenarios.last_mut()) {
+            (Some(heading), _) => scenarios.push((heading, Vec::new())),
+            (None, Some((_, lines))) => lines.push((number, line)),
+            (None, None) => panic!("line {number} stands before the first scenario"),
+        }
+    }
+    scenarios
+}
+
+/// Plays all scenarios of a file.
+fn play(file: &str, text: &str) {
+    assert_quotes(file, text);
+    for (heading, lines) in scenarios(text) {
+        let mut stage = Stage::new();
+        let mut last = 0;
+        for (number, text) in lines {
+            let fail = |why: String| -> ! {
+                panic!("src/core/scenarios/{file}:{number}, in \"{heading}\": {text}\n  {why}")
+            };
+            let line = Line::parse(text).unwrap_or_else(|| fail("This line is not understood.".into()));
+            stage.play(&line).unwrap_or_else(|why| fail(why));
+            last = number;
+        }
+        let end = stage.end();
+        end.unwrap_or_else(|why| {
+            panic!("src/core/scenarios/{file}:{last}, after \"{heading}\"\n  {why}");
+        });
+    }
+}
+
+/// Fails unless the file quotes an invariant, and each that it quotes as `docs/design.md` has it.
+fn assert_quotes(file: &str, text: &str) {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let invariants = words(DESIGN.rsplit("## What are the invariants?").next().unwrap());
+    let quotes: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# (")).collect();
+    assert!(!quotes.is_empty(), "{file} quotes no invariant");
+    for quote in quotes {
+        let numbered = words(&quote.replacen(')', ".", 1));
+        assert!(invariants.contains(&numbered), "{file} quotes what docs/design.md does not say: {quote}");
+    }
+}
+
+#[test]
+fn queue() {
+    play("queue.txt", include_str!("queue.txt"));
+}
+
+#[test]
+fn upgrade() {
+    play("upgrade.txt", include_str!("upgrade.txt"));
+}
+
+#[test]
+fn downgrade() {
+    play("downgrade.txt", include_str!("downgrade.txt"));
+}
+
+#[test]
+fn retry() {
+    play("retry.txt", include_str!("retry.txt"));
+}
+
+#[test]
+fn revocation() {
+    play("revocation.txt", include_str!("revocation.txt"));
+}
+
+#[test]
+fn fairness() {
+    play("fairness.txt", include_str!("fairness.txt"));
+}
+
+/// What a scenario does not tell, tells wrongly or misspells is found.
+#[test]
+fn a_scenario_that_is_wrong_fails() {
+    let begin = "alice acquires k -> holds 1\nbob waits for k\n";
+    for (wrong, why) in [
+        ("alice acquires k -> holds 1", "-> holds 2"),
+        ("alice aquires k -> holds 1", "not understood"),
+        ("alice acquires k, forever -> holds 1", "not understood"),
+        ("alice releases k -> 0 left\nqueue of k: nobody", "bob is granted k, holds 1"),
+        ("alice releases k -> 0 left", "bob is granted k, holds 1"),
+        ("alice releases k -> 0 left\nbob is granted k, holds 2", "bob is granted k, holds 1"),
+        ("bob is granted k, holds 1", "Nothing"),
+        ("carol waits for k, at most 5 ms\nat 6 ms: carol's wait for k ends: timed out", "at 5 ms"),
+        ("queue of k: carol", "queue of k: bob"),
+    ] {
+        let mut stage = Stage::new();
+        let text = format!("{begin}{wrong}");
+        let played = text.lines().try_for_each(|line| {
+            let line = Line::parse(line).ok_or("This line is not understood.")?;
+            stage.play(&line)
+        });
+        let message = played.and_then(|()| stage.end()).expect_err(wrong);
+        assert!(message.contains(why), "{wrong:?} fails with {message:?}");
+    }
+}
