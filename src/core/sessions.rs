@@ -194,7 +194,10 @@ impl Sessions {
 
     /// When [`sweep`](Sessions::sweep) has something to do.
     pub(super) fn next_sweep(&self) -> Option<MonoUs> {
-        self.sweeps.first().into_iter().chain(self.ended.due()).min()
+        match (self.sweeps.first(), self.ended.due()) {
+            (Some(sweep), Some(ended)) => Some(sweep.min(ended)),
+            (sweep, ended) => sweep.or(ended),
+        }
     }
 
     /// Forgets requests that cannot come again, and bindings that were kept for them. Returns the locks of the latter.

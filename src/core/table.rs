@@ -17,7 +17,8 @@ pub(crate) struct LockIdx {
 
 /// What is remembered about the locks that anything is remembered about.
 pub(super) struct LockTable<S> {
-    /// By database, of which there are few, then by key, so that a look-up needs no owned key.
+    /// By database, of which there are few, then by key, so that a look-up needs no owned key. A database that had locks keeps
+    /// its map.
     names: BTreeMap<i32, HashMap<Rc<[u8]>, LockIdx>>,
     slots: Vec<Slot<S>>,
     /// The slots without a lock.
@@ -128,11 +129,9 @@ impl<S: Default> LockTable<S> {
         self.free.push(idx.slot);
         if let Some(in_db) = self.names.get_mut(&named.id.db) {
             in_db.remove(&named.id.key);
-            if in_db.is_empty() {
-                self.names.remove(&named.id.db);
-            }
         }
-        if self.names.is_empty() && self.slots.len() > KEPT_SLOTS {
+        if self.is_empty() && self.slots.len() > KEPT_SLOTS {
+            self.names = BTreeMap::new();
             self.first_generation = self.slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
             self.slots = Vec::new();
             self.free = Vec::new();
@@ -191,7 +190,7 @@ impl<S: Default> LockTable<S> {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.len() == 0
     }
 
     /// All locks, with their handles and names.

@@ -7,7 +7,7 @@ use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::looks::Looks;
-use crate::core::{ConnectionId, Hold, LockManager, LockRef, MonoUs, WaiterId};
+use crate::core::{ConnectionId, Hold, LockManager, LockRef, MonoUs, Now, WaiterId};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
 use crate::server::{event_loop, events, Ctx, InCallback, Obstacle, ServerCell};
@@ -152,24 +152,38 @@ impl Driver {
             self.looks.no_fragile();
         }
         let now = ctx.now();
-        let wanted = if self.flushed && obstacle.is_none() {
-            Some(0)
+        let work = self.locks.next_wakeup(now, obstacle.is_none());
+        let wanted = if self.is_beside_locks() || obstacle.is_some() {
+            self.next_timer(work, now, obstacle)
         } else {
-            let work = self.locks.next_wakeup(now, obstacle.is_none());
-            let work = match obstacle {
-                Some(Obstacle::Refused) => {
-                    let deadline = self.locks.next_deadline(now);
-                    deadline.into_iter().chain(work.map(|ms| ms.max(REFUSED_RETRY_MS))).min()
-                }
-                _ => work,
-            };
-            let listens_in_vain = self.hears_clients && !self.needs_clients();
-            let listening = (self.hears_wakeups || listens_in_vain).then_some(LISTENING_MS);
-            let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
-            let look = self.looks.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
-            [work, listening, flushed, look].into_iter().flatten().min()
+            work
         };
         self.alarm.set(ctx, wanted, now.mono, watch_timer);
+    }
+
+    /// True if there is more to plan for than locks.
+    fn is_beside_locks(&self) -> bool {
+        let listens_in_vain = self.hears_clients && !self.needs_clients();
+        self.flushed || self.hears_wakeups || listens_in_vain || self.looks.first().is_some()
+    }
+
+    /// In how many milliseconds the timer is to fire, of which there is `work` to do with locks.
+    fn next_timer(&self, work: Option<u64>, now: Now, obstacle: Option<Obstacle>) -> Option<u64> {
+        if self.flushed && obstacle.is_none() {
+            return Some(0);
+        }
+        let work = match obstacle {
+            Some(Obstacle::Refused) => {
+                let deadline = self.locks.next_deadline(now);
+                deadline.into_iter().chain(work.map(|ms| ms.max(REFUSED_RETRY_MS))).min()
+            }
+            _ => work,
+        };
+        let listens_in_vain = self.hears_clients && !self.needs_clients();
+        let listening = (self.hears_wakeups || listens_in_vain).then_some(LISTENING_MS);
+        let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
+        let look = self.looks.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
+        [work, listening, flushed, look].into_iter().flatten().min()
     }
 
     /// Plans for a lock that may have changed.

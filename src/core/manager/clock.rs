@@ -55,17 +55,25 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
 /// See [`LockManager::next_wakeup`](super::LockManager::next_wakeup).
 pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u64> {
     let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
-    let deadline = next_deadline(parts, now);
-    let renewal = parts.sessions.next_renewal().map(until);
-    let ready = parts.table.any_ready().then_some(0);
+    let without_writing = earlier(parts.deadlines.first(), parts.sessions.next_sweep()).map(until);
+    if parts.table.any_ready() {
+        return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
+    }
+    let planned = earlier(parts.sessions.next_renewal(), parts.windows.first()).map(until);
     // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
     let lease = parts.leases.first();
     let lease = lease.map(|end| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());
-    let window = parts.windows.first().map(until);
-    let work = [renewal, ready, lease, window].into_iter().flatten().min();
+    let work = earlier(planned, lease);
     let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
-    let sweep = parts.sessions.next_sweep().map(until);
-    deadline.into_iter().chain(work).chain(sweep).min()
+    earlier(without_writing, work)
+}
+
+/// The earlier of two times that are there.
+fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
 }
 
 /// See [`LockManager::next_deadline`](super::LockManager::next_deadline).

@@ -90,7 +90,11 @@ impl Parts {
 
     /// Sets when the first lease of a lock ends that somebody waits for.
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
-        self.leases.set(&lock, end);
+        // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
+        // more.
+        if end.is_none_or(|end| self.leases.get(&lock).is_none_or(|planned| end < planned)) {
+            self.leases.set(&lock, end);
+        }
         if end.is_none() {
             self.fragile.remove(lock);
         }
