@@ -27,7 +27,7 @@ impl Command for Break {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
-        // It is to be told how many there are, whatever somebody has written there by hand.
+        // The reply says how many there are, whatever somebody has written there by hand.
         crate::keyspace::kept::forget(ctx, key.as_bytes());
         let mut lock = super::open(ctx, &key, None, now)?;
         if lock.is_fair(now) {

@@ -43,7 +43,8 @@ fn one(pattern: &[u8], p: usize, byte: u8) -> (bool, usize) {
     }
 }
 
-/// The same for what follows a bracket, which may be left open, as the server has it.
+/// Whether a byte matches what follows a bracket, and where the pattern goes on. The bracket may be left
+/// open, as the server has it.
 fn class(pattern: &[u8], mut p: usize, byte: u8) -> (bool, usize) {
     let not = pattern.get(p) == Some(&b'^');
     p += usize::from(not);

@@ -30,8 +30,8 @@ use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::server::{Ctx, Str};
 
-/// Opens the lock of a command that may change it. If the key holds something else, those who wait for it will
-/// hear of it too.
+/// Opens the lock of a command that may change it. If the key holds something else, the waits
+/// for it are ended soon, too.
 fn open<'a>(ctx: Ctx<'a>, key: &'a Str<'a>, owner: Option<&'a Str<'a>>, now: Now) -> Result<Lock<'a>, Error> {
     Lock::open(ctx, key, owner, &driver::Remembered(ctx), now)
         .inspect_err(|_| driver::look_soon(ctx, key.as_bytes()))

@@ -1,6 +1,6 @@
 //! The fairness window of one lock: when it is left free for external clients, as Redisson's are.
 //!
-//! Such a client hears a message when the lock becomes free, and then needs a round trip to take it. Whoever waits
+//! Such a client gets a message when the lock becomes free, and then needs a round trip to take it. Whoever waits
 //! here needs none: as long as somebody does, or comes back fast enough, the lock is never free when an external client
 //! asks. So after a run of grants here, and only if the lock's channel has subscribers, the lock is left free for a moment
 //! with a message, and those who are ready to wait let external clients go first. Whoever does not wait takes what is
@@ -15,12 +15,13 @@ use super::{MonoUs, Now};
 /// shall be theirs, also if they miss some windows.
 const RUN: u32 = 4;
 
-/// For how many grants here one elsewhere makes up, and how many are remembered: who missed some windows gets the next
-/// ones sooner, though never two in a row.
+/// For how many grants here one to an external client makes up, and how many are remembered: who missed some windows gets
+/// the next ones sooner, though never two in a row.
 const MAKES_UP: u32 = 6;
 const LONGEST_RUN: u32 = 60;
 
-/// The same before any external client has taken the lock: most who listen never have to be let in.
+/// How many grants here are in a row before the first window, as long as no external client has taken the lock: most who
+/// listen never have to be let in.
 const FIRST_RUN: u32 = 16;
 
 /// How long a window lasts, in microseconds: enough for a message, a thread that wakes up and a command, and with the
@@ -48,7 +49,7 @@ enum Phase {
     /// It is held, or handed on here.
     #[default]
     Served,
-    /// It is free for everybody, and they have been told so, since then.
+    /// It is free for everybody, and that was announced, since then.
     Free { since: MonoUs },
     /// It is left free for them.
     Window { since: MonoUs, until: MonoUs },
@@ -68,7 +69,7 @@ pub(super) enum WhenFree {
 /// What follows from a deadline that has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AtDeadline {
-    /// The window is over, and the lock is to be looked at, as somebody waits.
+    /// The window is over, and the lock is ready, as somebody waits.
     Look,
     Nothing,
     /// It is forgotten that there were subscribers.
@@ -79,7 +80,7 @@ pub(super) enum AtDeadline {
 #[derive(Debug, Default)]
 pub(super) struct Fairness {
     phase: Phase,
-    /// How many grants here there were that none elsewhere made up for. Counted only while the lock is in the table.
+    /// How many grants here there were that none to an external client made up for. Counted only while the lock is in the table.
     run: u32,
     /// Nobody here was granted the lock since an external client had it.
     just_taken: bool,
@@ -203,7 +204,7 @@ impl Fairness {
         }
     }
 
-    /// There are subscribers who have to be told when a lease ends.
+    /// There are subscribers, to whom the end of a lease must be announced.
     pub(super) fn subscribers_wait_for_lease(&mut self) {
         self.has_subscribers = true;
     }
@@ -223,7 +224,7 @@ impl Fairness {
         used
     }
 
-    /// The deadline has come. `lease_is_watched` says whether the end of the lease leads to another look.
+    /// The deadline has come. `lease_is_watched` says whether the lock is reconciled when the lease ends.
     pub(super) fn at_deadline(
         &mut self,
         somebody_waits: bool,
@@ -239,7 +240,7 @@ impl Fairness {
             self.missed(now);
             self.deadline = Some(now.mono.saturating_add(MEMORY_US));
         } else if somebody_waits || (self.has_subscribers && lease_is_watched) {
-            // That leads to another look.
+            // The lock will be reconciled for that.
         } else if forget_at > now.mono {
             self.deadline = Some(forget_at);
         } else {

@@ -4,10 +4,10 @@
 use super::schedule::Schedule;
 use super::table::LockIdx;
 
-/// How many of them are looked at in one go.
+/// How many of them become ready in one go.
 const BATCH: usize = 64;
 
-/// Those of them that somebody waits for, each with the number of the round in which it is looked at next.
+/// Those of them that somebody waits for, each with the number of the round in which it is reconciled next.
 #[derive(Default)]
 pub(super) struct FragileLocks {
     rounds: Schedule<u64, LockIdx>,
@@ -35,12 +35,12 @@ impl FragileLocks {
         self.rounds.is_empty()
     }
 
-    /// True if some are still to be looked at in this round.
+    /// True if some are still to be reconciled in this round.
     pub(super) fn is_in_round(&self) -> bool {
         self.in_round
     }
 
-    /// The next ones to look at, of this round or else of the next.
+    /// The next ones to reconcile, of this round or else of the next.
     pub(super) fn next(&mut self) -> Vec<LockIdx> {
         let mut batch = Vec::new();
         while let Some(lock) = self.rounds.pop_due(self.round) {

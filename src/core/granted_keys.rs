@@ -1,7 +1,7 @@
 //! A hint about which keys are locks that were granted here.
 //!
-//! Those who wait elsewhere must hear that a lock is free also when its lease ran out or a stranger deleted it,
-//! and nobody here waits for it. The server then only says that a key of some name is gone, not what it was. This
+//! That a lock is free must be announced to external clients also when its lease ran out or a foreign write deleted
+//! it, and nobody here waits for it. The server then only says that a key of some name is gone, not what it was. This
 //! table knows, nearly always, and in the same memory for any number of locks. It decides nothing: an entry too
 //! many is a message that nobody needed, one too few is a message that is missing, as it is after a restart.
 

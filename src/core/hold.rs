@@ -9,7 +9,7 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     /// How often the owner acquired it exclusively without releasing.
     pub(crate) exclusive: i64,
-    /// The same for shared. One of both is not 0.
+    /// How often the owner acquired it shared without releasing. One of both is not 0.
     pub(crate) shared: i64,
     /// When the lease runs out; an owner has one, whatever it holds.
     pub(crate) expires_at: WallMs,

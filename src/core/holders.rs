@@ -73,7 +73,7 @@ impl Holders {
         }
     }
 
-    /// The same, to note what is written of it.
+    /// The crowd that holds it, if it was read as one, to note what is written of it.
     pub(crate) fn crowd_mut(&mut self) -> Option<&mut Crowd> {
         match self {
             Holders::Shared(Readers::Many(crowd)) => Some(Rc::make_mut(crowd)),
@@ -265,10 +265,10 @@ impl Holders {
         Ok(left)
     }
 
-    /// Gives back a hold of this mode that its owner was not told of.
+    /// Uncounts a hold of this mode whose grant is revoked: its owner never knew of it.
     pub(super) fn uncount(&mut self, owner: &[u8], mode: Mode) {
         if self.release(owner, Part::OneOf(mode), None).is_err() {
-            // The owner gave that one back, not knowing of it, instead of one of the other mode that it was told of.
+            // The owner gave that one back, not knowing of it, instead of one of the other mode that it knew of.
             let _ = self.release(owner, Part::One, None);
         }
     }

@@ -9,7 +9,7 @@
 //! * [`hold`], [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
 //! * [`readers`]: those who hold one lock shared, and what is asked about a crowd of them.
 //! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
-//! * [`table`]: locks by name and by handle, and which of them are ready to be looked at.
+//! * [`table`]: locks by name and by handle, and which of them are ready to be reconciled.
 //! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
 //! * [`waiters`]: all waits, and how far each has come.
 //! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
@@ -124,14 +124,14 @@ pub(crate) struct LockRef<'a> {
 }
 
 impl LockId {
-    /// The same without the key.
+    /// This lock, with its key borrowed.
     pub(crate) fn as_ref(&self) -> LockRef<'_> {
         LockRef { db: self.db, key: &self.key }
     }
 }
 
 impl LockRef<'_> {
-    /// The same with a key of its own.
+    /// This lock, with a key of its own.
     pub(crate) fn to_id(self) -> LockId {
         LockId { db: self.db, key: Rc::from(self.key) }
     }

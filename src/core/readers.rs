@@ -223,7 +223,7 @@ impl Crowd {
     pub(crate) fn take_touched(&mut self) -> Vec<Touched> {
         let mut touched = std::mem::take(&mut self.touched);
         touched.sort_by(|a, b| a.owner.cmp(&b.owner));
-        // Sorting keeps the order of what is equal: the first of an owner tells what was before all.
+        // Sorting keeps the order of what is equal: the first of an owner has what was before all.
         touched.dedup_by(|later, first| later.owner == first.owner);
         touched
     }

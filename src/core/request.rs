@@ -117,7 +117,7 @@ impl Patience {
 /// The reply to a grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
-    /// In which mode it was granted. The client is not told.
+    /// In which mode it was granted. The reply does not say so.
     pub(crate) mode: Mode,
     /// How often the owner holds the lock.
     pub(crate) holds: i64,
@@ -150,7 +150,7 @@ pub(crate) enum Decision {
     WrongType,
     /// The lock's slot is served by another node of the cluster now.
     Moved,
-    /// The same request came again, and waits in its place.
+    /// The request came again, and that call waits at its position.
     Superseded,
     /// The request was cancelled.
     Cancelled,
@@ -223,10 +223,10 @@ pub(crate) trait Records {
     fn may_grow(&mut self) -> bool;
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
-    /// The grant was taken back: the next call with this id is a new one.
+    /// The grant was revoked: the next call with this id is a new one.
     fn forget_grant(&mut self, id: &RequestId);
-    /// True if somebody elsewhere waits to hear that the lock is free.
+    /// True if the lock's channel has subscribers, so that external clients may wait for it.
     fn has_listeners(&mut self) -> bool;
-    /// They are to be told so, when what has changed is written.
+    /// It is to be announced that the lock is free, when what has changed is written.
     fn announce(&mut self);
 }

@@ -1,4 +1,4 @@
-//! What is to happen when: one time for each thing, moved and taken back by the thing's name.
+//! What is to happen when: one time for each thing, moved and unset by the thing's name.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;
@@ -9,7 +9,7 @@ use foldhash::HashMap;
 pub(super) struct Schedule<T, K> {
     /// When each of them is due.
     at: HashMap<K, T>,
-    /// The same, in the order of the times.
+    /// All that is in `at`, in the order of the times.
     due: BTreeSet<(T, K)>,
 }
 

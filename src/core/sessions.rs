@@ -1,7 +1,7 @@
 //! Holds that depend on a connection: renewed while it is open, or released when it closes.
 //!
 //! A binding belongs to an owner's hold on a lock, and ends with it: whoever takes the same lock later under the
-//! same name starts without. What is to be written for it is written when the lock is looked at.
+//! same name starts without. What is to be written for it is written when the lock is reconciled.
 
 use foldhash::HashMap;
 use smallvec::SmallVec;
@@ -182,7 +182,7 @@ impl Sessions {
         bindings.filter(|(_, binding)| binding.is_closed()).map(|(owner, _)| owner)
     }
 
-    /// The locks with holds that a watchdog is to renew by now. They stay due until the lock is looked at.
+    /// The locks with holds that a watchdog is to renew by now. They stay due until the lock is reconciled.
     pub(super) fn due_for_renewal(&self, now: Now) -> impl Iterator<Item = LockIdx> + '_ {
         self.renewals.due(now.mono).map(|(lock, _)| *lock)
     }
@@ -288,7 +288,7 @@ impl Sessions {
         }
     }
 
-    /// This server is the primary again. Returns the locks to be looked at.
+    /// This server is the primary again. Returns the locks to be reconciled.
     pub(super) fn resume(&mut self) -> Vec<LockIdx> {
         self.suspended = false;
         self.of_locks.keys().copied().collect()

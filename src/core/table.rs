@@ -1,4 +1,4 @@
-//! The locks about which something is remembered, by name and by handle, and which of them are ready to be looked at.
+//! The locks about which something is remembered, by name and by handle, and which of them are ready to be reconciled.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub(super) struct LockTable<S> {
     free: Vec<u32>,
     /// The generation of slots that are made: no handle of a slot that was there before has it.
     first_generation: u32,
-    /// The locks that are to be looked at soon, in the order in which they were marked so.
+    /// The locks that are to be reconciled soon, in the order in which they became ready.
     ready: BTreeMap<u64, LockIdx>,
     /// How often a lock was marked so.
     marks: u64,
@@ -138,7 +138,7 @@ impl<S: Default> LockTable<S> {
         }
     }
 
-    /// Marks a lock to be looked at soon.
+    /// Marks a lock as ready to be reconciled.
     pub(super) fn set_ready(&mut self, idx: LockIdx) {
         let mark = self.marks + 1;
         let Some(named) = self.named_mut(idx) else { return };
@@ -149,7 +149,7 @@ impl<S: Default> LockTable<S> {
         }
     }
 
-    /// The lock is being looked at.
+    /// The lock is being reconciled.
     pub(super) fn unset_ready(&mut self, idx: LockIdx) {
         if self.ready.is_empty() {
             return;
@@ -163,12 +163,12 @@ impl<S: Default> LockTable<S> {
         self.named(idx).is_some_and(|named| named.ready.is_some())
     }
 
-    /// True if any lock is to be looked at.
+    /// True if any lock is ready.
     pub(super) fn any_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// How many locks are to be looked at.
+    /// How many locks are ready.
     pub(super) fn ready_len(&self) -> usize {
         self.ready.len()
     }

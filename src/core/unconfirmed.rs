@@ -1,7 +1,7 @@
 //! Grants of which it is not known yet whether they reached their client, and what the holds are without them.
 //!
 //! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked when the others
-//! have long been told of theirs, and then the hold must be as if the revoked grant had never been made: not only its
+//! have long been answered, and then the hold must be as if the revoked grant had never been made: not only its
 //! count, but also its lease and its fencing token. So what each such grant did is kept apart until its fate is known.
 //!
 //! A grant that may be revoked never shortens a lease: the hold could end by the shorter one before it is known that
@@ -17,7 +17,7 @@ use super::{Holders, Now, Owner, Part, Token, WaiterId, WallMs};
 /// What a grant does to the fencing token of its owner's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SetToken {
-    /// What the client was told, if it asked for one.
+    /// What the client was answered, if it asked for one.
     pub(super) token: Option<Token>,
     /// The hold was shared only, and its token is not one of an exclusive hold.
     pub(super) upgrade: bool,

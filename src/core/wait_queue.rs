@@ -26,7 +26,7 @@ impl Position {
         Position { newcomer: !holds, ticket }
     }
 
-    /// The same wait, now that its owner holds the lock, or does so no more.
+    /// The position of this wait once its owner holds the lock, or does so no more.
     pub(super) fn with_hold(self, holds: bool) -> Position {
         Position::new(holds, self.ticket)
     }

@@ -1,4 +1,4 @@
-//! All waits: from the call that has to wait until its client has been told of the grant, or the grant was revoked.
+//! All waits: from the call that has to wait until its client has the grant, or the grant was revoked.
 
 use std::collections::hash_map::Entry;
 
@@ -24,9 +24,9 @@ pub(super) struct Wait {
 pub(super) enum WaitState {
     /// It stands in the queue of its lock.
     Queued,
-    /// It has the lock, and its client may not have been told yet.
+    /// It has the lock, and its client may not have the reply yet.
     Granted,
-    /// Its client was not told: what it was granted is given back at the next look at the lock.
+    /// Its client did not get the reply: the grant is revoked when the lock is reconciled.
     Revoking,
 }
 
@@ -56,7 +56,7 @@ impl Wait {
         self.state
     }
 
-    /// True if its time is over, whether it has been told so or not.
+    /// True if its time is over, whether it was answered or not.
     pub(super) fn is_over(&self, now: Now) -> bool {
         self.deadline.is_some_and(|at| at <= now.mono)
     }
@@ -105,7 +105,7 @@ impl Waiters {
         self.by_id.get(&id)
     }
 
-    /// The same for one that is queued.
+    /// A wait that is queued; `None` if it is unknown or was decided.
     pub(super) fn queued(&self, id: WaiterId) -> Option<&Wait> {
         self.get(id).filter(|wait| wait.state == WaitState::Queued)
     }
@@ -239,7 +239,7 @@ impl Waiters {
         (self.by_owner.len(), self.by_request.len())
     }
 
-    /// How many have been granted and not told yet.
+    /// How many are granted and not confirmed yet.
     pub(super) fn granted_len(&self) -> usize {
         self.by_id.len() - self.queued
     }

@@ -33,7 +33,7 @@ pub(crate) trait Waits {
     ) -> impl Iterator<Item = WaiterId>;
     fn name(&self, lock: LockIdx) -> Option<&LockId>;
     fn find(&self, lock: &LockId) -> Option<LockIdx>;
-    /// Changes the holders as the next look at the lock will: those whose client is gone block nobody.
+    /// Changes the holders as the next step on the lock will: those whose client is gone block nobody.
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
     /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
@@ -97,11 +97,11 @@ pub(crate) struct Search {
 /// looked for again on the way of the next, so that a search passes each holder and each position once.
 struct Seen {
     holders: Holders,
-    /// All holders were found, or all but this one, who waits himself.
+    /// All holders were found, or all but this one, which waits itself.
     passed_holders: Passed,
     /// All were found that an exclusive waiter at this position waits for in the queue.
     exclusive_until: Option<Position>,
-    /// The same for a shared waiter.
+    /// All were found that a shared waiter at this position waits for in the queue.
     shared_until: Option<Position>,
 }
 
@@ -202,36 +202,36 @@ fn blockers(
     let leads_on = |owner: &Owner| wanted.is_none_or(|origin| origin == owner || waits.is_waiting(owner));
     let mut found = seen.pass_holders(owner, mode, leads_on);
     let exclusive = mode == Mode::Exclusive;
-    let turn = turn_of(waits, lock, owner, now).unwrap_or(position);
+    let served_at = served_at_of(waits, lock, owner, now).unwrap_or(position);
     if let Some(origin) = wanted.filter(|origin| *origin != owner && exclusive) {
-        if turn_of(waits, lock, origin, now).is_some_and(|position| position < turn) {
+        if served_at_of(waits, lock, origin, now).is_some_and(|position| position < served_at) {
             found.push(origin.clone());
         }
     }
     let until = if exclusive { &mut seen.exclusive_until } else { &mut seen.shared_until };
     let passed = until.unwrap_or(Position::FRONT);
-    if turn <= passed {
+    if served_at <= passed {
         return found;
     }
-    *until = Some(turn);
+    *until = Some(served_at);
     let which = match (wanted.is_none(), exclusive) {
         (true, true) => Ahead::All,
         (true, false) | (false, false) => Ahead::Exclusive,
         (false, true) => Ahead::Crossing,
     };
-    for ahead in waits.ahead(lock, which, passed..turn).filter_map(|id| waits.waiting(id, now)) {
+    for ahead in waits.ahead(lock, which, passed..served_at).filter_map(|id| waits.waiting(id, now)) {
         found.push(ahead.owner.clone());
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less.
         let leads_to_all = wanted.is_some() && !exclusive;
-        if leads_to_all && turn_of(waits, lock, ahead.owner, now) == Some(ahead.position) {
+        if leads_to_all && served_at_of(waits, lock, ahead.owner, now) == Some(ahead.position) {
             break;
         }
     }
     found
 }
 
-/// When it is this owner's turn: the position of its first wait for the lock, as that lets in all of them.
-fn turn_of(waits: &impl Waits, lock: LockIdx, owner: &Owner, now: Now) -> Option<Position> {
+/// Where this owner is served: the position of its first wait for the lock, as that lets in all of them.
+fn served_at_of(waits: &impl Waits, lock: LockIdx, owner: &Owner, now: Now) -> Option<Position> {
     waits.waits_at(lock, owner).filter_map(|id| waits.waiting(id, now)).map(|wait| wait.position).min()
 }
 

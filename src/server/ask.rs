@@ -1,4 +1,4 @@
-//! What is asked of the server by commands of its own, and told to it.
+//! What is asked of the server by commands of its own, and what is published through it.
 
 use std::ffi::{c_int, c_longlong, CStr};
 

@@ -37,7 +37,7 @@ pub(super) fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
     line.split(|byte| byte.is_ascii_whitespace()).find_map(|word| word.strip_prefix(name.as_bytes()))
 }
 
-/// Who calls, as far as the server tells.
+/// Who calls, as far as the server says.
 pub(crate) struct Caller {
     /// `None` too for who may do everything.
     user: Option<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! What the server tells about keys, databases and its event loop.
+//! The server's events about keys, databases and its event loop.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void, CStr};

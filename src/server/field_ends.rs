@@ -1,7 +1,7 @@
 //! When fields of a hash end by a TTL of their own, and how not to ask where there are none.
 //!
-//! Redis 8 tells by a function. On other servers with such TTLs a command does, which costs as much as half a renewal. So it is
-//! asked on Valkey only if a field can have a TTL: some command that sets one was seen, or the server counts keys that have
+//! Redis 8 has a function for that. On other servers with such TTLs a command says it, which costs as much as half a
+//! renewal. So it is asked on Valkey only if a field can have a TTL: some command that sets one was seen, or the server counts keys that have
 //! such fields. The count is asked for again after a while, as a key may also come from a file or from another server.
 
 use std::cell::{Cell, OnceCell};
@@ -17,9 +17,9 @@ use crate::server::{load, Ctx, InCallback, ServerCell, Str};
 pub(super) enum FieldEnds {
     /// This server has no such TTLs.
     Never,
-    /// The module API tells (Redis 8).
+    /// By a function of the module API (Redis 8).
     Known,
-    /// A command tells (Redis 7.4, Valkey 9).
+    /// By a command (Redis 7.4, Valkey 9).
     Asked,
 }
 
@@ -52,7 +52,7 @@ pub(super) fn seen(proof: InCallback, name: &[u8]) {
 }
 
 impl FieldEnds {
-    /// How this server tells, if there can be anything to tell.
+    /// How it is found on this server, if there can be such a field.
     pub(super) fn of_server(ctx: Ctx<'_>) -> FieldEnds {
         static OF_SERVER: ServerCell<OnceCell<FieldEnds>> = ServerCell::new(OnceCell::new());
         let of_server = *OF_SERVER.get(ctx).get_or_init(|| {

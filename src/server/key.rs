@@ -19,7 +19,7 @@ pub(crate) enum Kind {
 }
 
 /// A key of the selected database, closed on drop. Nothing that is done with it is replicated, raises an
-/// event, or tells `WATCH` about it: see [`crate::keyspace`].
+/// event, or reports it to `WATCH`: see [`crate::keyspace`].
 pub(crate) struct Key<'a> {
     handle: Handle<'a>,
     name: &'a Str<'a>,

@@ -18,7 +18,7 @@ pub(crate) trait Command {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), crate::error::Error>;
 }
 
-/// What the server is told about a command.
+/// What the server has to know of a command.
 pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
     /// See `RedisModule_CreateCommand`.
@@ -157,10 +157,10 @@ pub(crate) fn log_panics_no_more() {
     drop(std::panic::take_hook());
 }
 
-/// The option by which Valkey is told that a module is ready for slots that move as a whole.
+/// The option that says to Valkey that a module is ready for slots that move as a whole.
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
-/// The option by which Valkey is told not to look for a command by its name each time that a module replicates it.
+/// The option that lets Valkey not look for a command by its name each time that a module replicates it.
 const SKIP_COMMAND_VALIDATION: u32 = 1 << 4;
 
 /// The first Valkey that knows this option. To Redis its bit may mean something else one day.

@@ -1,4 +1,4 @@
-//! Keyspace events about changes of our own, which need not be told to us.
+//! Keyspace events about changes of our own, which the module need not get.
 
 use std::cell::Cell;
 

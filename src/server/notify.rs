@@ -1,8 +1,9 @@
-//! Whether anybody hears keyspace events.
+//! Whether anybody gets keyspace events.
 //!
 //! To raise one costs something even if nobody does: of whom has subscribed to what, the server looks up that this module
-//! has. Two can hear of a key besides us: subscribers, if `notify-keyspace-events` says so, and other modules. The former
-//! the server tells with every call. Of the latter there are no others than at the start, or it says so when one is loaded.
+//! has. Two can get a key's events besides us: subscribers, if `notify-keyspace-events` says so, and other modules. Of the
+//! former the server informs with every call. Of the latter there are no others than at the start, or it says so when one is
+//! loaded.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -32,7 +33,7 @@ enum Others {
     Unknown,
 }
 
-/// From now on no event is raised that nobody hears. Not on a server that is not known to tell of all who can.
+/// From now on no event is raised that nobody gets. Not on a server that is not known to report all who can.
 pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,
@@ -49,7 +50,7 @@ pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
     OTHERS.get(ctx).set(if told { Others::Unknown } else { Others::Possible });
 }
 
-/// True if somebody may hear an event.
+/// True if somebody may get an event.
 pub(super) fn is_there(ctx: Ctx<'_>) -> bool {
     let others = OTHERS.get(ctx);
     if others.get() == Others::Unknown {

@@ -5,9 +5,9 @@
 //! That is asked for when it may have changed:
 //!
 //! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. What was changed before
-//!   the fork is in it, and the fork is told of: so from then on commands are put together again.
+//!   the fork is in it, and the fork raises an event: so from then on commands are put together again.
 //! * A replica that comes back needs a backlog, and there is one only after a snapshot, after a time as a replica (the
-//!   change of roles is told of), or from a file that was loaded, which is before the first question.
+//!   change of roles raises an event), or from a file that was loaded, which is before the first question.
 //! * In a cluster a slot can be streamed to another node, which is no replica: there, nothing is left out.
 
 use std::cell::Cell;

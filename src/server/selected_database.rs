@@ -112,7 +112,7 @@ impl Filtered {
         }
     }
 
-    /// The client that sent the command, where the server tells.
+    /// The client that sent the command, where the server says.
     fn client(&self) -> Option<u64> {
         // SAFETY: the filter's context is valid until the callback returns.
         unsafe { raw::RedisModule_CommandFilterGetClientId.map(|id| id(self.0)) }

@@ -11,7 +11,7 @@ use crate::server::{caller, Ctx};
 pub(crate) struct Socket(c_int);
 
 impl Socket {
-    /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` tells.
+    /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` shows it.
     pub(crate) fn of_client(ctx: Ctx<'_>, id: u64) -> Option<Socket> {
         caller::line_of(ctx, id).and_then(|line| parse(&line))
     }
@@ -46,7 +46,7 @@ impl Socket {
 pub(crate) struct Sockets(HashMap<u64, Option<Socket>>);
 
 impl Sockets {
-    /// The socket of a client, if it was asked for before; `None` inside if the server did not tell.
+    /// The socket of a client, if it was asked for before; `None` inside if the server did not say.
     pub(crate) fn get(&self, client: u64) -> Option<Option<Socket>> {
         self.0.get(&client).copied()
     }
@@ -62,7 +62,7 @@ impl Sockets {
         }
     }
 
-    /// It is not told any more when clients are freed.
+    /// Forgets all sockets: the module does not get events of freed clients any more.
     pub(crate) fn clear(&mut self) {
         self.0 = HashMap::default();
     }

@@ -6,7 +6,7 @@ use redis_module::raw;
 
 use crate::server::{enter, Ctx, ServerCell, OK};
 
-/// Whom an event is told to.
+/// Who gets an event.
 pub(super) type Listener<T> = ServerCell<Cell<Option<fn(Ctx<'_>, T)>>>;
 
 /// Tells it, if there is anybody.

@@ -30,7 +30,7 @@ pub(super) fn is_known(server: Version) -> bool {
     server < if info::is_redis() { REDIS_KNOWN_UNTIL } else { VALKEY_KNOWN_UNTIL }
 }
 
-/// The version of the server; `None` if it is too old to tell (before 6.0.9).
+/// The version of the server; `None` if it is too old to say (before 6.0.9).
 pub(crate) fn server_version() -> Option<Version> {
     // SAFETY: the function only returns a constant.
     unsafe { raw::RedisModule_GetServerVersion.map(|version| Version(version())) }

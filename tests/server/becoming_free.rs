@@ -1,4 +1,4 @@
-//! Whichever way a lock becomes free, and whoever did it, the first in line has it at once.
+//! Whichever way a lock becomes free, and whoever did it, the first in line has it at once (2, 3).
 
 use redis::Value;
 
@@ -16,7 +16,7 @@ crate::on_every_server!(
     by_expiry_in_the_past,
     by_eviction,
     by_a_redisson_client,
-    by_a_shorter_lease_of_a_stranger,
+    by_a_shorter_lease_of_a_foreign_write,
     by_a_release_in_a_script_or_transaction,
     by_lazy_expiry_of_a_touched_key,
     a_lease_that_is_renewed_is_not_over,
@@ -213,7 +213,7 @@ fn by_a_redisson_client(flavor: Flavor) {
     });
 }
 
-fn by_a_shorter_lease_of_a_stranger(flavor: Flavor) {
+fn by_a_shorter_lease_of_a_foreign_write(flavor: Flavor) {
     in_world(flavor, |world| hands_over(world, |a| assert_eq!(a.call("PEXPIRE k 100"), "1")));
 }
 
@@ -270,7 +270,7 @@ fn a_lease_that_is_renewed_is_not_over(flavor: Flavor) {
     });
 }
 
-/// A TTL that a stranger sets can be any time there is, also one that the server's timers cannot count to.
+/// A TTL that a foreign write sets can be any time there is, also one that the server's timers cannot count to.
 fn a_lease_without_end_does_not_keep_the_server_busy(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();

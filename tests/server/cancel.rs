@@ -102,7 +102,7 @@ fn a_call_that_is_still_to_come_is_refused(flavor: Flavor) {
     });
 }
 
-/// The cancel comes in the turn of the event loop in which the lock is handed over, so that nobody is told of the grant.
+/// The cancel comes in the turn of the event loop in which the lock is handed over, so that nobody is answered with the grant.
 fn a_grant_that_nobody_was_told_of_is_undone_with_its_lease(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut client = world.client();
@@ -229,7 +229,7 @@ fn cancel_again_and_again(port: u16, task: usize, rounds: usize) {
             2 => {
                 canceller.call(&cancel);
                 let told = waiting.recv();
-                // It may have been told before, and what it was told of is undone all the same.
+                // It may have been answered before, and that grant is undone all the same.
                 assert!(told == CANCELLED || told.parse::<i64>().is_ok(), "{told}");
                 outcomes.insert(told == CANCELLED);
             }

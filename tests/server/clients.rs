@@ -204,7 +204,7 @@ fn a_wait_in_vain_is_begun_anew(kind: Kind, flavor: Flavor) {
     assert_nothing_stays(server, holder);
 }
 
-/// The connection breaks when the lock is granted, but nobody has been told. Some clients call again by themselves:
+/// The connection breaks when the lock is granted, but nobody has been answered. Some clients call again by themselves:
 /// that must not count twice. With others the program gives up; whether it was granted the lock it does not know, so
 /// it cancels the call.
 fn a_lost_reply_is_no_second_hold(kind: Kind, flavor: Flavor) {
@@ -352,7 +352,7 @@ fn a_cancelled_wait_leaves_nothing(kind: Kind, flavor: Flavor) {
     panic!("calls are always cancelled, or never");
 }
 
-/// The lock was granted, and the program that is to be cancelled has not been told.
+/// The lock was granted, and the program that is to be cancelled has not been answered.
 fn a_grant_that_nobody_heard_of_is_cancelled(kind: Kind, flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let proxy = Proxy::keeps_back_the_reply_to(server.port, "LOCK.ACQUIRE");

@@ -141,7 +141,7 @@ fn a_grant_that_did_not_arrive_binds_nothing(flavor: Flavor) {
         let b = world.waiting("LOCK.ACQUIRE k b WATCHDOG EPHEMERAL BLOCK 0");
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id)]);
         assert_eq!([a.recv(), a.recv()], ["0", "1"]);
-        until("the grant is taken back", || a.call("EXISTS k") == "0");
+        until("the grant is revoked", || a.call("EXISTS k") == "0");
         assert_eq!(bound(world), (0, 0));
     });
 }
@@ -255,7 +255,7 @@ fn the_latest_lease_is_the_one_that_is_renewed(flavor: Flavor) {
             until_renewed(&mut watcher, "k");
         }
         assert!(watcher.number("PTTL k") <= 150);
-        // What a stranger made longer is not made shorter.
+        // A lease that a foreign write made longer is not made shorter.
         assert_eq!(watcher.call("PEXPIRE k 500000"), "1");
         assert_eq!(watcher.call("HSET other x 1"), "1");
         let end = end_of(&mut watcher, "k");
@@ -273,9 +273,9 @@ fn nothing_is_done_to_anothers_hold(flavor: Flavor) {
         let ends: [(&str, &[&str]); 5] = [
             ("release", &["LOCK.RELEASE k a"]),
             ("break", &["LOCK.BREAK k"]),
-            ("a stranger", &["DEL k"]),
+            ("a foreign write", &["DEL k"]),
             (
-                "a stranger who puts another there",
+                "a foreign write that puts another there",
                 &["MULTI", "DEL k", "HSET k z 1", "PEXPIRE k 100000", "EXEC"],
             ),
             ("a flush", &["FLUSHALL"]),
@@ -287,7 +287,7 @@ fn nothing_is_done_to_anothers_hold(flavor: Flavor) {
             for command in commands {
                 watcher.call(command);
             }
-            if how.starts_with("a stranger who") {
+            if how.starts_with("a foreign write that") {
                 until("it is known", || bound(world) == (0, 0));
                 assert!(b.has_nothing());
                 watcher.call("LOCK.RELEASE k z");

@@ -1,5 +1,5 @@
 //! What leaves the server: plain commands to replicas and the AOF, keyspace events, `WATCH`, client-side
-//! caches, and the message that a lock is free.
+//! caches, and the message that a lock is free (8).
 
 use std::collections::BTreeSet;
 
@@ -402,7 +402,7 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
             a.recv();
         }
         check(world, "in a transaction", 1);
-        // Ways that the module only hears of, with nobody in line here.
+        // Ways of which the module only gets an event, with nobody in line here.
         for free in ["DEL k", "UNLINK k", "PEXPIRE k -1", "RENAME k elsewhere", "MOVE k 9"] {
             a.call("LOCK.ACQUIRE k a PX 100000");
             a.call(free);
@@ -437,12 +437,12 @@ fn a_free_lock_is_published_once(flavor: Flavor) {
         }
         until_looked_at(world);
         check(world, "touched, left and released", 1);
-        // A grant that is taken back frees the lock for others.
+        // A grant that is revoked frees the lock for others.
         a.call("LOCK.ACQUIRE k a");
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id)]);
-        until("it is taken back", || a.call("EXISTS k") == "0");
-        check(world, "taken back", 1);
+        until("it is revoked", || a.call("EXISTS k") == "0");
+        check(world, "revoked", 1);
     });
 }
 

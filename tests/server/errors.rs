@@ -1,4 +1,4 @@
-//! Bad input gets a clear error and changes nothing.
+//! Bad input gets a clear error, changes nothing, and does not end the server (10, 12).
 
 use crate::support::world::keys;
 use crate::support::{in_world, in_world_with, until, Flavor, Server};

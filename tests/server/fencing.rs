@@ -1,4 +1,4 @@
-//! Fencing tokens: each greater than all before, whatever happened in between.
+//! Fencing tokens: each greater than all before, whatever happened in between (6).
 
 use crate::support::server::load_module;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
@@ -76,7 +76,7 @@ fn a_re_entry_has_the_same_token(flavor: Flavor) {
         let mut a = world.client();
         let token = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), format!("[owner, a, holds, 2, token, {token}]"));
-        // Not asked for, not told.
+        // Not asked for, not answered.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "3");
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED FENCE"), format!("[owner, a, holds, 4, token, {token}]"));
         assert_eq!(a.call("LOCK.RELEASE k a"), "3");
@@ -130,7 +130,7 @@ fn an_upgrade_has_a_new_token(flavor: Flavor) {
         let upgraded = acquire(&mut a, "LOCK.ACQUIRE k a FENCE");
         assert!(upgraded > other);
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), upgraded);
-        // The same if the token is asked for only later.
+        // So it is if the token is asked for only later.
         a.call("LOCK.BREAK k");
         let shared = acquire(&mut a, "LOCK.ACQUIRE k a SHARED FENCE");
         a.call("LOCK.ACQUIRE k a");

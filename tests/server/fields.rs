@@ -1,4 +1,4 @@
-//! What strangers do to single fields of a lock: they delete them, or give them a TTL of their own.
+//! Foreign writes to single fields of a lock: they delete them, or give them a TTL of their own (2, 3).
 
 use std::time::{Duration, Instant};
 
@@ -77,8 +77,8 @@ fn a_token_without_its_owner_is_no_lock(flavor: Flavor) {
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
         assert!(redisson.recv().ends_with("{k}, 0]"));
-        // Who notices first that it is free, tells those who wait elsewhere, once. If they have been told before, the lock is
-        // looked at for their sake, too.
+        // Who notices first that it is free, announces it to external clients, once. The lock is reconciled for their sake,
+        // too, if it was announced before.
         for notice in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
             leave_token(&mut a);
             let reply = a.call(notice);
@@ -185,7 +185,7 @@ fn by_the_end_of_the_owners_field(flavor: Flavor) {
     });
 }
 
-/// A hold lasts as long as its owner was told, whatever TTL a stranger gave its field before.
+/// A hold lasts as long as its owner was promised, whatever TTL a foreign write gave its field before.
 fn to_renew_ends_what_ends_a_field(flavor: Flavor) {
     if !has_field_ttls(flavor) {
         return;

@@ -1,5 +1,5 @@
 //! Replicas and AOFs that come while locks are used: whatever was done before, during and after is in them. Before, nothing
-//! is put together for them, as nobody would get it.
+//! is put together for them, as nobody would get it (8).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -17,6 +17,7 @@ mod effects;
 mod errors;
 mod examples;
 mod fair_locks;
+mod fairness_windows;
 mod fencing;
 mod fields;
 mod floor;
@@ -33,5 +34,5 @@ mod revoked;
 mod scripts;
 mod shared;
 mod tables;
-mod turns;
+
 mod waiting;

@@ -156,7 +156,7 @@ fn messages_to_replicas_are_a_setting(flavor: Flavor) {
             let published = commands.iter().filter(|command| command.starts_with("PUBLISH")).count();
             assert_eq!(published, at_the_replica, "{commands:?}");
             assert_eq!(messages(world, &mut listeners), [1, at_the_replica], "{setting}");
-            // A flush is told in the same way.
+            // A flush is announced in the same way.
             a.call("FLUSHALL");
             assert_eq!(listeners[0].recv(), format!("[message, {CHANNEL}, 0]"));
             a.call("PUBLISH end now");

@@ -91,7 +91,7 @@ fn a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next(flavor: Fla
     });
 }
 
-/// A client that closes its half only, still reads: what is taken back must not be told as a grant.
+/// A client that closes its half only, still reads: what is revoked must not be answered as a grant.
 fn a_client_that_closes_its_half_is_not_told_of_a_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -115,7 +115,7 @@ fn a_grant_to_the_last_client_is_revoked(flavor: Flavor) {
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id), "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "[b, 1]"]);
-        until("the grant is taken back", || a.call("EXISTS k") == "0");
+        until("the grant is revoked", || a.call("EXISTS k") == "0");
     });
 }
 
@@ -169,7 +169,7 @@ fn an_unblock_in_the_turn_of_a_release_has_one_outcome(flavor: Flavor) {
 }
 
 /// The owner has another connection, which gives the grant back before the first one is found to be gone, and
-/// takes the lock anew: that newer hold is not the one to take back.
+/// takes the lock anew: that newer hold is not the one to revoke.
 fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -189,7 +189,7 @@ fn a_grant_that_was_given_back_meanwhile_is_not_revoked_twice(flavor: Flavor) {
         let kill = format!("CLIENT KILL ID {}", b.id);
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k b PX 100000", &kill]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "2", "1"]);
-        until("one hold is taken back", || a.call("HGETALL k") == "[b, 1]");
+        until("one hold is revoked", || a.call("HGETALL k") == "[b, 1]");
         // BREAK and DEL end it like a release.
         for end in ["LOCK.BREAK k", "DEL k"] {
             a.call("DEL k");

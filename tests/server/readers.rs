@@ -91,7 +91,7 @@ fn timeless(reply: &str) -> String {
     parts.join("; ")
 }
 
-/// The same history on two servers, of which one is made to forget all before each call.
+/// One history runs on two servers, of which one is made to forget all before each call.
 fn whatever_strangers_write_the_replies_are_those_of_a_server_that_remembers_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let forgetful = Server::with_module(flavor, &[]);
@@ -181,7 +181,7 @@ fn a_field_that_a_stranger_adds_or_takes_away_counts_at_once(flavor: Flavor) {
         }
         a.call("HDEL k #shared:new");
         assert_eq!(a.call("LOCK.ACQUIRE k r7"), "2");
-        // A reader whom a stranger has put in the place of the one with the longest lease excludes others all the same.
+        // A reader whom a foreign write has put in the place of the one with the longest lease excludes others all the same.
         a.call("DEL k");
         fill(&mut a, "k", MANY);
         a.call(&format!("HDEL k #shared:r{}", MANY - 1));

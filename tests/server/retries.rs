@@ -1,4 +1,4 @@
-//! Retries: the same call with the same `ID` does nothing and gets the first answer.
+//! Retries: the same call with the same `ID` does nothing and gets the first answer (7).
 
 use crate::support::server::{load_module, module};
 use crate::support::{in_world, until, Client, Flavor, Server, World};
@@ -171,10 +171,10 @@ fn lost_before_the_grant_could_be_told(flavor: Flavor) {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let first = world.waiting("LOCK.ACQUIRE k b BLOCK 0 ID one");
-        // The grant is taken back, and with it what is remembered of it.
+        // The grant is revoked, and with it what is remembered of it.
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", first.id)]);
         assert_eq!([a.recv(), a.recv()], ["0", "1"]);
-        until("it is taken back", || a.call("KEYS *") == "[]");
+        until("it is revoked", || a.call("KEYS *") == "[]");
         assert_eq!(a.call("LOCK.ACQUIRE k b BLOCK 0 ID one"), "1");
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         // The call comes again in the same turn, before that.
@@ -185,7 +185,7 @@ fn lost_before_the_grant_could_be_told(flavor: Flavor) {
         let kill = format!("CLIENT KILL ID {}", first.id);
         a.send_at_once(&["LOCK.RELEASE k a", &kill, "LOCK.ACQUIRE k b BLOCK 0 ID one"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "1"]);
-        assert_eq!(a.call("LOCK.RELEASE k b"), "0", "it was counted twice, or taken back");
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0", "it was counted twice, or revoked");
         assert_eq!(a.call("EXISTS k"), "0");
     });
 }

@@ -1,5 +1,5 @@
 //! A grant whose client is gone is revoked, and leaves nothing of itself behind: neither its lease, nor its token, nor its
-//! count (1, 5). The same owner waits on several connections, and what one of them was told stays so.
+//! count (1, 5). The same owner waits on several connections, and what one of them was answered stays so.
 
 use crate::support::{in_world, show, until, Client, Flavor, World};
 
@@ -31,7 +31,7 @@ fn is_not_told_of_a_grant(mut gone: Client) {
     }
 }
 
-/// Two waits of `b`, of which the first is told and the second is gone, after this was released by `a`.
+/// Two waits of `b`, of which the first is answered and the second is gone, after this was released by `a`.
 fn grant_both(world: &World, first: &str, second: &str) -> String {
     let mut a = world.client();
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 600000"), "1");
@@ -68,7 +68,7 @@ fn a_token_that_nobody_was_told_of_goes(flavor: Flavor) {
         let mut a = world.client();
         assert_eq!(a.call("HGETALL k"), "[b, 1]");
         assert!(a.call("LOCK.INFO k").contains("token, nil"), "{}", a.call("LOCK.INFO k"));
-        // One that was told stays, and is still smaller than the next.
+        // One that was answered stays, and is still smaller than the next.
         a.call("LOCK.BREAK k");
         let granted = grant_both(world, "PX 60000 FENCE", "PX 60000 FENCE");
         let token = granted.trim_end_matches(']').rsplit(' ').next().unwrap().to_owned();

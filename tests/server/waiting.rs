@@ -1,4 +1,4 @@
-//! The queue: who is served when, and how a wait ends.
+//! The queue: who is served when, and how a wait ends (3, 4).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -248,7 +248,7 @@ fn a_release_hands_over_in_the_same_step(flavor: Flavor) {
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k a", "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "nil", "[b, 1]"]);
         assert_eq!(b.recv(), "1");
-        // The same after a stranger's DEL, which the module only hears of.
+        // Nor after a foreign DEL, of which the module only gets an event.
         let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         a.send_at_once(&["DEL k", "LOCK.ACQUIRE k a", "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["1", "nil", "[c, 1]"]);

@@ -5,11 +5,11 @@ use crate::core::fairness::AtDeadline;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, LockId, MonoUs, Now};
 
-/// How many locks one [`tick`] asks its caller to look at, so that thousands of leases that end in
+/// How many locks one [`tick`] asks its caller to reconcile, so that thousands of leases that end in
 /// the same millisecond do not stall the server: the rest follows in the next tick.
 const TICK_BATCH: usize = 64;
 
-/// How long to wait before looking again while nothing may be written, in milliseconds.
+/// How long to wait before the next try while nothing may be written, in milliseconds.
 const PAUSE_RETRY_MS: u64 = 2;
 
 /// See [`LockManager::tick`](super::LockManager::tick).

@@ -43,7 +43,7 @@ pub(crate) struct LockManager {
     parts: Parts,
 }
 
-/// What has become of a key that somebody else has changed.
+/// What a foreign write has done to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyChange {
     /// Every hold that was on it has ended.
@@ -53,7 +53,7 @@ pub(crate) enum KeyChange {
 }
 
 impl LockManager {
-    /// Grants the request if the holders admit it and it is nobody else's turn. Otherwise queues it, if there is patience for
+    /// Grants the request if the holders admit it and nobody else comes first. Otherwise queues it, if there is patience for
     /// that; if not, changes nothing but what the queue had coming anyway. A request that was granted before gets the same
     /// answer again, one that is queued already keeps its position. One that has patience lets external clients go first in
     /// their fairness window.
@@ -179,7 +179,7 @@ impl LockManager {
         request.bind.is_some() || self.parts.table.any_ready()
     }
 
-    /// The grant's client went away before it could be told: the hold is given back at the next look.
+    /// The grant's client went away before it could be answered: the grant is revoked when the lock is reconciled.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
         self.parts.begin_to_revoke(id);
     }
@@ -203,7 +203,7 @@ impl LockManager {
             return false;
         }
         let gone = change == KeyChange::Gone;
-        // If nobody here will take it, an external client may wait to hear that it is free.
+        // If nobody here will take it, an external client may wait for the message that it is free.
         let was_granted = gone && parts.granted_keys.remove(lock);
         let known = if was_granted { Some(parts.table.find_or_insert(lock)) } else { parts.table.find(lock) };
         // Nearly every key is none of ours.
@@ -287,7 +287,7 @@ impl LockManager {
         }
     }
 
-    /// True if this server was not the primary when it was last told.
+    /// True if this server was not the primary when its role was last known.
     pub(crate) fn is_demoted(&self) -> bool {
         self.parts.demoted
     }
@@ -308,7 +308,7 @@ impl LockManager {
         self.parts.drop_if_idle(idx);
     }
 
-    /// The lock is free earlier than external clients know who wait for it: they are told when the first lease ends.
+    /// The lock is free earlier than external clients know who wait for it: the end of the first lease is announced to them.
     pub(crate) fn lease_shortened(&mut self, lock: LockRef<'_>, in_hand: InHand, first_end: WallMs) {
         let known = self.still_in_hand(in_hand);
         let idx = known.unwrap_or_else(|| self.parts.table.find_or_insert(lock));
@@ -333,19 +333,19 @@ impl LockManager {
         in_hand.lock.filter(|lock| self.parts.state(*lock).is_some())
     }
 
-    /// True if there are locks that must be looked at every now and then: see
+    /// True if there are locks that must be reconciled every now and then: see
     /// [`look_at_fragile`](LockManager::look_at_fragile).
     pub(crate) fn has_fragile(&self) -> bool {
         !self.parts.fragile.is_empty()
     }
 
-    /// True if some of them are still to be looked at.
+    /// True if some of them are still to be made ready in this round.
     pub(crate) fn is_looking_at_fragile(&self) -> bool {
         self.parts.fragile.is_in_round()
     }
 
-    /// A foreign write may have deleted the owner's field of a fenced lock that somebody waits for. Some of these are looked
-    /// at, and the next time the next.
+    /// A foreign write may have deleted the owner's field of a fenced lock that somebody waits for. Some of these become
+    /// ready, and the next time the next.
     pub(crate) fn look_at_fragile(&mut self) {
         for lock in self.parts.fragile.next() {
             self.parts.table.set_ready(lock);

@@ -20,7 +20,7 @@ pub(super) struct LockState {
     pub(super) queue: WaitQueue,
     pub(super) fairness: Fairness,
     pub(super) unconfirmed: Unconfirmed,
-    /// Its hold, granted here, ended without a call: unless somebody takes it, external clients must be told.
+    /// Its hold, granted here, ended without a call: unless somebody takes it, that it is free must be announced.
     pub(super) unannounced: bool,
     /// The hold that is alone on the lock, plain and exclusive, as far as is known; only while somebody waits.
     pub(super) plain_hold: Option<Hold>,
@@ -34,7 +34,8 @@ pub(super) struct Parts {
     pub(super) sessions: Sessions,
     /// When a wait is over.
     pub(super) deadlines: Schedule<MonoUs, WaiterId>,
-    /// When the first lease ends of a lock that is held and that somebody waits for, here or, as far as is known, elsewhere.
+    /// When the first lease ends of a lock that is held and that somebody waits for: natively or, as far as is known, as an
+    /// external client.
     pub(super) leases: Schedule<WallMs, LockIdx>,
     /// When a fairness window is over, or forgotten that there were subscribers.
     pub(super) windows: Schedule<MonoUs, LockIdx>,
@@ -151,7 +152,7 @@ impl Parts {
         Some(wait)
     }
 
-    /// A wait is granted: it leaves its queue, and its client is to be told.
+    /// A wait is granted: it leaves its queue, and the grant is on its way to the client.
     pub(super) fn grant_wait(&mut self, id: WaiterId) {
         let crossing = self.waiters.grant(id);
         let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted") };
@@ -176,7 +177,7 @@ impl Parts {
         self.mark_crossing(crossing);
     }
 
-    /// A grant did not reach its client: it is revoked at the next look at the lock.
+    /// A grant did not reach its client: it is revoked when the lock is reconciled.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
         if !self.waiters.begin_to_revoke(id) {
             return;
@@ -210,7 +211,7 @@ impl Parts {
         }
     }
 
-    /// The same for one wait.
+    /// This queued wait stands before all newcomers from now on, or behind them.
     pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
         let Some(wait) = self.waiters.queued(id) else { return };
         let (lock, before, mode) = (wait.lock(), wait.position(), wait.request().mode);
@@ -239,7 +240,7 @@ impl Parts {
         }
     }
 
-    /// The same without what depends on connections.
+    /// The holds of these owners ended: grants of them that are in flight are void. What depends on connections stays.
     pub(super) fn void_grants(&mut self, lock: LockIdx, ended: impl Fn(&Owner) -> bool) {
         let Some(state) = self.table.get_mut(lock) else { return };
         for id in state.unconfirmed.void(ended) {
@@ -260,7 +261,7 @@ impl Parts {
         }
     }
 
-    /// A grant has reached its client. If that makes the lease shorter, it is written at the next look. Returns the lease
+    /// A grant has reached its client. If that makes the lease shorter, the lock is ready to have it written. Returns the lease
     /// that the hold has.
     pub(super) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;

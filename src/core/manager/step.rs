@@ -37,7 +37,7 @@ pub(crate) struct InHand {
     pub(super) lock: Option<LockIdx>,
     /// The end of its first lease is waited for.
     pub(crate) watches_lease: bool,
-    /// Its hold ended without a call, and external clients are still to be told if nobody has it.
+    /// Its hold ended without a call, and that it is free is still to be announced if nobody has it.
     pub(crate) unannounced: bool,
 }
 
@@ -57,7 +57,7 @@ enum NotGranted {
     Refused(Refusal),
 }
 
-/// Who is told of a grant.
+/// Who gets the reply to a grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum To {
     /// Whoever calls: it cannot be revoked.
@@ -95,7 +95,7 @@ impl<'a> Step<'a> {
         self.let_go()
     }
 
-    /// Grants what can be granted before the call: between a foreign `DEL` and our look at it other commands run, and whoever
+    /// Grants what can be granted before the call: between a foreign `DEL` and the timer other commands run, and whoever
     /// waits comes before them.
     pub(super) fn serve_first(&mut self) {
         if let Some(lock) = self.lock {
@@ -142,7 +142,7 @@ impl<'a> Step<'a> {
         self.lock.and_then(|lock| self.parts.name(lock)).unwrap_or_else(|| self.name.to_id())
     }
 
-    /// Gives back the grants that did not reach their clients.
+    /// Revokes the grants that did not reach their clients.
     fn revoke(&mut self, lock: LockIdx) {
         while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
@@ -151,7 +151,7 @@ impl<'a> Step<'a> {
             };
             let Request { owner, mode, id: request, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
-                // Its lease is over, which nobody had looked at: there is nothing to give back.
+                // Its lease is over, which no step had found yet: there is nothing to give back.
                 continue;
             }
             self.holders.uncount(owner.as_bytes(), *mode);
@@ -294,7 +294,7 @@ impl<'a> Step<'a> {
         self.lock.and_then(of_request).is_some_and(|(_, wait)| wait.state() == WaitState::Queued)
     }
 
-    /// Grants a request whose turn it is, if the holders admit it.
+    /// Grants a request that comes first, if the holders admit it.
     fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
         match self.holders.admits(owner, request.mode) {
@@ -329,7 +329,7 @@ impl<'a> Step<'a> {
         else {
             return defect!("the holders admit a request and do not take it", Err(NotGranted::Busy));
         };
-        // Also if the owner has taken it elsewhere before: here it is known to be a lock now.
+        // Also if the owner has taken it on another server before: here it is known to be a lock now.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
         if let Some(state) = self.state_mut() {
@@ -371,8 +371,8 @@ impl<'a> Step<'a> {
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
     }
 
-    /// The same call came again, maybe on another connection because the first was lost: the hold depends on the connection
-    /// that asks now, and is not revoked if the first answer did not arrive.
+    /// Answers a call that came again, maybe on another connection because the first was lost: the hold depends on the
+    /// connection that asks now, and is not revoked if the first answer did not arrive.
     pub(super) fn repeat(&mut self, request: &Request, reply: &Reply) {
         let owner = reply.owner.as_ref().unwrap_or(&request.owner);
         let Some(id) = &request.id else { return };
@@ -452,13 +452,13 @@ impl<'a> Step<'a> {
                 Some(())
             }
             WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_some() => {
-                // It may be told in the same turn of the event loop, but not of a grant.
+                // The client may be answered in the same turn of the event loop, but not with a grant.
                 self.parts.decisions.push_back((id, Decision::Cancelled));
                 self.parts.begin_to_revoke(id);
                 self.revoke(lock);
                 Some(())
             }
-            // Its lease is over, which nobody has looked at yet.
+            // Its lease is over, which no step has found yet.
             WaitState::Granted | WaitState::Revoking => None,
         }
     }

@@ -53,7 +53,7 @@ impl LockManager {
         assert!(free.is_empty(), "nothing leads to another look at a lock that is waited for");
     }
 
-    /// True if somebody waits for the lock, and nothing will lead to another look at it: it is then held without a lease.
+    /// True if somebody waits for the lock, and nothing plans to reconcile it: it is then held without a lease.
     fn is_stuck(&self, lock: LockIdx) -> bool {
         let parts = &self.parts;
         let Some(state) = parts.state(lock) else { return false };

@@ -71,7 +71,7 @@ impl Waits for LockManager {
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
         let Some(wait) = self.parts.waiters.queued(id) else { return false };
         let Some(state) = self.parts.state(wait.lock()) else { return false };
-        // From this lock the graph leads to others only through a holder or one ahead who waits elsewhere too; and back to
+        // From this lock the graph leads to others only through a holder or one ahead who waits for another lock too; and back to
         // the waiter, if it waits for this lock only, only through a holder who waits for this lock.
         state.queue.has_crossing()
             || match holders {

@@ -1,11 +1,11 @@
 //! Random histories, through the core and through a model that is obviously right: one ordered list per lock,
-//! looked at in every millisecond.
+//! walked in every millisecond.
 //!
 //! The numbers in brackets are those of the invariants in `docs/design.md`.
 
+mod fairness;
 mod model;
 pub(in crate::core) mod real;
-mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,8 @@ use real::{Beside, Real, Stored};
 
 pub(super) const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
 pub(super) const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
-/// The owner as whom somebody elsewhere takes locks.
-pub(super) const STRANGER: usize = 4;
+/// The owner as whom an external client takes locks.
+pub(super) const EXTERNAL: usize = 4;
 
 /// How long replies to requests are remembered, in milliseconds.
 const TTL: i64 = 25;
@@ -94,21 +94,21 @@ pub(super) enum Op {
         owner: usize,
         id: u8,
     },
-    /// A stranger deletes the key.
+    /// A foreign write deletes the key.
     Delete {
         lock: usize,
     },
-    /// A stranger changes the key's TTL.
+    /// A foreign write changes the key's TTL.
     Expire {
         lock: usize,
         lease: i64,
     },
-    /// A stranger puts something else there; or takes it away again.
+    /// A foreign write puts something else there; or takes it away again.
     Overwrite {
         lock: usize,
     },
-    /// Somebody elsewhere takes the lock, if it is free.
-    Stranger {
+    /// An external client takes the lock, if it is free.
+    External {
         lock: usize,
         lease: i64,
     },
@@ -176,7 +176,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => lock.clone().prop_map(|lock| Op::Delete { lock }),
         1 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::Expire { lock, lease }),
         1 => lock.clone().prop_map(|lock| Op::Overwrite { lock }),
-        2 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::Stranger { lock, lease }),
+        2 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::External { lock, lease }),
         1 => Just(Op::Flush),
         2 => (0..8usize).prop_map(|which| Op::Leave { which }),
         2 => (0..3u64).prop_map(|connection| Op::Close { connection }),
@@ -204,7 +204,7 @@ pub(super) enum Seen {
     Unblocked,
 }
 
-/// While clients are paused no command runs, and no stranger's either.
+/// While clients are paused no command runs, and so no foreign write is made either.
 fn runs_while_paused(op: &Op) -> bool {
     matches!(op, Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Pause(_) | Op::Advance { .. })
 }
@@ -273,7 +273,7 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
         }
         real.messages.clear();
         let held_before = LOCKS.map(|key| {
-            // Of what a stranger deletes, only what was granted here is known to have been a lock.
+            // Of what a foreign write deletes, only what was granted here is known to have been a lock.
             visible(&real, key).is_some_and(|holders| !holders.is_free())
                 && (!matches!(op, Op::Delete { .. }) || real.locks.was_granted(at(key)))
         });
@@ -318,13 +318,13 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
             }
             _ => prop_assert_eq!(real.step(op), model.step(op), "reply to {:?}", op),
         }
-        // Whoever waits elsewhere hears of every lock that is given back and that nobody takes, once.
+        // Every lock that is given back and that nobody takes is announced free, once.
         if let Op::Release { lock, .. } | Op::Break { lock } | Op::Delete { lock } = *op {
             let free = model.locks[lock].holds.is_empty() && !model.locks[lock].other;
-            let told = real.messages.iter().filter(|key| **key == LOCKS[lock]).count();
+            let announced = real.messages.iter().filter(|key| **key == LOCKS[lock]).count();
             // Where it was free before, that may have been the first to see that a lease had ended.
             let expected = usize::from(free && held_before[lock])..=usize::from(free);
-            prop_assert!(expected.contains(&told), "{} messages after {:?}", told, op);
+            prop_assert!(expected.contains(&announced), "{} messages after {:?}", announced, op);
         }
         real.locks.verify();
         // Two locks may be served in either order; for each waiter it is the same.
@@ -335,8 +335,8 @@ fn compare(ops: &[Op]) -> Result<(), TestCaseError> {
         };
         prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
         for (lock, key) in LOCKS.into_iter().enumerate() {
-            // A paused server may still show a grant that is to be taken back, and those whose hold is over
-            // in the places that they had.
+            // A paused server may still show a grant that is to be revoked, and those whose hold is over
+            // at the positions that they had.
             if !model.paused {
                 let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
                 prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
@@ -383,7 +383,7 @@ proptest! {
         compare(&ops)?;
     }
 
-    /// The same where nearly everybody waits, so that there are long queues and many ways through them.
+    /// The model is the core also where nearly everybody waits, with long queues and many ways through them (3, 4).
     #[test]
     fn a_crowd_is_the_model(ops in prop::collection::vec(crowded(), 1..40)) {
         compare(&ops)?;
@@ -397,16 +397,16 @@ proptest! {
         bursts in prop::collection::vec(prop::collection::vec(op(), 1..12), 1..20),
         listeners: bool,
     ) {
-        let mut real = if listeners { Real::heard(false) } else { Real::new(false) };
+        let mut real = if listeners { Real::with_subscribers(false) } else { Real::new(false) };
         let mut waits: BTreeMap<WaiterId, Waiting> = BTreeMap::new();
         let mut in_flight = Vec::new();
         for burst in &bursts {
             for op in burst {
                 match *op {
-                    // Where somebody listens, things are remembered for longer.
+                    // Where there are subscribers, things are remembered for longer.
                     Op::Advance { ms } => real.now += if listeners && ms > 20 { 50 * ms } else { ms },
-                    Op::Stranger { lock, lease } if listeners => {
-                        real.step(&Op::Stranger { lock, lease: 100 * lease });
+                    Op::External { lock, lease } if listeners => {
+                        real.step(&Op::External { lock, lease: 100 * lease });
                     }
                     Op::Pause(_) | Op::Away { .. } => {}
                     Op::Close { connection } => {
@@ -431,7 +431,7 @@ proptest! {
                         }
                     }
                     Op::Acquire { lock, ref call, block } => {
-                        // Without an id, so that the order of the waiters' ids is that of their places.
+                        // Without an id, so that the order of the waiters' ids is that of their positions.
                         let call = Call { id: None, ..call.clone() };
                         let owner = call.owner;
                         let seen = real.step(&Op::Acquire { lock, call, block });
@@ -451,8 +451,8 @@ proptest! {
                 let free = visible(&real, key).is_none_or(|holders| holders.is_free());
                 // A lease that ends in this millisecond is over in the next.
                 let ends_now = matches!(&real.keys[key], Stored::Lock(h) if h.expires_at().is_some_and(|at| real.now > at));
-                let left_to_strangers = listeners && real.locks.is_left_free(at(key), real.time());
-                if free && !ends_now && !left_to_strangers {
+                let left_to_external_clients = listeners && real.locks.is_left_free(at(key), real.time());
+                if free && !ends_now && !left_to_external_clients {
                     prop_assert!(real.waiting(key).is_empty(), "a free lock has waiters");
                 }
             }
@@ -521,7 +521,7 @@ fn a_hold_count_that_cannot_grow_is_refused() {
 }
 
 #[test]
-fn many_locks_that_end_at_once_are_looked_at_in_portions() {
+fn many_locks_that_end_at_once_are_reconciled_in_portions() {
     let mut locks = LockManager::default();
     let now = Now { wall: 0, mono: 0 };
     let mut held = Holders::Exclusive(hold(b"a", 1, 0));
@@ -537,7 +537,7 @@ fn many_locks_that_end_at_once_are_looked_at_in_portions() {
         let ready = locks.tick(later, true);
         assert!(ready.len() <= 200, "{} locks in one go", ready.len());
         for lock in ready {
-            assert!(seen.insert(lock.key.to_vec()), "looked at twice");
+            assert!(seen.insert(lock.key.to_vec()), "reconciled twice");
             locks.reconcile(lock.as_ref(), &mut Holders::Free, &mut Beside::default(), later);
         }
         rounds += 1;

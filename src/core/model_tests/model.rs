@@ -16,7 +16,7 @@ pub(super) struct ModelLock {
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
     /// Which hold each of them got.
     granted_hold: BTreeMap<(usize, u8), u64>,
-    /// The same for cancels: whether there was anything to undo.
+    /// Replies to cancels, and until when they are remembered: whether there was anything to undo.
     cancelled: BTreeMap<(usize, u8), (bool, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
     /// Calls that bound a hold which has ended, and until when they may come again.
@@ -28,14 +28,14 @@ pub(super) struct ModelHold {
     pub(super) exclusive: i64,
     pub(super) shared: i64,
     pub(super) expires_at: i64,
-    /// The same as this server has set it last.
+    /// When the lease ends as this server has set it last.
     written: i64,
     pub(super) token: Option<i64>,
-    /// Which hold of the lock's history it is: taking back concerns this one or nothing.
+    /// Which hold of the lock's history it is: a revocation concerns this one or nothing.
     pub(super) number: u64,
-    /// Every setting of the lease, in order; with the grant that it came with, as long as that may be taken back.
+    /// Every setting of the lease, in order; with the grant that it came with, as long as that may be revoked.
     leases: Vec<(Option<WaiterId>, Lease)>,
-    /// The same for tokens; true if the hold was shared before.
+    /// Every setting of the token likewise; true if the hold was shared before.
     tokens: Vec<(Option<WaiterId>, Option<i64>, bool)>,
 }
 
@@ -62,7 +62,7 @@ impl ModelHold {
     fn set_lease(&mut self, by: Option<WaiterId>, lease: Lease) {
         self.expires_at = match lease {
             Lease::To(end) if by.is_none() => end,
-            // What may be taken back shortens nothing yet.
+            // What may be revoked shortens nothing yet.
             Lease::To(end) | Lease::AtLeast(end) => end.max(self.expires_at),
         };
         self.written = self.expires_at;
@@ -70,8 +70,8 @@ impl ModelHold {
         self.settle_lease();
     }
 
-    /// Somebody else sets the lease.
-    fn set_by_a_stranger(&mut self, end: i64) {
+    /// A foreign write sets the lease.
+    fn set_by_a_foreign_write(&mut self, end: i64) {
         self.expires_at = end;
         self.leases = vec![(None, Lease::To(end))];
     }
@@ -103,7 +103,7 @@ impl ModelHold {
         self.tokens.push((by, token, was_shared));
     }
 
-    /// The grant arrived: it cannot be taken back any more.
+    /// The grant arrived: it cannot be revoked any more.
     fn delivered(&mut self, id: WaiterId) {
         for (by, ..) in &mut self.leases {
             *by = by.filter(|by| *by != id);
@@ -121,7 +121,7 @@ impl ModelHold {
         } else {
             (&mut self.exclusive, &mut self.shared)
         };
-        // The owner may have given that one back, not knowing of it, instead of one that it was told of.
+        // The owner may have given that one back, not knowing of it, instead of one that it knew of.
         *(if *count > 0 { count } else { other }) -= 1;
         self.leases.retain(|(by, _)| *by != Some(id));
         let last = self.tokens.pop_if(|(by, ..)| *by == Some(id));
@@ -351,7 +351,7 @@ impl Model {
         reply
     }
 
-    /// The lease that is renewed, if one is, is that of the last call that cannot be taken back.
+    /// The lease that is renewed, if one is, is that of the last call that cannot be revoked.
     fn lease_was_set(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
@@ -488,16 +488,16 @@ impl Model {
                     // The key's end is that of an exclusive hold, and a bound for shared ones.
                     let end = now + lease;
                     let end = if held.exclusive > 0 { end } else { held.expires_at.min(end) };
-                    held.set_by_a_stranger(end);
+                    held.set_by_a_foreign_write(end);
                 }
                 None
             }
-            Op::Stranger { lock, lease } => {
+            Op::External { lock, lease } => {
                 self.expire(lock);
                 let at = &mut self.locks[lock];
                 if at.holds.is_empty() && !at.other {
                     self.holds_ever += 1;
-                    let (owner, number) = (STRANGER, self.holds_ever);
+                    let (owner, number) = (EXTERNAL, self.holds_ever);
                     let expires_at = now + lease;
                     at.holds.push(ModelHold {
                         owner,
@@ -639,8 +639,8 @@ impl Model {
             }
         }
         let locked = &self.locks[lock];
-        let turn = locked.queue.is_empty() || locked.of(call.owner).is_some();
-        if turn && locked.admits(call.owner, call.shared) {
+        let comes_first = locked.queue.is_empty() || locked.of(call.owner).is_some();
+        if comes_first && locked.admits(call.owner, call.shared) {
             let reply = self.grant(lock, call, None);
             self.bind(lock, call, Takes::Part);
             return Seen::Granted(reply);
@@ -672,13 +672,13 @@ impl Model {
     fn blockers(&self, lock: usize, call: &Call) -> Vec<usize> {
         let lock = &self.locks[lock];
         let line = lock.line();
-        let turn = line.iter().position(|waiter| waiter.call.owner == call.owner).unwrap();
+        let at = line.iter().position(|waiter| waiter.call.owner == call.owner).unwrap();
         let holders = lock
             .holds
             .iter()
             .filter(|hold| hold.owner != call.owner && !(call.shared && hold.exclusive == 0))
             .map(|hold| hold.owner);
-        let ahead = line[..turn]
+        let ahead = line[..at]
             .iter()
             .filter(|waiter| !(call.shared && waiter.call.shared))
             .map(|waiter| waiter.call.owner);
@@ -784,7 +784,7 @@ impl Model {
         // What is on its way is left as it is.
         self.in_flight.clear();
         for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {
-            hold.set_by_a_stranger(hold.expires_at);
+            hold.set_by_a_foreign_write(hold.expires_at);
             hold.tokens.iter_mut().for_each(|(by, ..)| *by = None);
         }
         if let Some((lock, lease)) = meddle {

@@ -20,9 +20,9 @@ pub(in crate::core) struct Beside {
     released: HashMap<RequestId, (i64, WallMs)>,
     cancelled: HashMap<RequestId, (bool, WallMs)>,
     now: WallMs,
-    /// Somebody elsewhere listens.
+    /// The channel of the lock has subscribers.
     listeners: bool,
-    /// They are to be told.
+    /// It is to be announced to them that the lock is free.
     announce: bool,
 }
 
@@ -88,15 +88,15 @@ pub(in crate::core) struct Real {
     /// Whether the timer fires by itself after each step.
     pub(in crate::core) timer: bool,
     pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
-    /// Somebody elsewhere listens.
+    /// The channels of all locks have subscribers.
     pub(in crate::core) listeners: bool,
     /// The locks of which it was published that they are free, one by one.
     pub(in crate::core) messages: Vec<&'static [u8]>,
 }
 
 impl Real {
-    /// Where somebody elsewhere listens, from the start.
-    pub(in crate::core) fn heard(timer: bool) -> Real {
+    /// Where the channels of all locks have subscribers from the start.
+    pub(in crate::core) fn with_subscribers(timer: bool) -> Real {
         let mut real = Real::new(timer);
         real.listeners = true;
         real
@@ -304,7 +304,7 @@ impl Real {
         }
     }
 
-    /// What strangers and the server do.
+    /// Carries out foreign writes, and what the server does.
     fn meddle(&mut self, op: &Op) {
         let time = self.time();
         match *op {
@@ -323,7 +323,7 @@ impl Real {
                 // RENAME over it raises an event.
                 self.locks.key_changed(at(key), KeyChange::Gone, time);
             }
-            Op::Stranger { lock, lease } => {
+            Op::External { lock, lease } => {
                 self.take(LOCKS[lock], lease);
             }
             Op::Flush => {
@@ -337,11 +337,11 @@ impl Real {
         }
     }
 
-    /// Somebody elsewhere takes a lock if it is free.
+    /// An external client takes a lock if it is free.
     pub(in crate::core) fn take(&mut self, key: &'static [u8], lease: i64) -> bool {
         let free = self.open(key) == Ok(Holders::Free);
         if free {
-            let hold = Hold { expires_at: self.now + lease, ..hold(OWNERS[STRANGER], 1, 0) };
+            let hold = Hold { expires_at: self.now + lease, ..hold(OWNERS[EXTERNAL], 1, 0) };
             self.store(key, Holders::Exclusive(hold));
             self.locks.key_changed(at(key), KeyChange::Changed, self.time());
         }

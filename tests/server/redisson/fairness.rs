@@ -10,16 +10,17 @@ use crate::support::{until, Client, Flavor, World};
 crate::with_every_redisson!(
     each_gets_a_tenth_of_the_grants_at_least,
     one_native_client_lets_redisson_in,
-    a_turn_is_for_who_waits,
+    a_window_is_for_who_waits,
 );
 
 /// Native grants in a contest.
 const GRANTS: usize = 2000;
 
-/// The same if Redisson had no chance to be fast: a JVM that gets no processor time comes too late, but not for ever.
+/// Native grants in a contest in which Redisson has no chance to be fast: a JVM that gets no processor time comes too late,
+/// but not for ever.
 const MOST_GRANTS: usize = 20_000;
 
-/// Everybody wants the lock again as soon as he has given it back, until there were so many native grants, or more if
+/// Everybody wants the lock again as soon as they have given it back, until there were so many native grants, or more if
 /// that was not fair. Returns how many there were, natively and of Redisson.
 fn contend(world: &World, redisson: &Redisson, natives: usize, threads: usize) -> (usize, usize) {
     let names: Vec<String> = (0..threads).map(|thread| format!("java-{thread}")).collect();
@@ -73,13 +74,13 @@ fn each_gets_a_tenth_of_the_grants_at_least(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| assert_fair(contend(world, redisson, 4, 4)));
 }
 
-/// Without a queue, it would be back before anybody has heard the message.
+/// Without a queue, it would be back before anybody has read the message.
 fn one_native_client_lets_redisson_in(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| assert_fair(contend(world, redisson, 1, 2)));
 }
 
 /// When nobody is left who waits elsewhere, the lock goes from hand to hand again.
-fn a_turn_is_for_who_waits(flavor: Flavor, version: Version) {
+fn a_window_is_for_who_waits(flavor: Flavor, version: Version) {
     side_by_side(flavor, version, |world, redisson| {
         contend(world, redisson, 2, 1);
         let mut client = world.client();

@@ -23,7 +23,7 @@ fn side_by_side(flavor: Flavor, version: Version, scenario: impl FnOnce(&World, 
     side_by_side_with(flavor, version, "", scenario);
 }
 
-/// The same with settings of Redisson.
+/// Runs a scenario as [`side_by_side`], with settings of Redisson.
 fn side_by_side_with(
     flavor: Flavor,
     version: Version,

@@ -1,4 +1,4 @@
-//! Redisson waits for a lock that a native client holds, and is told when it is free. It saw a lease of many seconds
+//! Redisson waits for a lock that a native client holds, and gets a message when it is free. It saw a lease of many seconds
 //! when it began to wait: without the message it would sleep until that is over.
 
 use super::side_by_side;

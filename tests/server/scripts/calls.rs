@@ -219,7 +219,7 @@ fn px(lease: i64) -> String {
     }
 }
 
-/// Where it is told that the lock is free.
+/// Where it is announced that the lock is free.
 pub(super) fn channel(key: &str) -> String {
     derived("redisson_lock__channel", key)
 }

@@ -1,4 +1,4 @@
-//! Where calls are made and their effects are read: one client that calls, and one that hears the messages.
+//! Where calls are made and their effects are read: one client that calls, and one that gets the messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

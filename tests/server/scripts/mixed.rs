@@ -145,7 +145,7 @@ impl Mixed {
     }
 
     /// A command publishes that the lock is free, and so does a script. If that was a lock which the module
-    /// knows, it sees a stranger delete it, and may publish too.
+    /// knows, it sees a foreign write delete it, and may publish too.
     fn freed(&mut self, way: Way) -> Expected {
         let known = self.model.take().is_some_and(|hold| hold.known);
         let twice = way == Way::Script && known;

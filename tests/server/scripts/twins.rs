@@ -1,4 +1,4 @@
-//! The same history by commands on one key and by scripts on its twin: after every step both have the same hash
+//! One history runs by commands on one key and by scripts on its twin: after every step both have the same hash
 //! and the same TTL, and the same has come of it.
 
 use std::collections::BTreeMap;

@@ -14,7 +14,7 @@ impl Cluster {
         Cluster::start_with(flavor, &[])
     }
 
-    /// The same with more arguments for both nodes.
+    /// Starts both nodes with more arguments.
     pub fn start_with(flavor: Flavor, more: &[&str]) -> Cluster {
         // Without full coverage the cluster goes on when a slot is lost, and does not end all waits itself.
         let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];

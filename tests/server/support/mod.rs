@@ -19,7 +19,7 @@ pub fn in_world(flavor: Flavor, scenario: impl FnOnce(&World)) {
     in_world_with(flavor, &[], scenario);
 }
 
-/// The same with arguments for the primary.
+/// Runs a scenario as [`in_world`], with arguments for the primary.
 pub fn in_world_with(flavor: Flavor, args: &[&str], scenario: impl FnOnce(&World)) {
     let world = World::start(flavor, args);
     scenario(&world);
@@ -34,7 +34,7 @@ macro_rules! on_every_server {
     ($($names:tt)*) => { $crate::on_servers!(Any $($names)*); };
 }
 
-/// The same for the servers of one kind, or `Any`.
+/// Makes such tests for the servers of one kind, or `Any`.
 #[macro_export]
 macro_rules! on_servers {
     ($kind:ident $($(#[$attribute:meta])* $name:ident),* $(,)?) => { $(
@@ -56,7 +56,7 @@ macro_rules! test_on_each {
     ($given:tt $($server:tt)*) => { $( $crate::test_on_one!($given $server); )* };
 }
 
-/// The same for one line.
+/// A test for one line of `servers.rs`.
 #[macro_export]
 macro_rules! test_on_one {
     ($given:tt { $name:ident $variant:ident $kind:ident $program:literal $package:literal $needed:ident too_old }) => {};

@@ -146,7 +146,7 @@ impl Server {
         Server::with_module_args(flavor, &[], args)
     }
 
-    /// The same with arguments for the module.
+    /// Starts a server that has loaded the module with arguments of its own.
     pub fn with_module_args(flavor: Flavor, module_args: &[&str], args: &[&str]) -> Server {
         let mut all = vec!["--loadmodule", module().to_str().unwrap()];
         all.extend(module_args);

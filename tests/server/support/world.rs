@@ -1,5 +1,5 @@
 //! A primary with the module, a replica without it, and an AOF: after each scenario all three have the same
-//! keys.
+//! keys (8).
 
 use std::collections::BTreeMap;
 use std::ops::Deref;

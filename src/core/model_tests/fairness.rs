@@ -1,4 +1,4 @@
-//! Those who wait elsewhere get their turns, and nobody else pays for it.
+//! External clients get their fairness windows, and nobody else pays for it (3).
 
 use super::*;
 
@@ -8,22 +8,22 @@ fn call(owner: usize) -> Call {
     Call { owner, lease: 1_000_000, ..Call::default() }
 }
 
-/// Some owners here who want the lock again as soon as they have given it back, and one elsewhere who takes it, if it
-/// still can, some time after it has heard that the lock is free.
+/// Some native owners who want the lock again as soon as they have given it back, and an external client that takes it, if
+/// it still can, some time after it was announced free.
 struct Contention {
     real: Real,
     holder: Option<usize>,
     /// Milliseconds for which each hold lasts.
     work: i64,
-    /// Milliseconds that the stranger needs from the message to its try; `None`: it never comes.
+    /// Milliseconds that the external client needs from the message to its try; `None`: it never comes.
     reaction: Option<i64>,
     comes_at: Option<i64>,
-    heard: usize,
-    /// How many grants there were here, and elsewhere.
-    here: usize,
-    elsewhere: usize,
-    /// The last grant was elsewhere.
-    just_elsewhere: bool,
+    seen: usize,
+    /// How many grants there were to native owners, and how often the external client took the lock.
+    native: usize,
+    external: usize,
+    /// The external client had the lock last.
+    just_external: bool,
     /// For how many milliseconds the lock was free, and the longest time in one piece.
     free: i64,
     longest_free: i64,
@@ -32,15 +32,15 @@ struct Contention {
 impl Contention {
     fn new(natives: usize, work: i64, reaction: Option<i64>) -> Contention {
         let mut contention = Contention {
-            real: Real::heard(true),
+            real: Real::with_subscribers(true),
             holder: None,
             work,
             reaction,
             comes_at: None,
-            heard: 0,
-            here: 0,
-            elsewhere: 0,
-            just_elsewhere: false,
+            seen: 0,
+            native: 0,
+            external: 0,
+            just_external: false,
             free: 0,
             longest_free: 0,
         };
@@ -57,8 +57,8 @@ impl Contention {
     }
 
     fn granted(&mut self, owner: usize) {
-        self.here += 1;
-        self.just_elsewhere = false;
+        self.native += 1;
+        self.just_external = false;
         assert_eq!(self.holder.replace(owner), None);
     }
 
@@ -79,23 +79,23 @@ impl Contention {
         }
     }
 
-    /// One hold, here or elsewhere, and what leads to it.
+    /// One hold, native or external, and what leads to it.
     fn round(&mut self) {
         let mut free = 0;
         while self.holder.is_none() {
             if let Some(reaction) = self.reaction {
-                if self.real.messages.len() > self.heard {
+                if self.real.messages.len() > self.seen {
                     self.comes_at = Some(self.real.now + reaction);
                 }
             }
-            self.heard = self.real.messages.len();
+            self.seen = self.real.messages.len();
             if self.comes_at.is_some_and(|at| at <= self.real.now) {
                 self.comes_at = None;
                 if self.real.take(KEY, 1_000_000) {
                     self.real.fire();
-                    self.elsewhere += 1;
-                    let before = std::mem::replace(&mut self.just_elsewhere, true);
-                    assert!(!before, "two in a row elsewhere, and somebody waits here");
+                    self.external += 1;
+                    let before = std::mem::replace(&mut self.just_external, true);
+                    assert!(!before, "two in a row for the external client, and somebody waits here");
                     self.advance(self.work);
                     // Its own release publishes too, but somebody here is faster.
                     self.real.step(&Op::Delete { lock: 0 });
@@ -118,8 +118,8 @@ impl Contention {
 
     fn run(mut self, rounds: usize) -> Contention {
         (0..rounds).for_each(|_| self.round());
-        let strangers = self.real.locks.fairness_windows();
-        assert!(strangers.1 <= self.elsewhere && strangers.1 <= strangers.0);
+        let windows = self.real.locks.fairness_windows();
+        assert!(windows.1 <= self.external && windows.1 <= windows.0);
         self
     }
 }
@@ -130,10 +130,10 @@ fn both_sides_get_a_tenth_at_least() {
         for work in [0, 1, 50] {
             for reaction in [0, 1, 2, 5, 10] {
                 let seen = Contention::new(natives, work, Some(reaction)).run(2000);
-                let share = 100 * seen.elsewhere / (seen.here + seen.elsewhere);
+                let share = 100 * seen.external / (seen.native + seen.external);
                 assert!(
                     (10..=50).contains(&share),
-                    "{share} % elsewhere with {natives} here, work of {work} ms, reaction in {reaction} ms"
+                    "{share} % for the external client with {natives} native, work of {work} ms, reaction in {reaction} ms"
                 );
             }
         }
@@ -153,7 +153,7 @@ fn who_never_comes_costs_little() {
 }
 
 #[test]
-fn where_nobody_listens_no_turn_is_given() {
+fn where_nobody_listens_no_window_is_given() {
     let mut contention = Contention::new(4, 1, None);
     contention.real.listeners = false;
     let seen = contention.run(500);
@@ -163,9 +163,9 @@ fn where_nobody_listens_no_turn_is_given() {
 
 /// However the lock becomes free.
 #[test]
-fn a_turn_is_told_when_a_lease_ends_or_a_stranger_deletes() {
+fn a_window_is_announced_when_a_lease_ends_or_a_foreign_write_deletes() {
     for deleted in [false, true] {
-        let mut real = Real::heard(true);
+        let mut real = Real::with_subscribers(true);
         for _ in 0..40 {
             let [call, other] = [0, 1].map(|owner| Call { lease: 10, ..call(owner) });
             real.step(&Op::Acquire { lock: 0, call, block: Some(0) });
@@ -186,9 +186,9 @@ fn a_turn_is_told_when_a_lease_ends_or_a_stranger_deletes() {
     }
 }
 
-/// A lock that nobody here could have for many times in a row: the next time it becomes free is a turn.
-fn with_a_turn_due() -> Real {
-    let mut real = Real::heard(true);
+/// A lock that nobody here could have for many times in a row: the next time it becomes free, a window begins.
+fn with_a_window_due() -> Real {
+    let mut real = Real::with_subscribers(true);
     for _ in 0..20 {
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         if real.locks.fairness_windows().0 > 0 {
@@ -203,11 +203,11 @@ fn with_a_turn_due() -> Real {
 
 #[test]
 fn a_lock_becomes_free_once() {
-    let mut real = with_a_turn_due();
+    let mut real = with_a_window_due();
     real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
     assert_eq!(real.messages, [KEY]);
     real.advance(10);
-    // The turn is over.
+    // The window is over.
     let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: Some(0) });
     assert!(matches!(seen, Some(Seen::Granted(_))), "{seen:?}");
     assert_eq!(real.messages, [KEY]);
@@ -215,8 +215,8 @@ fn a_lock_becomes_free_once() {
 
 /// Found by a call before the timer finds it.
 #[test]
-fn a_turn_that_a_call_begins_is_told_once() {
-    let mut real = with_a_turn_due();
+fn a_window_that_a_call_begins_is_announced_once() {
+    let mut real = with_a_window_due();
     real.step(&Op::Acquire { lock: 0, call: Call { lease: 10, ..call(0) }, block: None });
     real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(0) });
     real.now += 11;
@@ -227,11 +227,11 @@ fn a_turn_that_a_call_begins_is_told_once() {
     assert_eq!((real.messages.len(), real.decisions.len()), (1, 1));
 }
 
-/// What is remembered is forgotten while the stranger has the lock, and nothing of it stays planned.
+/// What is remembered is forgotten while the external client has the lock, and nothing of it stays planned.
 #[test]
-fn a_stranger_may_keep_the_lock_for_long() {
+fn an_external_client_may_keep_the_lock_for_long() {
     for waits in [false, true] {
-        let mut real = Real::heard(true);
+        let mut real = Real::with_subscribers(true);
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
         assert!(real.take(KEY, 3_000));
@@ -246,11 +246,11 @@ fn a_stranger_may_keep_the_lock_for_long() {
     }
 }
 
-/// A deadline that comes before the turn is over.
+/// A deadline comes before the window is over.
 #[test]
-fn nobody_waits_in_vain_for_a_turn_to_end() {
+fn nobody_waits_in_vain_for_a_window_to_end() {
     for block in 1..6 {
-        let mut real = Real::heard(true);
+        let mut real = Real::with_subscribers(true);
         for _ in 0..200 {
             let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: Some(block) });
             if let Some(Seen::Waits(_)) = seen {
@@ -261,7 +261,7 @@ fn nobody_waits_in_vain_for_a_turn_to_end() {
                 };
                 real.locks.delivered(*id, real.time());
             }
-            // Somebody is in line, so that a turn may begin.
+            // Somebody is in line, so that a window may begin.
             real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(block) });
             real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
             if std::mem::take(&mut real.decisions).is_empty() {
@@ -277,10 +277,10 @@ fn nobody_waits_in_vain_for_a_turn_to_end() {
     }
 }
 
-/// Clients that do not wait take the lock in its turns: that is no reason to make more of them.
+/// Clients that do not wait take the lock in its windows: that is no reason to make more of them.
 #[test]
-fn turns_that_others_use_are_missed() {
-    let mut real = Real::heard(true);
+fn windows_that_others_use_are_missed() {
+    let mut real = Real::with_subscribers(true);
     for _ in 0..1000 {
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
@@ -288,17 +288,17 @@ fn turns_that_others_use_are_missed() {
     assert!(real.locks.fairness_windows().0 < 20, "{:?}", real.locks.fairness_windows());
 }
 
-/// Those who sleep until the end of the lease that they saw.
+/// External clients sleep until the end of the lease that they saw, unless it is announced.
 #[test]
-fn the_end_of_the_next_ones_shorter_lease_is_told() {
-    let mut real = Real::heard(true);
+fn the_end_of_the_next_ones_shorter_lease_is_announced() {
+    let mut real = Real::with_subscribers(true);
     real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
     real.step(&Op::Acquire { lock: 0, call: Call { lease: 50, ..call(1) }, block: Some(0) });
     real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
     assert!(real.messages.is_empty());
     real.advance(51);
     assert_eq!(real.messages, [KEY]);
-    // The same among readers, of whom the one with the longest lease leaves.
+    // Among readers the one with the longest lease leaves.
     let reader = |owner, lease| Call { lease, shared: true, ..call(owner) };
     real.step(&Op::Acquire { lock: 1, call: reader(0, 100_000), block: None });
     real.step(&Op::Acquire { lock: 1, call: reader(1, 50), block: None });
@@ -310,7 +310,7 @@ fn the_end_of_the_next_ones_shorter_lease_is_told() {
 /// The contract: a call that does not wait takes a lock that is free.
 #[test]
 fn who_does_not_wait_takes_what_is_free() {
-    let mut real = Real::heard(true);
+    let mut real = Real::with_subscribers(true);
     for _ in 0..100 {
         let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         assert!(matches!(seen, Some(Seen::Granted(_))), "{seen:?}");
@@ -319,15 +319,15 @@ fn who_does_not_wait_takes_what_is_free() {
     assert_eq!(real.messages.len(), 100);
 }
 
-/// The end that they know is later.
+/// The end that external clients know is later.
 #[test]
-fn the_end_of_a_shortened_lease_is_told() {
+fn the_end_of_a_shortened_lease_is_announced() {
     for shorten in [
         Op::Renew { lock: 0, owner: 0, lease: 20, bind: None },
         Op::Release { lock: 0, owner: 0, part: Part::One, lease: Some(20), id: None },
         Op::Acquire { lock: 0, call: Call { lease: 20, ..call(0) }, block: None },
     ] {
-        let mut real = Real::heard(true);
+        let mut real = Real::with_subscribers(true);
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         real.advance(100);

@@ -1,5 +1,5 @@
-//! Clients that wait elsewhere, as Redisson's do: they hear a message, and then have to be fast. Here they are scripts
-//! and a subscription; the real ones are in `redisson`.
+//! External clients, as Redisson's are: they get a message, and then have to be fast. Here they are scripts and a
+//! subscription; the real ones are in `redisson`. Neither they nor those who wait natively starve (3).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -10,16 +10,16 @@ use crate::support::{in_world, until, Client, Flavor, Server};
 crate::on_every_server!(
     neither_side_starves,
     nor_where_one_client_comes_back_at_once,
-    a_turn_leaves_the_lock_free_with_one_message,
+    a_window_leaves_the_lock_free_with_one_message,
     who_waits_is_served_when_nobody_comes,
-    without_a_subscriber_there_are_no_turns,
-    the_end_of_a_shortened_lease_is_told_at_once,
+    without_a_subscriber_there_are_no_windows,
+    the_end_of_a_shortened_lease_is_announced_at_once,
     a_release_of_what_was_deleted_loses_no_message,
     nothing_is_remembered_for_long,
-    a_stranger_may_keep_the_lock_for_long,
-    a_strangers_release_is_told_by_it_alone,
-    a_flush_is_told_to_those_whose_lock_nobody_here_takes,
-    the_end_of_the_next_ones_shorter_lease_is_told_at_once,
+    an_external_client_may_keep_the_lock_for_long,
+    the_release_of_an_external_client_is_announced_by_it_alone,
+    a_flush_is_announced_for_locks_that_nobody_here_takes,
+    the_end_of_the_next_ones_shorter_lease_is_announced_at_once,
 );
 
 const ACQUIRE: &str = include_str!("scripts/acquire.lua");
@@ -27,18 +27,18 @@ const RELEASE: &str = include_str!("scripts/release.lua");
 
 const CHANNEL: &str = "redisson_lock__channel:{k}";
 
-/// Somebody who waits for the lock `k` elsewhere.
-struct Stranger {
+/// An external client that waits for the lock `k`.
+struct External {
     client: Client,
     subscriber: Client,
     name: String,
 }
 
-impl Stranger {
-    fn new(server: &Server, name: &str) -> Stranger {
+impl External {
+    fn new(server: &Server, name: &str) -> External {
         let mut subscriber = server.client();
         assert_eq!(subscriber.call(&format!("SUBSCRIBE {CHANNEL}")), format!("[subscribe, {CHANNEL}, 1]"));
-        Stranger { client: server.client(), subscriber, name: name.to_owned() }
+        External { client: server.client(), subscriber, name: name.to_owned() }
     }
 
     /// Waits for messages only: a lease that ends would be noticed by nobody in time.
@@ -58,18 +58,18 @@ impl Stranger {
     }
 }
 
-/// Everybody wants the lock again as soon as he has given it back, until there were `rounds` grants. Returns how many
-/// of them were here, and how many elsewhere.
-fn contend(server: &Server, natives: usize, strangers: usize, rounds: usize) -> (usize, usize) {
+/// Everybody wants the lock again as soon as they have given it back, until there were `rounds` grants. Returns how many
+/// of them were native, and how many external.
+fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> (usize, usize) {
     let (total, inside) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let [here, elsewhere] = [AtomicUsize::new(0), AtomicUsize::new(0)];
-    let in_turn = |count: &AtomicUsize| {
+    let enter = |count: &AtomicUsize| {
         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
         count.fetch_add(1, Ordering::SeqCst);
         inside.fetch_sub(1, Ordering::SeqCst);
         total.fetch_add(1, Ordering::SeqCst) < rounds
     };
-    let (in_turn, here, elsewhere) = (&in_turn, &here, &elsewhere);
+    let (enter, here, elsewhere) = (&enter, &here, &elsewhere);
     thread::scope(|scope| {
         for native in 0..natives {
             scope.spawn(move || {
@@ -77,19 +77,19 @@ fn contend(server: &Server, natives: usize, strangers: usize, rounds: usize) -> 
                 let mut goes_on = true;
                 while goes_on {
                     assert_eq!(client.call(&format!("LOCK.ACQUIRE k n{native} PX 100000 BLOCK 0")), "1");
-                    goes_on = in_turn(here);
+                    goes_on = enter(here);
                     assert_eq!(client.call(&format!("LOCK.RELEASE k n{native}")), "0");
                 }
             });
         }
-        for stranger in 0..strangers {
+        for external in 0..externals {
             scope.spawn(move || {
-                let mut stranger = Stranger::new(server, &format!("s{stranger}"));
+                let mut external = External::new(server, &format!("s{external}"));
                 let mut goes_on = true;
                 while goes_on {
-                    stranger.lock();
-                    goes_on = in_turn(elsewhere);
-                    stranger.unlock();
+                    external.lock();
+                    goes_on = enter(elsewhere);
+                    external.unlock();
                 }
             });
         }
@@ -116,27 +116,29 @@ fn nor_where_one_client_comes_back_at_once(flavor: Flavor) {
     });
 }
 
-fn a_turn_leaves_the_lock_free_with_one_message(flavor: Flavor) {
+fn a_window_leaves_the_lock_free_with_one_message(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k n0 PX 100000"), "1");
         let mut waiting: Vec<Client> = Vec::new();
         for n in 1..=20 {
             waiting.push(world.waiting(&format!("LOCK.ACQUIRE k n{n} PX 100000 BLOCK 0")));
         }
-        // One after the other is granted the lock here, until it is the stranger's turn.
+        // One after the other is granted the lock here, until a window begins.
         let mut next = 1;
-        while stranger.subscriber.has_nothing() {
+        while external.subscriber.has_nothing() {
             assert_eq!(a.call(&format!("LOCK.RELEASE k n{}", next - 1)), "0");
-            until("somebody hears of it", || !stranger.subscriber.has_nothing() || !waiting[0].has_nothing());
+            until("it is granted or announced", || {
+                !external.subscriber.has_nothing() || !waiting[0].has_nothing()
+            });
             if !waiting[0].has_nothing() {
                 assert_eq!(waiting.remove(0).recv(), "1");
                 next += 1;
             }
-            assert!(next < 20, "no turn for the stranger");
+            assert!(next < 20, "no window for the external client");
         }
-        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         assert_ne!(a.info("lock", "lock_fairness_windows_given"), "0");
         for last in next..=20 {
             if waiting.is_empty() {
@@ -151,7 +153,7 @@ fn a_turn_leaves_the_lock_free_with_one_message(flavor: Flavor) {
 /// Fifty in line, and a subscriber who is no client at all: everybody is served, first come first.
 fn who_waits_is_served_when_nobody_comes(flavor: Flavor) {
     in_world(flavor, |world| {
-        let silent = Stranger::new(world, "s");
+        let silent = External::new(world, "s");
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k n PX 100000"), "1");
         let mut waiting: Vec<Client> =
@@ -167,7 +169,7 @@ fn who_waits_is_served_when_nobody_comes(flavor: Flavor) {
     });
 }
 
-fn without_a_subscriber_there_are_no_turns(flavor: Flavor) {
+fn without_a_subscriber_there_are_no_windows(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut other = world.client();
         // Who listens to all messages, waits for no lock.
@@ -178,9 +180,9 @@ fn without_a_subscriber_there_are_no_turns(flavor: Flavor) {
     });
 }
 
-fn the_end_of_a_shortened_lease_is_told_at_once(flavor: Flavor) {
+fn the_end_of_a_shortened_lease_is_announced_at_once(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut a = world.client();
         // The server would not notice by itself.
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
@@ -193,32 +195,32 @@ fn the_end_of_a_shortened_lease_is_told_at_once(flavor: Flavor) {
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "2");
             a.call(shorten);
-            stranger.lock();
-            stranger.unlock();
+            external.lock();
+            external.unlock();
             // Its own message.
-            stranger.subscriber.recv();
+            external.subscriber.recv();
         }
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
     });
 }
 
-/// The look at the deleted lock, which tells those who wait elsewhere, comes after what is in the same pipeline.
+/// The deleted lock is reconciled, and announced free, after what is in the same pipeline.
 fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut a = world.client();
-        for look in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
+        for call in ["LOCK.RELEASE k a", "LOCK.RENEW k a", "LOCK.BREAK k"] {
             assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
-            a.send_at_once(&["DEL k", look]);
+            a.send_at_once(&["DEL k", call]);
             assert_eq!(a.recv(), "1");
             a.recv();
-            assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+            assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         }
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
         a.send_at_once(&["DEL k", "LOCK.ACQUIRE k b PX 100000"]);
         assert_eq!((a.recv(), a.recv()), ("1".to_owned(), "1".to_owned()));
         assert_eq!(a.call("LOCK.RELEASE k b"), "0");
-        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         // Freed by the DEL, taken, and freed again.
         a.send_at_once(&[
             "LOCK.ACQUIRE k a PX 100000",
@@ -229,9 +231,9 @@ fn a_release_of_what_was_deleted_loses_no_message(flavor: Flavor) {
         for reply in ["1", "1", "1", "0"] {
             assert_eq!(a.recv(), reply);
         }
-        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         until_timers_have_fired(&mut a);
-        assert!(stranger.subscriber.has_nothing(), "told of a lock that was not free");
+        assert!(external.subscriber.has_nothing(), "a lock was announced that was not free");
     });
 }
 
@@ -242,29 +244,29 @@ fn until_timers_have_fired(client: &mut Client) {
     assert_eq!(client.call("LOCK.RELEASE timer a"), "0");
 }
 
-/// The module has nothing to say about a lock that was not granted here, also if one of this name was, and was taken
-/// back.
-fn a_strangers_release_is_told_by_it_alone(flavor: Flavor) {
+/// The module has nothing to say about a lock that was not granted here, also if one of this name was, and was
+/// revoked.
+fn the_release_of_an_external_client_is_announced_by_it_alone(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
         let b = world.waiting("LOCK.ACQUIRE k b PX 100000 BLOCK 0");
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id)]);
         assert_eq!((a.recv(), a.recv()), ("0".to_owned(), "1".to_owned()));
-        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         assert_eq!(a.call("EXISTS k"), "0");
-        stranger.lock();
-        stranger.unlock();
-        assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+        external.lock();
+        external.unlock();
+        assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
         until_timers_have_fired(&mut a);
-        assert!(stranger.subscriber.has_nothing(), "told twice");
+        assert!(external.subscriber.has_nothing(), "announced twice");
     });
 }
 
-fn a_flush_is_told_to_those_whose_lock_nobody_here_takes(flavor: Flavor) {
+fn a_flush_is_announced_for_locks_that_nobody_here_takes(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut other = world.client();
         other.call("SUBSCRIBE redisson_lock__channel:{other}");
         let mut a = world.client();
@@ -277,22 +279,22 @@ fn a_flush_is_told_to_those_whose_lock_nobody_here_takes(flavor: Flavor) {
             assert_eq!(a.call(flush), "OK");
             assert_eq!(b.recv(), "1");
             assert_eq!(other.recv(), "[message, redisson_lock__channel:{other}, 0]", "{flush}");
-            assert!(stranger.subscriber.has_nothing(), "{flush}");
+            assert!(external.subscriber.has_nothing(), "{flush}");
             assert_eq!(b.call("LOCK.RELEASE k b"), "0");
-            assert_eq!(stranger.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
+            assert_eq!(external.subscriber.recv(), format!("[message, {CHANNEL}, 0]"));
             a.call("DEL other");
         }
     });
 }
 
 /// Longer than it is remembered that somebody listened.
-fn a_stranger_may_keep_the_lock_for_long(flavor: Flavor) {
+fn an_external_client_may_keep_the_lock_for_long(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-        stranger.lock();
+        external.lock();
         assert_eq!(a.call("PEXPIRE k 2500"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 10"), "nil");
         until("its lease is over", || a.call("EXISTS k") == "0");
@@ -303,10 +305,10 @@ fn a_stranger_may_keep_the_lock_for_long(flavor: Flavor) {
     });
 }
 
-/// Strangers sleep until the end of the lease that they saw, unless they are told.
-fn the_end_of_the_next_ones_shorter_lease_is_told_at_once(flavor: Flavor) {
+/// External clients sleep until the end of the lease that they saw, unless it is announced.
+fn the_end_of_the_next_ones_shorter_lease_is_announced_at_once(flavor: Flavor) {
     in_world(flavor, |world| {
-        let mut stranger = Stranger::new(world, "s");
+        let mut external = External::new(world, "s");
         let mut a = world.client();
         // The server would not notice by itself.
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
@@ -314,22 +316,22 @@ fn the_end_of_the_next_ones_shorter_lease_is_told_at_once(flavor: Flavor) {
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(b.recv(), "1");
-        stranger.lock();
+        external.lock();
         let mut b = world.waiting("LOCK.ACQUIRE k b PX 100 BLOCK 0");
-        let mut other = Stranger::new(world, "t");
+        let mut other = External::new(world, "t");
         assert_ne!(other.eval(ACQUIRE), "nil");
         assert_eq!(a.call("DEL k"), "1");
         assert_eq!(b.recv(), "1");
         other.lock();
         other.unlock();
         drop(other);
-        stranger.lock();
-        stranger.unlock();
+        external.lock();
+        external.unlock();
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 SHARED"), "1");
         assert_eq!(a.call("LOCK.ACQUIRE k b PX 100 SHARED"), "1");
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-        stranger.lock();
-        stranger.unlock();
+        external.lock();
+        external.unlock();
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
     });
 }
