@@ -61,7 +61,7 @@ impl Command for Acquire {
         }
         let found_free = lock.holders.is_free();
         let (outcome, in_hand) = driver::with(ctx, |driver| {
-            driver.locks.acquire(at, &mut lock.holders, &mut lock.records, call.request, patience, now)
+            driver.locks.acquire(at, &mut lock.holders, &mut lock.records, &call.request, patience, now)
         });
         driver::commit(ctx, at, in_hand, &mut lock, found_free);
         match outcome {

@@ -4,7 +4,7 @@ use super::args::Cursor;
 use super::glob::matches;
 use super::waiters::DEFAULT_COUNT;
 use super::{count, milliseconds};
-use crate::core::Holders;
+use crate::core::{Holders, Mode};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
@@ -40,20 +40,25 @@ impl Command for List {
         }
         let (db, now) = (ctx.db(), ctx.now());
         let passes = |key: &[u8]| pattern.is_none_or(|pattern| matches(pattern, key));
-        let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, now, passes));
-        locks.truncate(most.unwrap_or(DEFAULT_COUNT));
+        let most = most.unwrap_or(DEFAULT_COUNT);
+        let locks = driver::with(ctx, |driver| driver.locks.contended_in(db, now, most, passes));
         ctx.reply_array(locks.len());
         for lock in locks {
-            // A key that holds something else is about to be noticed.
-            let holders = keyspace::look(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
+            let (mode, holders) = if lock.is_plain {
+                (Some(Mode::Exclusive), 1)
+            } else {
+                // A key that holds something else is about to be noticed.
+                let holders = keyspace::look(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
+                (holders.mode(), holders.len())
+            };
             ctx.reply_map(5);
             ctx.reply_bulk(b"key");
             ctx.reply_bulk(&lock.key);
             ctx.reply_bulk(b"mode");
             // If it is free, it is about to be that of the first in line.
-            ctx.reply_bulk(holders.mode().unwrap_or(lock.wanted).name().as_bytes());
+            ctx.reply_bulk(mode.unwrap_or(lock.wanted).name().as_bytes());
             ctx.reply_bulk(b"holders");
-            ctx.reply_integer(count(holders.len()));
+            ctx.reply_integer(count(holders));
             ctx.reply_bulk(b"waiters");
             ctx.reply_integer(count(lock.waiters));
             ctx.reply_bulk(b"longest");

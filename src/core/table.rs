@@ -61,7 +61,11 @@ impl<S> Default for LockTable<S> {
 
 impl<S: Default> LockTable<S> {
     /// The handle of a lock that something is remembered about.
+    #[inline]
     pub(super) fn find(&self, lock: LockRef<'_>) -> Option<LockIdx> {
+        if self.is_empty() {
+            return None;
+        }
         self.names.get(&lock.db)?.get(lock.key).copied()
     }
 

@@ -29,7 +29,8 @@ pub(super) fn store(
     let name = lock.name();
     let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
     let told = lock.store().or_else(|| unannounced.then(|| channel::freed(ctx, Propagation::of(ctx), name)));
-    if let Some(told) = told {
+    // Of most locks nothing is remembered, and nobody listens.
+    if let Some(told) = told.filter(|told| *told > 0 || in_hand.is_known()) {
         with(ctx, |driver| driver.locks.announced(at, in_hand, told > 0, ctx.now()));
     }
     if in_hand.watches_lease {

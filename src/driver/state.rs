@@ -47,7 +47,11 @@ pub(crate) struct Driver {
 
 /// Gives access to the state. Nothing that can make the server call us back may be done inside.
 pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Driver) -> T) -> T {
-    body(DRIVER.get(proof).borrow_mut().get_or_insert_default())
+    match &mut *DRIVER.get(proof).borrow_mut() {
+        Some(driver) => body(driver),
+        // Before the first use, once.
+        none => body(none.get_or_insert_default()),
+    }
 }
 
 /// Drops all state.

@@ -21,7 +21,8 @@ pub(crate) struct Records<'a> {
     ctx: Ctx<'a>,
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
-    requests: SmallVec<[Record<'a>; 1]>,
+    /// On the heap, as most calls have none, and what is open is moved.
+    requests: Vec<Record<'a>>,
     /// Those who wait elsewhere are to be told that the lock is free.
     pub(super) announce: bool,
 }
@@ -54,7 +55,7 @@ struct Record<'a> {
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: SmallVec::new(), announce: false }
+        Records { ctx, lock, counter: None, requests: Vec::new(), announce: false }
     }
 
     /// True if there is anything to write.

@@ -12,12 +12,11 @@ use crate::server::Ctx;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// The longest time that a timer is set for; whoever wants a later one sets it again. The server counts
-/// timers in microseconds without a look at overflow, and a timer that so comes to lie in the past keeps its
-/// event loop busy for good.
-const LONGEST_MS: u64 = 3_600_000;
+/// The longest time that a timer is set for; whoever wants a later one sets it again. Redis before 7.2.2 counts microseconds
+/// until the next timer in 32 bits: one that is more than 35 minutes away keeps its event loop busy until then.
+const LONGEST_MS: u64 = 1_800_000;
 
-/// Calls `fired` in this many milliseconds, or in an hour if that is earlier; once. The timer is gone when it fires: whoever keeps its id
+/// Calls `fired` in this many milliseconds, or in half an hour if that is earlier; once. The timer is gone when it fires: whoever keeps its id
 /// forgets it first thing then, as stopping the firing timer would free it twice.
 pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerId {
     unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {

@@ -7,6 +7,7 @@ use crate::support::{in_world, until, Flavor, Server, World};
 
 crate::on_every_server!(
     a_grant_to_a_killed_client_goes_to_the_next,
+    a_grant_to_a_client_that_is_about_to_be_closed_goes_to_the_next,
     a_grant_to_a_client_that_hung_up_unnoticed_goes_to_the_next,
     a_grant_to_a_client_that_hangs_up_in_a_long_turn_goes_to_the_next,
     a_client_that_closes_its_half_is_not_told_of_a_grant,
@@ -40,6 +41,26 @@ fn a_grant_to_a_killed_client_goes_to_the_next(flavor: Flavor) {
         assert_eq!(d.recv(), "1");
         assert_eq!(a.call("HGETALL k"), "[d, 1]");
         assert_eq!(revoked(world), 1, "c was still in line");
+    });
+}
+
+/// With its user goes the client, but only at the end of the turn: it still looks alive when it is answered.
+fn a_grant_to_a_client_that_is_about_to_be_closed_goes_to_the_next(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("ACL SETUSER bob on nopass ~* +@all"), "OK");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut b = world.client();
+        assert_eq!(b.call("AUTH bob any"), "OK");
+        b.send("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+        until("b waits", || a.call("LOCK.WAITERS k").contains("owner, b"));
+        let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0 PX 100000");
+        a.send_at_once(&["LOCK.RELEASE k a", "ACL DELUSER bob"]);
+        assert_eq!([a.recv(), a.recv()], ["0", "1"]);
+        assert_eq!(c.recv(), "1");
+        assert!(b.is_closed());
+        assert_eq!((a.call("HGETALL k"), revoked(world)), ("[c, 1]".to_owned(), 1));
+        assert_eq!(a.call("LOCK.RELEASE k c"), "0");
     });
 }
 

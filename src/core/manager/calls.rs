@@ -7,12 +7,12 @@ use crate::core::{
 };
 
 /// See [`LockManager::acquire`](super::LockManager::acquire).
-pub(super) fn acquire(step: &mut Step<'_>, request: Request, patience: Patience) -> Outcome {
+pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience) -> Outcome {
     if let Some(id) = &request.id {
         match step.records.granted(id) {
             Ok(None) => {}
             Ok(Some(reply)) => {
-                step.repeat(&request, &reply);
+                step.repeat(request, &reply);
                 return Outcome::Granted(reply);
             }
             Err(refusal) => return Outcome::Refused(refusal),
@@ -20,7 +20,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: Request, patience: Patience)
     }
     let others_come_first = step.has_queue() || step.yields(patience.ready_until(step.now));
     if !others_come_first || step.holders.of(request.owner.as_bytes()).is_some() {
-        match step.grant_caller(&request) {
+        match step.grant_caller(request) {
             Ok(Some(reply)) => return Outcome::Granted(reply),
             Ok(None) => {}
             Err(refusal) => return Outcome::Refused(refusal),
@@ -31,10 +31,10 @@ pub(super) fn acquire(step: &mut Step<'_>, request: Request, patience: Patience)
         // A replica that accepts writes: nothing here could hand the lock on.
         return Outcome::Refused(Refusal::Replica);
     }
-    if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(&request) {
+    if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
         return Outcome::Refused(Refusal::TooManyWaiters);
     }
-    Outcome::Queued(step.queue(request, deadline))
+    Outcome::Queued(step.queue(request.clone(), deadline))
 }
 
 /// See [`LockManager::release`](super::LockManager::release).

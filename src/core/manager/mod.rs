@@ -62,12 +62,12 @@ impl LockManager {
         lock: LockRef<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
-        request: Request,
+        request: &Request,
         patience: Patience,
         now: Now,
     ) -> (Outcome, InHand) {
-        let owner = request.owner.clone();
-        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Of(&owner), holders, records, now);
+        let who = MayHaveEnded::Of(&request.owner);
+        let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         step.serve_first();
         let outcome = calls::acquire(&mut step, request, patience);
         (outcome, step.let_go())
@@ -444,9 +444,15 @@ impl LockManager {
         overview::waiters_of(&self.parts, lock, now)
     }
 
-    /// The locks of a database that somebody waits for and whose names pass `matches`, longest queue first.
-    pub(crate) fn contended_in(&self, db: i32, now: Now, matches: impl Fn(&[u8]) -> bool) -> Vec<Contended> {
-        overview::contended_in(&self.parts, db, now, matches)
+    /// The locks of a database that somebody waits for and whose names pass `matches`, longest queue first; at most so many.
+    pub(crate) fn contended_in(
+        &self,
+        db: i32,
+        now: Now,
+        most: usize,
+        matches: impl Fn(&[u8]) -> bool,
+    ) -> Vec<Contended> {
+        overview::contended_in(&self.parts, db, now, most, matches)
     }
 
     /// Frees tables that are empty and were large.

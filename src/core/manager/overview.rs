@@ -25,6 +25,8 @@ pub(crate) struct Contended {
     pub(crate) longest_us: MonoUs,
     /// What the first in line waits for.
     pub(crate) wanted: Mode,
+    /// One owner holds it exclusively, as far as is known without a look at its key.
+    pub(crate) is_plain: bool,
 }
 
 fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
@@ -104,6 +106,7 @@ pub(super) fn contended_in(
     parts: &Parts,
     db: i32,
     now: Now,
+    most: usize,
     matches: impl Fn(&[u8]) -> bool,
 ) -> Vec<Contended> {
     let in_db = parts.table.iter().filter(|(_, id, _)| id.db == db && matches(&id.key));
@@ -115,9 +118,15 @@ pub(super) fn contended_in(
                 waiters: state.queue.len(),
                 longest_us: now.mono.saturating_sub(first.since()),
                 wanted: first.request().mode,
+                is_plain: state.plain_hold.as_ref().is_some_and(|hold| hold.expires_at >= now.wall),
             })
         })
         .collect();
-    found.sort_by(|a, b| b.waiters.cmp(&a.waiters).then_with(|| a.key.cmp(&b.key)));
+    let order = |a: &Contended, b: &Contended| b.waiters.cmp(&a.waiters).then_with(|| a.key.cmp(&b.key));
+    if most < found.len() {
+        found.select_nth_unstable_by(most, order);
+        found.truncate(most);
+    }
+    found.sort_unstable_by(order);
     found
 }

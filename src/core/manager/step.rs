@@ -41,6 +41,13 @@ pub(crate) struct InHand {
     pub(crate) unannounced: bool,
 }
 
+impl InHand {
+    /// True if anything is remembered about the lock.
+    pub(crate) fn is_known(self) -> bool {
+        self.lock.is_some()
+    }
+}
+
 /// A request that was granted.
 struct Grant {
     reply: Reply,
@@ -68,6 +75,8 @@ enum To {
 
 impl<'a> Step<'a> {
     /// Takes a lock in hand, and ends and renews what is to be ended and renewed by now.
+    // Of most locks nothing is remembered: then there is nothing to call.
+    #[inline(always)]
     pub(super) fn begin(
         parts: &'a mut Parts,
         name: LockRef<'a>,
@@ -79,11 +88,15 @@ impl<'a> Step<'a> {
         let lock = parts.table.find(name);
         let mut step = Step { parts, name, lock, who, holders, records, now };
         if let Some(lock) = lock {
-            step.parts.table.unset_ready(lock);
-            step.revoke(lock);
-            step.follow_connections(lock);
+            step.catch_up(lock);
         }
         step
+    }
+
+    fn catch_up(&mut self, lock: LockIdx) {
+        self.parts.table.unset_ready(lock);
+        self.revoke(lock);
+        self.follow_connections(lock);
     }
 
     /// Grants what can be granted by now.
@@ -107,10 +120,15 @@ impl<'a> Step<'a> {
 
     /// Ends a step whose call makes way for nobody: brings the schedules up to date, and forgets what needs not be
     /// remembered.
+    #[inline(always)]
     pub(super) fn let_go(mut self) -> InHand {
-        let Some(lock) = self.lock else {
-            return InHand { lock: None, watches_lease: false, unannounced: false };
-        };
+        match self.lock {
+            Some(lock) => self.put_away(lock),
+            None => InHand { lock: None, watches_lease: false, unannounced: false },
+        }
+    }
+
+    fn put_away(&mut self, lock: LockIdx) -> InHand {
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);

@@ -528,7 +528,7 @@ fn many_locks_that_end_at_once_are_reconciled_in_portions() {
     for lock in 0..1000u32 {
         let request = Call { owner: 1, lease: 10, ..Call::default() }.request();
         let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
-        locks.acquire(at(&lock.to_be_bytes()), &mut held, &mut Beside::default(), request, patience, now);
+        locks.acquire(at(&lock.to_be_bytes()), &mut held, &mut Beside::default(), &request, patience, now);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;

@@ -264,7 +264,7 @@ impl Real {
             None => Patience::Leaves,
         };
         let (outcome, holders) = self.on(key, |locks, at, holders, beside, now| {
-            let (outcome, in_hand) = locks.acquire(at, holders, beside, request, patience, now);
+            let (outcome, in_hand) = locks.acquire(at, holders, beside, &request, patience, now);
             ((outcome, holders.clone()), in_hand)
         })?;
         match outcome {
