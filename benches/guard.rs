@@ -1,4 +1,5 @@
-//! Has a path become dearer? Counts the instructions of the main paths and compares them with `benches/instructions.txt`.
+//! Has a path become dearer? Counts the instructions of the main paths, and of a command that uses no lock (11), and compares
+//! them with `benches/instructions.txt`.
 //!
 //! Absolute counts depend on how the server was built and on the processor, for which the C library chooses its
 //! functions. So what is compared is the ratio to `SET NX PX` + `DEL`, counted in the same run. A hand-over among clients that

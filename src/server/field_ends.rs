@@ -1,8 +1,9 @@
 //! When fields of a hash end by a TTL of their own, and how not to ask where there are none.
 //!
 //! Redis 8 has a function for that. On other servers with such TTLs a command says it, which costs as much as half a
-//! renewal. So it is asked on Valkey only if a field can have a TTL: some command that sets one was seen, or the server counts keys that have
-//! such fields. The count is asked for again after a while, as a key may also come from a file or from another server.
+//! renewal. So it is asked on Valkey only if a field can have a TTL: some command that sets one was seen, or the server counts
+//! keys that have such fields. The count is asked for again after a while, as a key may also come from a file or from another
+//! server.
 
 use std::cell::{Cell, OnceCell};
 

@@ -1,8 +1,8 @@
 //! The end of a turn of the event loop: when all answers of the turn were sent, and all clients freed that were to be closed.
 //!
 //! A subscription to the event loop would say so, too, but costs each turn some thousand instructions: the server makes and
-//! frees a context for each event. So a function is called through the pipe by which the server wakes itself up. The pipe is written
-//! before the turn ends, and read in the next one.
+//! frees a context for each event. So a function is called through the pipe by which the server wakes itself up. The pipe is
+//! written before the turn ends, and read in the next one.
 
 use std::cell::Cell;
 use std::ffi::c_void;
