@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::config::MAX_MS;
 use crate::core::{Hold, Holders, Owner, Token};
+use crate::server::string::Digits;
 
 pub(super) const FENCE: &[u8] = b"#fence";
 const SHARED: &[u8] = b"#shared:";
@@ -82,11 +83,13 @@ pub(super) fn reader_field(owner: &[u8]) -> SmallVec<[u8; 64]> {
 
 /// The value of this reader's field.
 pub(super) fn reader_value(hold: &Hold) -> Vec<u8> {
-    let mut value = format!("{}:{}", hold.shared, hold.expires_at);
-    if let Some(token) = hold.token {
-        value.push_str(&format!(":{token}"));
+    let mut value = Vec::with_capacity(40);
+    value.extend_from_slice(Digits::of(hold.shared).as_bytes());
+    for number in [Some(hold.expires_at), hold.token].into_iter().flatten() {
+        value.push(b':');
+        value.extend_from_slice(Digits::of(number).as_bytes());
     }
-    value.into_bytes()
+    value
 }
 
 /// True if the value of a reader's field stands for exactly this hold.
@@ -156,7 +159,7 @@ pub(super) fn has_field(holders: &Holders, name: &[u8]) -> bool {
 }
 
 fn text(number: i64) -> Vec<u8> {
-    number.to_string().into_bytes()
+    Digits::of(number).as_bytes().to_vec()
 }
 
 /// A field that can be an owner: a name that begins with `#` is kept for what else is stored about a lock.

@@ -57,7 +57,7 @@ enum Stored<'a> {
     /// The exclusive holds of the caller with a fencing token, and nothing else.
     Fenced(&'a Str<'a>, i64, Token),
     /// All fields, with what leases that are over have left behind, and who holds the lock by them.
-    Fields(Vec<Field>, Box<Holders>),
+    Fields(Vec<Field>, Holders),
     /// A crowd of readers, who are the holders, with what the step at hand changes of them.
     Crowd(Found),
 }
@@ -258,7 +258,7 @@ impl<'a> Lock<'a> {
                         let fields = fields.into_iter().map(|wanted| wanted.field).collect();
                         (fields, before.unwrap_or(Holders::Free))
                     }
-                    Stored::Fields(fields, before) => (fields, *before),
+                    Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
                 };
                 let deleted = self.delete_others(&stored, propagation);
@@ -421,7 +421,7 @@ fn read<'a>(
         }
     }
     let (stored, holders) = read_fields(key, expires_at, now)?;
-    Ok((Stored::Fields(stored, Box::new(holders.clone())), Some(expires_at), holders))
+    Ok((Stored::Fields(stored, holders.clone()), Some(expires_at), holders))
 }
 
 /// The same for a hash with one field, if that is the one that is remembered.

@@ -21,8 +21,7 @@ pub(crate) struct Records<'a> {
     ctx: Ctx<'a>,
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
-    /// On the heap, as most calls have none, and what is open is moved.
-    requests: Vec<Record<'a>>,
+    requests: SmallVec<[Record<'a>; 1]>,
     /// Those who wait elsewhere are to be told that the lock is free.
     pub(super) announce: bool,
 }
@@ -55,7 +54,7 @@ struct Record<'a> {
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: Vec::new(), announce: false }
+        Records { ctx, lock, counter: None, requests: SmallVec::new(), announce: false }
     }
 
     /// True if there is anything to write.
