@@ -16,7 +16,7 @@ use crate::server::{guard, OK};
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a>(NonNull<raw::RedisModuleCtx>, PhantomData<&'a raw::RedisModuleCtx>);
 
-/// Runs the body of a callback; a panic in it becomes `None`, as with [`guard`]. The body is generic over the context's
+/// Runs the body of a callback; a panic in it becomes `None`, as with [`guard()`]. The body is generic over the context's
 /// lifetime, and so cannot let it out.
 ///
 /// # Safety

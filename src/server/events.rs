@@ -159,7 +159,7 @@ pub(crate) fn listen_to_clients(ctx: Ctx<'_>, closed: fn(Ctx<'_>, u64)) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
 }
 
-/// Ends [`listen_to_clients`]. Not from inside an event, as [`ignore_wakeups`].
+/// Ends [`listen_to_clients`]. Not from inside an event, as [`ignore_wakeups`](event_loop::ignore_wakeups).
 pub(crate) fn ignore_clients(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
@@ -180,7 +180,7 @@ pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));
 }
 
-/// Ends [`listen_to_cron`]. Not from inside an event, as [`ignore_wakeups`].
+/// Ends [`listen_to_cron`]. Not from inside an event, as [`ignore_wakeups`](event_loop::ignore_wakeups).
 pub(crate) fn ignore_cron(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
 }

@@ -2,11 +2,11 @@
 //!
 //! The server calls a module on one thread at a time, the one that holds its global lock, and so every
 //! wrapper here may only be used from inside a callback of the server. [`Ctx`] is the proof: nobody else
-//! makes one. A callback that gets no context has an [`InCallback`], which opens the module's own state only. Every `extern "C"` function goes through [`guard`], because a panic that leaves it would end
+//! makes one. A callback that gets no context has an [`InCallback`], which opens the module's own state only. Every `extern "C"` function goes through [`guard()`], because a panic that leaves it would end
 //! the server.
 
 /// Calls a function of the module API. All that the module needs are checked at load
-/// ([`load::missing_symbols`]); an absent one is a defect of ours, and ends in [`guard`].
+/// ([`load::missing_symbols`]); an absent one is a defect of ours, and ends in [`guard()`].
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         match redis_module::raw::$function {
