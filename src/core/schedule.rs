@@ -91,6 +91,14 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     }
 }
 
+/// The earlier of two times, of those that are there.
+pub(super) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Schedule;

@@ -10,7 +10,7 @@ use super::binding::{Binding, Takes};
 use super::ended::Ended;
 use super::few::Few;
 use super::lease::{Lease, SetLease};
-use super::schedule::Schedule;
+use super::schedule::{earlier, Schedule};
 use super::table::LockIdx;
 use super::{Bind, ConnectionId, Holders, LockId, MonoUs, Now, Owner, Part, Records, RequestId, WallMs};
 
@@ -194,10 +194,7 @@ impl Sessions {
 
     /// When [`sweep`](Sessions::sweep) has something to do.
     pub(super) fn next_sweep(&self) -> Option<MonoUs> {
-        match (self.sweeps.first(), self.ended.due()) {
-            (Some(sweep), Some(ended)) => Some(sweep.min(ended)),
-            (sweep, ended) => sweep.or(ended),
-        }
+        earlier(self.sweeps.first(), self.ended.due())
     }
 
     /// Forgets requests that cannot come again, and bindings that were kept for them. Returns the locks of the latter.

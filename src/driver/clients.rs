@@ -6,7 +6,7 @@ use crate::core::{Decision, Reply, WaiterId};
 use crate::error::Error;
 use crate::server::blocked::{self, BlockedClient, Handle};
 use crate::server::socket::Socket;
-use crate::server::{event_loop, turn, Ctx};
+use crate::server::{turn, Ctx};
 
 /// Blocks the calling client until its waiter is decided.
 pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
@@ -108,8 +108,7 @@ fn turn_is_over(ctx: Ctx<'_>) {
         }
         if follows {
             driver.listen_to_clients(ctx);
-            driver.plan(ctx);
-            event_loop::wake_up(ctx);
+            driver.plan_soon(ctx);
         }
     });
 }

@@ -81,6 +81,6 @@ impl Looks {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_none()
+        self.first().is_none()
     }
 }

@@ -115,6 +115,11 @@ impl Driver {
         self.locks.has_bindings() || !self.blocked.is_empty() || !self.deliveries.is_empty()
     }
 
+    /// The end of connections is listened to, and does not matter any more.
+    fn listens_in_vain(&self) -> bool {
+        self.hears_clients && !self.needs_clients()
+    }
+
     /// Listens to the end of connections, if that matters.
     pub(super) fn listen_to_clients(&mut self, ctx: Ctx<'_>) {
         if self.needs_clients() && !std::mem::replace(&mut self.hears_clients, true) {
@@ -124,7 +129,8 @@ impl Driver {
 
     /// Ends that, if it does not matter any more. Not to be called from an event.
     pub(super) fn ignore_clients(&mut self, ctx: Ctx<'_>) {
-        if !self.needs_clients() && std::mem::take(&mut self.hears_clients) {
+        if self.listens_in_vain() {
+            self.hears_clients = false;
             events::ignore_clients(ctx);
             self.sockets.clear();
         }
@@ -167,8 +173,7 @@ impl Driver {
 
     /// True if there is more to plan for than locks.
     fn is_beside_locks(&self) -> bool {
-        let listens_in_vain = self.hears_clients && !self.needs_clients();
-        self.flushed || self.hears_wakeups || listens_in_vain || self.looks.first().is_some()
+        self.flushed || self.hears_wakeups || self.listens_in_vain() || !self.looks.is_empty()
     }
 
     /// In how many milliseconds the timer is to fire, of which there is `work` to do with locks.
@@ -183,8 +188,7 @@ impl Driver {
             }
             _ => work,
         };
-        let listens_in_vain = self.hears_clients && !self.needs_clients();
-        let listening = (self.hears_wakeups || listens_in_vain).then_some(LISTENING_MS);
+        let listening = (self.hears_wakeups || self.listens_in_vain()).then_some(LISTENING_MS);
         let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
         let look = self.looks.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
         [work, listening, flushed, look].into_iter().flatten().min()

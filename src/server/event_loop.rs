@@ -1,9 +1,9 @@
 //! The event loop of the server: when it begins to wait for input, and when it has it.
 
 use std::cell::Cell;
+use std::ffi::c_void;
 
 use redis_module::raw;
-use std::ffi::c_void;
 
 use crate::server::subscribe::{listen, tell, Listener};
 use crate::server::{Ctx, ServerCell};

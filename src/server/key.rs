@@ -184,19 +184,13 @@ impl<'a> Handle<'a> {
 
     /// The value of this field of a hash, if it is an integer as `HINCRBY` writes it.
     pub(crate) fn number(&self, field: &Str<'_>) -> Option<i64> {
-        let mut number = 0;
+        let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
         // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
         // is null or ours to free.
         unsafe {
-            let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
             let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
             call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
-            if value.is_null() {
-                return None;
-            }
-            let is_number = call!(RedisModule_StringToLongLong(value, &mut number)) == super::OK;
-            call!(RedisModule_FreeString(std::ptr::null_mut(), value));
-            is_number.then_some(number)
+            string::take_number(value)
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::parts::Parts;
 use crate::core::fairness::AtDeadline;
+use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, LockId, MonoUs, Now};
 
@@ -66,14 +67,6 @@ pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u6
     let work = earlier(planned, lease);
     let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
     earlier(without_writing, work)
-}
-
-/// The earlier of two times that are there.
-fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
 }
 
 /// See [`LockManager::next_deadline`](super::LockManager::next_deadline).

@@ -148,7 +148,7 @@ impl Parts {
     /// Takes a queued wait out of every index.
     fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
-        self.leave_queue(&wait, id, crossing);
+        self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
         Some(wait)
     }
 
@@ -156,21 +156,19 @@ impl Parts {
     pub(super) fn grant_wait(&mut self, id: WaiterId) {
         let crossing = self.waiters.grant(id);
         let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted") };
-        let (lock, position, has_deadline) = (wait.lock(), wait.position(), wait.deadline().is_some());
-        if has_deadline {
-            self.deadlines.set(&id, None);
-        }
-        self.leave(lock, position, crossing);
+        let place = (wait.lock(), wait.position(), wait.deadline());
+        self.leave_queue(id, place, crossing);
     }
 
-    fn leave_queue(&mut self, wait: &Wait, id: WaiterId, crossing: Crossing) {
-        if wait.deadline().is_some() {
+    fn leave_queue(
+        &mut self,
+        id: WaiterId,
+        (lock, position, deadline): (LockIdx, Position, Option<MonoUs>),
+        crossing: Crossing,
+    ) {
+        if deadline.is_some() {
             self.deadlines.set(&id, None);
         }
-        self.leave(wait.lock(), wait.position(), crossing);
-    }
-
-    fn leave(&mut self, lock: LockIdx, position: Position, crossing: Crossing) {
         if !self.table.get_mut(lock).is_some_and(|state| state.queue.remove(position)) {
             defect!("a wait stands in no queue");
         }
@@ -201,13 +199,13 @@ impl Parts {
         }
     }
 
-    /// The queued waits of this owner for the lock stand before all newcomers from now on, or behind them.
-    pub(super) fn move_waits(&mut self, lock: LockIdx, owner: &Owner, holds: bool) {
+    /// The owner holds the lock: its queued waits for it stand before all newcomers from now on.
+    pub(super) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         for at in 0..self.waiters.of_owner_at(lock, owner.as_bytes()).len() {
             let Some((_, id)) = self.waiters.of_owner_at(lock, owner.as_bytes()).get(at).copied() else {
                 break;
             };
-            self.move_wait(id, holds);
+            self.move_wait(id, true);
         }
     }
 

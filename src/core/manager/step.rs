@@ -247,7 +247,7 @@ impl<'a> Step<'a> {
             self.parts.sessions.lease_end_was_set(lock, owner, written);
         }
         // What else the owner waits for here is not in line behind others any more.
-        self.parts.move_waits(lock, owner, true);
+        self.parts.move_waits_ahead(lock, owner);
         if let Some(state) = self.parts.state_mut(lock) {
             state.unconfirmed.granted((id, owner), set, before, written);
         }
@@ -375,7 +375,7 @@ impl<'a> Step<'a> {
                 self.parts.was_set(lock, &request.owner, Some((set.lease, written)), set.token);
             }
             self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
-            self.parts.move_waits(lock, &request.owner, true);
+            self.parts.move_waits_ahead(lock, &request.owner);
         }
         if let Some(bind) = request.bind {
             self.bind(&request.owner, (bind, Takes::Part), request.id.as_ref(), lease);
@@ -402,7 +402,7 @@ impl<'a> Step<'a> {
         }
         let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
-        if self.parts.sessions.has_ended(|| self.name.to_id(), id, self.now) {
+        if self.has_ended(id) {
             return;
         }
         if !self.lock.is_some_and(|lock| self.parts.sessions.has_bound(lock, owner, id)) {
