@@ -42,7 +42,6 @@ impl Command for Acquire {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let call = parse(ctx, args)?;
-        let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
         let now = ctx.now();
         let patience = match call.block.map(|block| (block, ctx.flags())) {
             Some((Block { ms }, flags)) if !flags.denies_blocking() => Patience::Waits {
@@ -52,26 +51,30 @@ impl Command for Acquire {
             },
             _ => Patience::Leaves,
         };
-        let mut lock = super::open(ctx, &call.key, Some(&call.owner), now)?;
-        if lock.holders.of(call.request.owner.as_bytes()).is_none()
-            && lock.is_fair(now)
-            && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
-        {
-            return Err(Error::FairLock);
-        }
-        let found_free = lock.holders.is_free();
-        let (outcome, in_hand) = driver::with(ctx, |driver| {
-            driver.locks.acquire(at, &mut lock.holders, &mut lock.records, &call.request, patience, now)
-        });
-        driver::commit(ctx, at, in_hand, &mut lock, found_free);
+        // Who holds the lock for which this call waits.
+        let mut waits_for = None;
+        let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, at| {
+            if lock.holders.of(call.request.owner.as_bytes()).is_none()
+                && lock.is_fair(now)
+                && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
+            {
+                return Err(Error::FairLock);
+            }
+            let (outcome, in_hand) = driver::with(ctx, |driver| {
+                driver.locks.acquire(at, &mut lock.holders, &mut lock.records, &call.request, patience, now)
+            });
+            if matches!(outcome, Outcome::Queued(_)) && config::deadlock_detection() {
+                waits_for = Some(lock.holders.clone());
+            }
+            Ok((outcome, in_hand))
+        })?;
         match outcome {
             Outcome::Granted(reply) => driver::reply_grant(ctx, &reply),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
-                if config::deadlock_detection() {
-                    if let Some(cycle) = driver::deadlock_of(ctx, id, at, lock.close()) {
-                        return Err(Error::Deadlock(cycle));
-                    }
+                let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
+                if let Some(cycle) = waits_for.and_then(|holders| driver::deadlock_of(ctx, id, at, holders)) {
+                    return Err(Error::Deadlock(cycle));
                 }
                 return driver::block(ctx, id);
             }

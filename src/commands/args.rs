@@ -1,7 +1,7 @@
 //! A cursor over the arguments of a command.
 
 use crate::config::{self, MAX_MS};
-use crate::core::{Bind, ConnectionId, Owner, RequestId};
+use crate::core::{Bind, ConnectionId, RequestId};
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
@@ -74,12 +74,14 @@ impl<'a> Cursor<'a> {
             digits => (false, digits),
         };
         let starts_well = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
-        if !starts_well || !digits.iter().all(u8::is_ascii_digit) {
-            return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
-        }
         // One that is too long for this wraps, and is out of range anyway.
-        let add = |number: i64, digit: &u8| number.wrapping_mul(10).wrapping_add(i64::from(digit - b'0'));
-        let number = digits.iter().fold(0, add);
+        let add = |number: i64, digit: &u8| {
+            let digit = digit.wrapping_sub(b'0');
+            (digit < 10).then(|| number.wrapping_mul(10).wrapping_add(i64::from(digit)))
+        };
+        let Some(number) = digits.iter().try_fold(0, add).filter(|_| starts_well) else {
+            return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
+        };
         let number = if negative { number.wrapping_neg() } else { number };
         if digits.len() > LONGEST_NUMBER || !(min..=max).contains(&number) {
             return Err(self.problem(format!("{name} is out of range, must be {min} to {max},")));
@@ -135,7 +137,7 @@ impl<'a> Cursor<'a> {
         id: &[u8],
     ) -> Result<RequestId, Error> {
         self.is_here(ctx, "ID", key, || names::request(key.as_bytes(), asked, id))?;
-        Ok(RequestId { asked: Owner::new(asked), id: id.into(), ttl_ms: config::request_ttl() })
+        Ok(RequestId::new(asked, id, config::request_ttl()))
     }
 
     /// Fails in a cluster if the fencing counter is not where its lock is.

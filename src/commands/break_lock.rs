@@ -29,18 +29,16 @@ impl Command for Break {
         let now = ctx.now();
         // The reply says how many there are, whatever somebody has written there by hand.
         crate::keyspace::kept::forget(ctx, key.as_bytes());
-        let mut lock = super::open(ctx, &key, None, now)?;
-        if lock.is_fair(now) {
-            return Err(Error::FairLock);
-        }
-        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let found_free = lock.holders.is_free();
-        let (lost, in_hand) = driver::with(ctx, |driver| {
-            driver.locks.break_lock(at, &mut lock.holders, &mut lock.records, now)
-        });
-        driver::commit(ctx, at, in_hand, &mut lock, found_free);
+        let lost = super::in_hand(ctx, (&key, None), now, |lock, at| {
+            if lock.is_fair(now) {
+                return Err(Error::FairLock);
+            }
+            Ok(driver::with(ctx, |driver| {
+                driver.locks.break_lock(at, &mut lock.holders, &mut lock.records, now)
+            }))
+        })?;
         if lost > 0 {
-            note(ctx, at, lost);
+            note(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, lost);
         }
         ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
         Ok(())

@@ -1,7 +1,6 @@
 //! `LOCK.CANCEL key owner ID request`
 
 use super::args::Cursor;
-use crate::core::LockRef;
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -32,14 +31,11 @@ impl Command for Cancel {
         let id = args.request(ctx, &key, asked.as_bytes(), id)?;
         args.end()?;
         let now = ctx.now();
-        let mut lock = super::open(ctx, &key, Some(&asked), now)?;
-        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let found_free = lock.holders.is_free();
-        let (undone, in_hand) = driver::with(ctx, |driver| {
-            driver.locks.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
-        });
-        // Even if it is refused: something else may have been due.
-        driver::commit(ctx, at, in_hand, &mut lock, found_free);
+        let undone = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, at| {
+            Ok(driver::with(ctx, |driver| {
+                driver.locks.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
+            }))
+        })?;
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())
     }

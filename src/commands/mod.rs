@@ -24,17 +24,36 @@ pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use waiters::Waiters;
 
-use crate::core::{MonoUs, Now};
+use crate::core::{InHand, LockRef, MonoUs, Now};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::server::{Ctx, Str};
 
-/// Opens the lock of a command that may change it. If the key holds something else, the waits
-/// for it are ended soon, too.
-fn open<'a>(ctx: Ctx<'a>, key: &'a Str<'a>, owner: Option<&'a Str<'a>>, now: Now) -> Result<Lock<'a>, Error> {
-    Lock::open(ctx, key, owner, &driver::Remembered(ctx), now)
-        .inspect_err(|_| driver::look_soon(ctx, key.as_bytes()))
+/// Takes the lock of a command in hand: opens it, lets `call` change it, writes what has changed, also if the call is refused,
+/// and sees to what follows. An error of `call` itself changes nothing. If the key holds something else, the waits for it are
+/// ended soon, too.
+#[inline(always)]
+fn in_hand<'a, T>(
+    ctx: Ctx<'a>,
+    (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
+    now: Now,
+    call: impl FnOnce(&mut Lock<'a>, LockRef<'a>) -> Result<(T, InHand), Error>,
+) -> Result<T, Error> {
+    let at = LockRef { db: ctx.db(), key: key.as_bytes() };
+    let done = Lock::open(ctx, key, owner, &driver::Remembered(ctx), now, |lock| {
+        let found_free = lock.holders.is_free();
+        let (reply, in_hand) = call(lock, at)?;
+        driver::commit(ctx, at, in_hand, lock, found_free);
+        Ok(reply)
+    });
+    match done {
+        Ok(done) => done,
+        Err(error) => {
+            driver::look_soon(ctx, key.as_bytes());
+            Err(error)
+        }
+    }
 }
 
 /// A duration for a reply.

@@ -1,7 +1,7 @@
 //! `LOCK.RELEASE key owner [PX milliseconds | EX seconds] [SHARED | ALL] [ID request]`
 
 use super::args::Cursor;
-use crate::core::{LockRef, Mode, NotReleased, Owner, Part, Release as Call};
+use crate::core::{Mode, NotReleased, Owner, Part, Release as Call};
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -47,15 +47,13 @@ impl Command for Release {
         let id = id.map(|id| args.request(ctx, &key, owner.as_bytes(), id)).transpose()?;
         let call = Call { owner: Owner::new(owner.as_bytes()), part, lease_ms, id };
         let now = ctx.now();
-        let mut lock = super::open(ctx, &key, Some(&owner), now)?;
-        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let found_free = lock.holders.is_free();
-        let (left, in_hand) = driver::with(ctx, |driver| {
-            driver.locks.release(at, &mut lock.holders, &mut lock.records, &call, now)
-        });
-        let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
-        // Even if it is refused: something else may have been due.
-        driver::commit(ctx, at, in_hand, &mut lock, found_free);
+        let (left, fair) = super::in_hand(ctx, (&key, Some(&owner)), now, |lock, at| {
+            let (left, in_hand) = driver::with(ctx, |driver| {
+                driver.locks.release(at, &mut lock.holders, &mut lock.records, &call, now)
+            });
+            let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
+            Ok(((left, fair), in_hand))
+        })?;
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,

@@ -2,7 +2,7 @@
 
 use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{LockRef, Owner, Renewal};
+use crate::core::{Owner, Renewal};
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -39,14 +39,13 @@ impl Command for Renew {
             bind,
         };
         let now = ctx.now();
-        let mut lock = super::open(ctx, &key, Some(&asked), now)?;
-        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-        let found_free = lock.holders.is_free();
-        let (held, in_hand) = driver::with(ctx, |driver| {
-            driver.locks.renew(at, &mut lock.holders, &mut lock.records, &call, now)
-        });
-        let fair = held.is_err() && lock.is_fair(now);
-        driver::commit(ctx, at, in_hand, &mut lock, found_free);
+        let (held, fair) = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, at| {
+            let (held, in_hand) = driver::with(ctx, |driver| {
+                driver.locks.renew(at, &mut lock.holders, &mut lock.records, &call, now)
+            });
+            let fair = held.is_err() && lock.is_fair(now);
+            Ok(((held, fair), in_hand))
+        })?;
         ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
         Ok(())
     }

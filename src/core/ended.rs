@@ -80,11 +80,9 @@ pub(super) fn rounded(until: MonoUs) -> MonoUs {
 #[cfg(test)]
 mod tests {
     use super::{Ended, LockId, RequestId, SWEEP_US};
-    use crate::core::Owner;
 
     fn request(number: u32) -> (LockId, RequestId) {
-        let id = number.to_be_bytes().as_slice().into();
-        (LockId { db: 0, key: b"k".as_slice().into() }, RequestId { asked: Owner::new(b"a"), id, ttl_ms: 1 })
+        (LockId { db: 0, key: b"k".as_slice().into() }, RequestId::new(b"a", &number.to_be_bytes(), 1))
     }
 
     /// One that is remembered for long keeps no other.

@@ -104,16 +104,6 @@ impl Holders {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
-    /// Two of the holds, or as many as there are. Where there are more, they are all of the same kind.
-    fn two(&self) -> impl Iterator<Item = &Hold> {
-        let (one, two) = match self {
-            Holders::Free => (None, None),
-            Holders::Exclusive(hold) => (Some(hold), None),
-            Holders::Shared(holds) => (None, Some(holds.two())),
-        };
-        one.into_iter().chain(two.into_iter().flatten())
-    }
-
     /// What is not as it was before, or was set anew.
     pub(crate) fn changed_since(&self, before: &Holders) -> Vec<&Hold> {
         let same = |hold: &Hold| before.of(hold.owner.as_bytes()) == Some(hold);
@@ -170,6 +160,18 @@ impl Holders {
         }
     }
 
+    /// True if the step at hand has set the lease that runs out last.
+    pub(crate) fn renewed_last(&self) -> bool {
+        match self {
+            Holders::Free => false,
+            Holders::Exclusive(hold) => hold.renewed,
+            Holders::Shared(holds) => {
+                let end = holds.last_end();
+                holds.iter().any(|hold| hold.renewed && Some(hold.expires_at) == end)
+            }
+        }
+    }
+
     /// When the first lease of the lock runs out.
     pub(crate) fn first_end(&self) -> Option<WallMs> {
         match self {
@@ -191,35 +193,35 @@ impl Holders {
     /// Who excludes whom: the one function that decides whether a request goes together with the holds
     /// that there are.
     pub(crate) fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
-        if self.two().any(|hold| excludes(hold, owner, mode)) {
-            return Admission::Busy;
-        }
-        let total = self.of(owner).map_or(0, Hold::total);
-        total.checked_add(1).map_or(Admission::Overflow, Admission::Grant)
+        let hold = match self {
+            Holders::Free => return Admission::Grant(1),
+            Holders::Exclusive(hold) if excludes(hold, owner, mode) => return Admission::Busy,
+            Holders::Exclusive(hold) => Some(hold),
+            // Two say as much as all: they are all of the same kind.
+            Holders::Shared(holds) if holds.two().any(|hold| excludes(hold, owner, mode)) => {
+                return Admission::Busy;
+            }
+            Holders::Shared(holds) => holds.get(owner),
+        };
+        hold.map_or(0, Hold::total).checked_add(1).map_or(Admission::Overflow, Admission::Grant)
     }
 
-    /// Grants one more hold to `owner` with a lease that ends at `expires_at`, if [`Holders::admits`] it.
-    /// A token that is given is the owner's from now on.
-    pub(crate) fn acquire(
-        &mut self,
-        owner: &Owner,
-        mode: Mode,
-        expires_at: WallMs,
-        token: Option<Token>,
-    ) -> Admission {
-        let admission = self.admits(owner.as_bytes(), mode);
-        if !matches!(admission, Admission::Grant(_)) {
-            return admission;
-        }
+    /// Grants one more hold, which [`Holders::admits`] admits, to `owner` with a lease that ends at `expires_at`. A token that
+    /// is given is the owner's from now on.
+    pub(super) fn add(&mut self, owner: &Owner, mode: Mode, expires_at: WallMs, token: Option<Token>) {
         if self.of(owner.as_bytes()).is_none() {
-            self.insert(Hold {
-                owner: owner.clone(),
-                exclusive: 0,
-                shared: 0,
-                expires_at,
-                token: None,
-                renewed: true,
-            });
+            let (exclusive, shared) = match mode {
+                Mode::Exclusive => (1, 0),
+                Mode::Shared => (0, 1),
+            };
+            let hold = Hold { owner: owner.clone(), exclusive, shared, expires_at, token, renewed: true };
+            return match self {
+                Holders::Shared(holds) => holds.insert(hold),
+                Holders::Free | Holders::Exclusive(_) if mode == Mode::Exclusive => {
+                    *self = Holders::Exclusive(hold)
+                }
+                Holders::Free | Holders::Exclusive(_) => *self = Holders::Shared(Readers::few([hold])),
+            };
         }
         let _ = self.change(owner.as_bytes(), |hold| {
             // The shared hold's token says nothing about the exclusive one: others got newer ones meanwhile.
@@ -230,7 +232,6 @@ impl Holders {
             hold.renew(expires_at);
         });
         self.sort();
-        admission
     }
 
     /// Gives back a part of what `owner` holds; the lease of what is left is set anew if `expires_at` is
@@ -304,14 +305,6 @@ impl Holders {
         }
     }
 
-    fn insert(&mut self, hold: Hold) {
-        match self {
-            Holders::Shared(holds) => holds.insert(hold),
-            // Of whatever mode: it is sorted when it has its counts.
-            _ => *self = Holders::Exclusive(hold),
-        }
-    }
-
     fn remove(&mut self, owner: &[u8]) {
         match self {
             Holders::Shared(holds) if holds.len() > 1 => holds.remove(owner),
@@ -340,5 +333,5 @@ impl Holders {
 
 /// True if this hold keeps `owner` from one of `mode`.
 pub(super) fn excludes(hold: &Hold, owner: &[u8], mode: Mode) -> bool {
-    hold.owner.as_bytes() != owner && (mode == Mode::Exclusive || hold.exclusive > 0)
+    (mode == Mode::Exclusive || hold.exclusive > 0) && hold.owner.as_bytes() != owner
 }

@@ -1,7 +1,10 @@
 //! What is asked for, what becomes of it, and what is stored beside a lock.
 
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
+
+use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
 use super::{ConnectionId, Mode, MonoUs, Now, Owner, Part, Token, WaiterId, WallMs};
@@ -48,25 +51,43 @@ impl Request {
     }
 }
 
-/// Names a call: one that has the same was made before.
-#[derive(Clone, Debug)]
+/// Names a call: one that has the same was made before. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct RequestId {
-    /// The owner as the call has it, which need not be the one that it gets.
-    pub(crate) asked: Owner,
-    pub(crate) id: Rc<[u8]>,
+    /// The owner as the call has it, and behind that the id.
+    name: Rc<[u8]>,
+    /// How long the owner's name is.
+    asked: usize,
     /// How many milliseconds its reply is remembered; not a part of the name.
     pub(crate) ttl_ms: i64,
 }
 
 impl RequestId {
-    fn name(&self) -> (&Owner, &[u8]) {
-        (&self.asked, &self.id)
+    pub(crate) fn new(asked: &[u8], id: &[u8], ttl_ms: i64) -> RequestId {
+        let mut name: SmallVec<[u8; 128]> = SmallVec::from_slice(asked);
+        name.extend_from_slice(id);
+        RequestId { name: Rc::from(&name[..]), asked: asked.len(), ttl_ms }
+    }
+
+    /// The owner as the call has it, which need not be the one that it gets.
+    pub(crate) fn asked(&self) -> &[u8] {
+        &self.name[..self.asked]
+    }
+
+    pub(crate) fn id(&self) -> &[u8] {
+        &self.name[self.asked..]
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestId({} of {})", self.id().escape_ascii(), self.asked().escape_ascii())
     }
 }
 
 impl PartialEq for RequestId {
     fn eq(&self, other: &RequestId) -> bool {
-        self.name() == other.name()
+        self.asked == other.asked && self.name == other.name
     }
 }
 
@@ -74,7 +95,7 @@ impl Eq for RequestId {}
 
 impl Hash for RequestId {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name().hash(state);
+        (self.asked, &self.name).hash(state);
     }
 }
 

@@ -16,13 +16,16 @@ pub(super) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();
-    let Ok(mut open) = Lock::open(ctx, &name, None, &Remembered(ctx), now) else {
-        return refuse(Decision::WrongType);
-    };
-    let found_free = open.holders.is_free();
-    let in_hand =
-        with(ctx, |driver| driver.locks.reconcile(lock.as_ref(), &mut open.holders, &mut open.records, now));
-    // Of a lease that a foreign write has ended it is not known how long it was.
-    let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
-    store(ctx, lock.as_ref(), in_hand, &mut open, found_free, shortened);
+    let read = Lock::open(ctx, &name, None, &Remembered(ctx), now, |open| {
+        let found_free = open.holders.is_free();
+        let in_hand = with(ctx, |driver| {
+            driver.locks.reconcile(lock.as_ref(), &mut open.holders, &mut open.records, now)
+        });
+        // Of a lease that a foreign write has ended it is not known how long it was.
+        let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };
+        store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);
+    });
+    if read.is_err() {
+        refuse(Decision::WrongType);
+    }
 }

@@ -52,16 +52,11 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     Holders::from_holds(holds)
 }
 
-/// The same for a hash with one field; `None` if it has to be looked at more closely.
-pub(super) fn plain(name: &[u8], holds: i64, expires_at: i64) -> Option<Holders> {
-    (is_owner(name) && holds > 0).then(|| Holders::Exclusive(exclusive_hold(name, holds, expires_at)))
-}
-
-/// The same for a hash with this field and the token's.
-pub(super) fn fenced(name: &[u8], holds: i64, token: Token, expires_at: i64) -> Option<Holders> {
-    let Holders::Exclusive(hold) = plain(name, holds, expires_at)? else { return None };
-    let is_token = (1..=MAX_MS).contains(&token);
-    is_token.then_some(Holders::Exclusive(Hold { token: Some(token), ..hold }))
+/// The same for a hash with this field, and maybe the token's; `None` if it has to be looked at more closely.
+pub(super) fn alone(name: &[u8], holds: i64, token: Option<Token>, expires_at: i64) -> Option<Holders> {
+    let is_token = token.is_none_or(|token| (1..=MAX_MS).contains(&token));
+    (is_owner(name) && holds > 0 && is_token)
+        .then(|| Holders::Exclusive(Hold { token, ..exclusive_hold(name, holds, expires_at) }))
 }
 
 fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
@@ -175,7 +170,7 @@ fn positive(value: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{fenced, fields, has_field, parse, Field, Hold, Holders};
+    use super::{alone, fields, has_field, parse, Field, Hold, Holders};
 
     fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
         fields.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
@@ -183,7 +178,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        assert_eq!(fenced(b"a", 3, 77, 500), parse(&hash(&[("a", "3"), ("#fence", "77")]), 500));
+        assert_eq!(alone(b"a", 3, None, 500), parse(&hash(&[("a", "3")]), 500));
+        assert_eq!(alone(b"a", 3, Some(77), 500), parse(&hash(&[("a", "3"), ("#fence", "77")]), 500));
         for stored in [
             hash(&[("a", "3")]),
             hash(&[("a", "3"), ("#fence", "77")]),

@@ -66,19 +66,97 @@ enum Stored<'a> {
 const CLOSELY: usize = 1000;
 
 impl<'a> Lock<'a> {
-    /// Opens a lock, on a primary; a lease that is over has ended then. [`Error::WrongType`] if the key holds
-    /// anything but a lock. It is read faster if nobody but `caller` holds it.
-    #[inline]
-    pub(crate) fn open(
+    /// Opens a lock, on a primary, for as long as `body` runs; a lease that is over has ended then. [`Error::WrongType`] if the
+    /// key holds anything but a lock. It is read faster if nobody but `caller` holds it.
+    // A lock is large: it is put together where it stays.
+    #[inline(always)]
+    pub(crate) fn open<T>(
         ctx: Ctx<'a>,
         name: &'a Str<'a>,
         caller: Option<&'a Str<'a>>,
         memory: &impl Memory,
         now: Now,
-    ) -> Result<Lock<'a>, Error> {
-        let key = Key::open_for_write(ctx, name);
-        let (stored, stored_end, holders) = read(ctx, &key, caller, memory, now)?;
-        Ok(Lock { ctx, key, caller, stored, stored_end, holders, records: Records::of(ctx, name) })
+        body: impl FnOnce(&mut Lock<'a>) -> T,
+    ) -> Result<T, Error> {
+        let mut lock = Lock {
+            ctx,
+            key: Key::open_for_write(ctx, name),
+            caller,
+            stored: Stored::Nothing,
+            stored_end: None,
+            holders: Holders::Free,
+            records: Records::of(ctx, name),
+        };
+        lock.read(memory, now)?;
+        Ok(body(&mut lock))
+    }
+
+    /// Reads what is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is
+    /// not ours to touch, even where it looks alike.
+    fn read(&mut self, memory: &impl Memory, now: Now) -> Result<(), Error> {
+        let (ctx, key) = (self.ctx, &self.key);
+        let kind = key.kind();
+        let fields = if kind == Kind::Hash { key.len() } else { 0 };
+        if fields <= crowd::MANY {
+            kept::forget(ctx, key.name().as_bytes());
+        }
+        match kind {
+            Kind::Empty => return Ok(()),
+            Kind::Hash => {}
+            Kind::String | Kind::Other => return Err(Error::WrongType),
+        }
+        if fields == 1 && self.read_remembered(memory) {
+            return Ok(());
+        }
+        let key = &self.key;
+        let expires_at = key.expires_at().ok_or(Error::WrongType)?;
+        self.stored_end = Some(expires_at);
+        if fields <= 2 && self.read_callers(expires_at) {
+            return Ok(());
+        }
+        let key = &self.key;
+        if fields > crowd::MANY {
+            let found = crowd::open(ctx, key, (fields, expires_at), self.caller, memory, now);
+            if let Some((found, holders)) = found {
+                self.stored = Stored::Crowd(found);
+                self.holders = holders;
+                return Ok(());
+            }
+        }
+        let (stored, holders) = read_fields(key, expires_at, now)?;
+        self.stored = Stored::Fields(stored, holders.clone());
+        self.holders = holders;
+        Ok(())
+    }
+
+    /// The same for a hash with one field, if that is the one that is remembered.
+    fn read_remembered(&mut self, memory: &impl Memory) -> bool {
+        let at = LockRef { db: self.ctx.db(), key: self.key.name().as_bytes() };
+        let Some(hold) = memory.plain_hold(at) else { return false };
+        let owner = match self.caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
+            Some(caller) => PlainOwner::Caller(caller),
+            None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),
+        };
+        if self.key.number(owner.name()) != Some(hold.exclusive) {
+            return false;
+        }
+        self.stored = Stored::Plain(owner, hold.exclusive);
+        self.stored_end = Some(hold.expires_at);
+        self.holders = Holders::Exclusive(hold);
+        true
+    }
+
+    /// The same for a hash with no other fields than the caller's exclusive holds, and maybe their token.
+    fn read_callers(&mut self, expires_at: i64) -> bool {
+        let Some(caller) = self.caller else { return false };
+        let Some((holds, token)) = self.key.only_numbers(caller, fence_field(self.ctx)) else { return false };
+        let Some(holders) = layout::alone(caller.as_bytes(), holds, token, expires_at) else { return false };
+        self.stored = match token {
+            None => Stored::Plain(PlainOwner::Caller(caller), holds),
+            Some(token) => Stored::Fenced(caller, holds, token),
+        };
+        self.holders = holders;
+        true
     }
 
     /// True if somebody waits for it as for a fair lock of Redisson.
@@ -134,11 +212,6 @@ impl<'a> Lock<'a> {
             .then(|| channel::freed(self.ctx, propagation, self.key.name()))
     }
 
-    /// Closes its key. Returns who holds it.
-    pub(crate) fn close(self) -> Holders {
-        self.holders.clone()
-    }
-
     /// Returns whether anything has changed.
     fn store_holders(&mut self, propagation: Propagation<'_>) -> bool {
         let name = self.key.name();
@@ -172,8 +245,7 @@ impl<'a> Lock<'a> {
             renewed_last = written.renewed_last;
         } else {
             changed |= self.store_fields(replaced.as_ref().map(PlainOwner::name), propagation);
-            let end = self.holders.expires_at();
-            renewed_last = self.holders.iter().any(|hold| hold.renewed && Some(hold.expires_at) == end);
+            renewed_last = self.holders.renewed_last();
         }
         if let Some(end) = self.holders.expires_at() {
             if renewed_last || self.stored_end != Some(end) {
@@ -244,20 +316,8 @@ impl<'a> Lock<'a> {
             _ => {
                 let (mut stored, before) = match std::mem::replace(&mut self.stored, Stored::Nothing) {
                     Stored::Nothing => (Vec::new(), Holders::Free),
-                    Stored::Plain(owner, holds) => {
-                        let before =
-                            layout::plain(owner.as_bytes(), holds, self.stored_end.unwrap_or_default());
-                        let field = (owner.as_bytes().to_vec(), holds.to_string().into_bytes());
-                        (vec![field], before.unwrap_or(Holders::Free))
-                    }
-                    Stored::Fenced(owner, holds, token) => {
-                        let end = self.stored_end.unwrap_or_default();
-                        let before = layout::fenced(owner.as_bytes(), holds, token, end);
-                        let fields =
-                            layout::fields(&before.iter().flat_map(Holders::iter).collect::<Vec<_>>());
-                        let fields = fields.into_iter().map(|wanted| wanted.field).collect();
-                        (fields, before.unwrap_or(Holders::Free))
-                    }
+                    Stored::Plain(owner, holds) => self.found(owner.as_bytes(), holds, None),
+                    Stored::Fenced(owner, holds, token) => self.found(owner.as_bytes(), holds, Some(token)),
                     Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
                 };
@@ -265,6 +325,14 @@ impl<'a> Lock<'a> {
                 self.set_fields(&mut stored, &before, propagation) || deleted
             }
         }
+    }
+
+    /// The fields of a hash that has no others than these, and the hold that they stand for.
+    fn found(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
+        let holders = layout::alone(owner, holds, token, self.stored_end.unwrap_or_default());
+        let holders = holders.unwrap_or(Holders::Free);
+        let fields = layout::fields(&holders.iter().collect::<Vec<_>>());
+        (fields.into_iter().map(|wanted| wanted.field).collect(), holders)
     }
 
     /// `HDEL` for the fields that shall not be there.
@@ -374,70 +442,6 @@ fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
         }
         Kind::String | Kind::Other => Err(Error::WrongType),
     }
-}
-
-/// What is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is not
-/// ours to touch, even where it looks alike.
-fn read<'a>(
-    ctx: Ctx<'_>,
-    key: &Key<'_>,
-    caller: Option<&'a Str<'a>>,
-    memory: &impl Memory,
-    now: Now,
-) -> Result<(Stored<'a>, Option<i64>, Holders), Error> {
-    let kind = key.kind();
-    let fields = if kind == Kind::Hash { key.len() } else { 0 };
-    if fields <= crowd::MANY {
-        kept::forget(ctx, key.name().as_bytes());
-    }
-    match kind {
-        Kind::Empty => return Ok((Stored::Nothing, None, Holders::Free)),
-        Kind::Hash => {}
-        Kind::String | Kind::Other => return Err(Error::WrongType),
-    }
-    if let Some(found) = (fields == 1).then(|| read_remembered(ctx, key, caller, memory)).flatten() {
-        return Ok(found);
-    }
-    let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-    let numbers = |caller| Some((caller, key.only_numbers(caller, fence_field(ctx))?));
-    if let Some((caller, (holds, token))) = caller.filter(|_| fields <= 2).and_then(numbers) {
-        let (holders, stored) = match token {
-            None => {
-                let stored = Stored::Plain(PlainOwner::Caller(caller), holds);
-                (layout::plain(caller.as_bytes(), holds, expires_at), stored)
-            }
-            Some(token) => {
-                let holders = layout::fenced(caller.as_bytes(), holds, token, expires_at);
-                (holders, Stored::Fenced(caller, holds, token))
-            }
-        };
-        if let Some(holders) = holders {
-            return Ok((stored, Some(expires_at), holders));
-        }
-    }
-    if fields > crowd::MANY {
-        if let Some((found, holders)) = crowd::open(ctx, key, (fields, expires_at), caller, memory, now) {
-            return Ok((Stored::Crowd(found), Some(expires_at), holders));
-        }
-    }
-    let (stored, holders) = read_fields(key, expires_at, now)?;
-    Ok((Stored::Fields(stored, holders.clone()), Some(expires_at), holders))
-}
-
-/// The same for a hash with one field, if that is the one that is remembered.
-fn read_remembered<'a>(
-    ctx: Ctx<'_>,
-    key: &Key<'_>,
-    caller: Option<&'a Str<'a>>,
-    memory: &impl Memory,
-) -> Option<(Stored<'a>, Option<i64>, Holders)> {
-    let hold = memory.plain_hold(LockRef { db: ctx.db(), key: key.name().as_bytes() })?;
-    let owner = match caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
-        Some(caller) => PlainOwner::Caller(caller),
-        None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),
-    };
-    let is_true = key.number(owner.name()) == Some(hold.exclusive);
-    is_true.then(|| (Stored::Plain(owner, hold.exclusive), Some(hold.expires_at), Holders::Exclusive(hold)))
 }
 
 /// The same for any hash, field by field.

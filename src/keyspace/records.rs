@@ -235,7 +235,7 @@ impl<'a> Record<'a> {
 
     /// The name of its key.
     fn name(&self, lock: &[u8]) -> Name {
-        names::request(lock, self.id.asked.as_bytes(), &self.id.id)
+        names::request(lock, self.id.asked(), self.id.id())
     }
 
     /// When the last reply in it is forgotten; `None` if there is none.
@@ -249,7 +249,7 @@ impl<'a> Record<'a> {
     /// one, each with the time at which it is forgotten; `t` the acquire's token, `o` its owner, up to the end.
     fn encode(&self) -> Text {
         let mut text = Text::new();
-        put(&mut text, b"", self.id.asked.as_bytes().len().try_into().unwrap_or(i64::MAX));
+        put(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
         if self.braced {
             text.extend_from_slice(b" b");
         }
@@ -283,7 +283,7 @@ impl<'a> Record<'a> {
     fn decode(self, text: &[u8]) -> Option<Option<Record<'a>>> {
         let (len, rest) = number(text)?;
         let braced = rest.strip_prefix(b" b");
-        if usize::try_from(len).ok()? != self.id.asked.as_bytes().len() || braced.is_some() != self.braced {
+        if usize::try_from(len).ok()? != self.id.asked().len() || braced.is_some() != self.braced {
             return Some(None);
         }
         let mut rest = braced.unwrap_or(rest);
@@ -394,7 +394,7 @@ mod tests {
     use super::{Mode, Owner, Record, Reply, RequestId};
 
     fn id(asked: &[u8]) -> RequestId {
-        RequestId { asked: Owner::new(asked), id: b"r".as_slice().into(), ttl_ms: 1 }
+        RequestId::new(asked, b"r", 1)
     }
 
     #[test]

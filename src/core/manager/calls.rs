@@ -3,7 +3,7 @@
 use super::step::Step;
 use crate::core::lease::Lease;
 use crate::core::{
-    NotOwner, NotReleased, Outcome, Part, Patience, Refusal, Release, Renewal, Request, RequestId,
+    NotOwner, NotReleased, Outcome, Owner, Part, Patience, Refusal, Release, Renewal, Request, RequestId,
 };
 
 /// See [`LockManager::acquire`](super::LockManager::acquire).
@@ -77,7 +77,8 @@ pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusa
     let undone = if step.cancel_wait(id).is_some() {
         true
     } else if let Some(reply) = granted.filter(|_| !step.has_ended(id)) {
-        let owner = reply.owner.as_ref().unwrap_or(&id.asked);
+        let asked = Owner::new(id.asked());
+        let owner = reply.owner.as_ref().unwrap_or(&asked);
         let released = step.holders.release(owner.as_bytes(), Part::OneOf(reply.mode), None).is_ok();
         if released {
             step.unbind_request(owner, id);

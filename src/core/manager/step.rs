@@ -315,11 +315,11 @@ impl<'a> Step<'a> {
     /// Grants a request that comes first, if the holders admit it.
     fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
-        match self.holders.admits(owner, request.mode) {
+        let holds = match self.holders.admits(owner, request.mode) {
             Admission::Busy => return Err(NotGranted::Busy),
             Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
-            Admission::Grant(_) => {}
-        }
+            Admission::Grant(holds) => holds,
+        };
         let hold = self.holders.of(owner);
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
@@ -343,10 +343,7 @@ impl<'a> Step<'a> {
             To::Caller => set.lease.after(before_end),
             To::Waiter => set.lease.while_revocable(before_end),
         };
-        let Admission::Grant(holds) = self.holders.acquire(&request.owner, request.mode, written, token)
-        else {
-            return defect!("the holders admit a request and do not take it", Err(NotGranted::Busy));
-        };
+        self.holders.add(&request.owner, request.mode, written, token);
         // Also if the owner has taken it on another server before: here it is known to be a lock now.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
