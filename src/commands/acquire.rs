@@ -53,7 +53,7 @@ impl Command for Acquire {
         };
         // Who holds the lock for which this call waits.
         let mut waits_for = None;
-        let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, at| {
+        let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
             if lock.holders.of(call.request.owner.as_bytes()).is_none()
                 && lock.is_fair(now)
                 && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
@@ -61,13 +61,23 @@ impl Command for Acquire {
                 return Err(Error::FairLock);
             }
             let (outcome, in_hand) = driver::with(ctx, |driver| {
-                driver.locks.acquire(at, &mut lock.holders, &mut lock.records, &call.request, patience, now)
+                driver.locks.acquire(
+                    known,
+                    &mut lock.holders,
+                    &mut lock.records,
+                    &call.request,
+                    patience,
+                    now,
+                )
             });
             if matches!(outcome, Outcome::Queued(_)) && config::deadlock_detection() {
                 waits_for = Some(lock.holders.clone());
             }
             Ok((outcome, in_hand))
         })?;
+        if !matches!(outcome, Outcome::Queued(_)) {
+            driver::dispatch(ctx);
+        }
         match outcome {
             Outcome::Granted(reply) => driver::reply_grant(ctx, &reply),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
@@ -76,6 +86,7 @@ impl Command for Acquire {
                 if let Some(cycle) = waits_for.and_then(|holders| driver::deadlock_of(ctx, id, at, holders)) {
                     return Err(Error::Deadlock(cycle));
                 }
+                // It passes on what was decided, too.
                 return driver::block(ctx, id);
             }
             Outcome::Busy => ctx.reply_null(),

@@ -29,14 +29,15 @@ impl Command for Break {
         let now = ctx.now();
         // The reply says how many there are, whatever somebody has written there by hand.
         crate::keyspace::kept::forget(ctx, key.as_bytes());
-        let lost = super::in_hand(ctx, (&key, None), now, |lock, at| {
+        let lost = super::in_hand(ctx, (&key, None), now, |lock, known| {
             if lock.is_fair(now) {
                 return Err(Error::FairLock);
             }
             Ok(driver::with(ctx, |driver| {
-                driver.locks.break_lock(at, &mut lock.holders, &mut lock.records, now)
+                driver.locks.break_lock(known, &mut lock.holders, &mut lock.records, now)
             }))
         })?;
+        driver::dispatch(ctx);
         if lost > 0 {
             note(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, lost);
         }

@@ -31,11 +31,12 @@ impl Command for Cancel {
         let id = args.request(ctx, &key, asked.as_bytes(), id)?;
         args.end()?;
         let now = ctx.now();
-        let undone = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, at| {
+        let undone = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
             Ok(driver::with(ctx, |driver| {
-                driver.locks.cancel(at, &mut lock.holders, &mut lock.records, &id, now)
+                driver.locks.cancel(known, &mut lock.holders, &mut lock.records, &id, now)
             }))
         })?;
+        driver::dispatch(ctx);
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())
     }

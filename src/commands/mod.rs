@@ -24,26 +24,27 @@ pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use waiters::Waiters;
 
-use crate::core::{InHand, LockRef, MonoUs, Now};
+use crate::core::{InHand, Known, LockRef, MonoUs, Now};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::server::{Ctx, Str};
 
-/// Takes the lock of a command in hand: opens it, lets `call` change it, writes what has changed, also if the call is refused,
-/// and sees to what follows. An error of `call` itself changes nothing. If the key holds something else, the waits for it are
-/// ended soon, too.
+/// Takes the lock of a command in hand: opens it, lets `call` change it, and writes what has changed, also if the call is
+/// refused; what was decided is still to be [passed on](driver::dispatch). An error of `call` itself changes nothing. If the key
+/// holds something else, the waits for it are ended soon, too.
 #[inline(always)]
 fn in_hand<'a, T>(
     ctx: Ctx<'a>,
     (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
     now: Now,
-    call: impl FnOnce(&mut Lock<'a>, LockRef<'a>) -> Result<(T, InHand), Error>,
+    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
     let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-    let done = Lock::open(ctx, key, owner, &driver::Remembered(ctx), now, |lock| {
+    let remembered = driver::Remembered::of(ctx, at);
+    let done = Lock::open(ctx, key, owner, &remembered, now, |lock| {
         let found_free = lock.holders.is_free();
-        let (reply, in_hand) = call(lock, at)?;
+        let (reply, in_hand) = call(lock, remembered.lock)?;
         driver::commit(ctx, at, in_hand, lock, found_free);
         Ok(reply)
     });

@@ -47,13 +47,14 @@ impl Command for Release {
         let id = id.map(|id| args.request(ctx, &key, owner.as_bytes(), id)).transpose()?;
         let call = Call { owner: Owner::new(owner.as_bytes()), part, lease_ms, id };
         let now = ctx.now();
-        let (left, fair) = super::in_hand(ctx, (&key, Some(&owner)), now, |lock, at| {
+        let (left, fair) = super::in_hand(ctx, (&key, Some(&owner)), now, |lock, known| {
             let (left, in_hand) = driver::with(ctx, |driver| {
-                driver.locks.release(at, &mut lock.holders, &mut lock.records, &call, now)
+                driver.locks.release(known, &mut lock.holders, &mut lock.records, &call, now)
             });
             let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
             Ok(((left, fair), in_hand))
         })?;
+        driver::dispatch(ctx);
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,

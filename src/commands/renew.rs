@@ -39,13 +39,14 @@ impl Command for Renew {
             bind,
         };
         let now = ctx.now();
-        let (held, fair) = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, at| {
+        let (held, fair) = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
             let (held, in_hand) = driver::with(ctx, |driver| {
-                driver.locks.renew(at, &mut lock.holders, &mut lock.records, &call, now)
+                driver.locks.renew(known, &mut lock.holders, &mut lock.records, &call, now)
             });
             let fair = held.is_err() && lock.is_fair(now);
             Ok(((held, fair), in_hand))
         })?;
+        driver::dispatch(ctx);
         ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
         Ok(())
     }

@@ -58,6 +58,7 @@ pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,
     RequestId,
 };
+pub(crate) use table::Known;
 pub(crate) use waits_for::{Search, Waits};
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.

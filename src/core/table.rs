@@ -15,6 +15,16 @@ pub(crate) struct LockIdx {
     generation: u32,
 }
 
+/// A lock with its handle, if it had one when it was looked up by name. What happens until it is used may make it another
+/// one: a key that is opened may turn out to be expired.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<'a> {
+    name: LockRef<'a>,
+    lock: Option<LockIdx>,
+    /// How often the table had changed then.
+    changes: u64,
+}
+
 /// What is remembered about the locks that anything is remembered about.
 pub(super) struct LockTable<S> {
     /// By database, of which there are few, then by key, so that a look-up needs no owned key. A database that had locks keeps
@@ -29,6 +39,8 @@ pub(super) struct LockTable<S> {
     ready: BTreeMap<u64, LockIdx>,
     /// How often a lock was marked so.
     marks: u64,
+    /// How often a lock was added or forgotten.
+    changes: u64,
 }
 
 struct Slot<S> {
@@ -46,6 +58,12 @@ struct Named<S> {
 /// With more slots than this, an empty table gives its memory back.
 const KEPT_SLOTS: usize = 1024;
 
+impl<'a> Known<'a> {
+    pub(crate) fn name(self) -> LockRef<'a> {
+        self.name
+    }
+}
+
 impl<S> Default for LockTable<S> {
     fn default() -> LockTable<S> {
         LockTable {
@@ -55,6 +73,7 @@ impl<S> Default for LockTable<S> {
             first_generation: 0,
             ready: BTreeMap::new(),
             marks: 0,
+            changes: 0,
         }
     }
 }
@@ -69,6 +88,22 @@ impl<S: Default> LockTable<S> {
         self.names.get(&lock.db)?.get(lock.key).copied()
     }
 
+    /// Looks up a lock by its name.
+    #[inline]
+    pub(super) fn look_up<'a>(&self, name: LockRef<'a>) -> Known<'a> {
+        Known { name, lock: self.find(name), changes: self.changes }
+    }
+
+    /// The handle that the lock has now.
+    #[inline]
+    pub(super) fn handle_of(&self, known: Known<'_>) -> Option<LockIdx> {
+        if known.changes == self.changes {
+            known.lock
+        } else {
+            self.find(known.name)
+        }
+    }
+
     /// The handle of a lock; an unknown one is remembered from now on, with nothing about it.
     pub(super) fn find_or_insert(&mut self, lock: LockRef<'_>) -> LockIdx {
         match self.find(lock) {
@@ -77,7 +112,9 @@ impl<S: Default> LockTable<S> {
         }
     }
 
-    fn insert(&mut self, lock: LockRef<'_>) -> LockIdx {
+    /// The handle of a lock that is unknown; it is remembered from now on, with nothing about it.
+    pub(super) fn insert(&mut self, lock: LockRef<'_>) -> LockIdx {
+        self.changes += 1;
         let key: Rc<[u8]> = Rc::from(lock.key);
         let named = Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() };
         let slot = match self.free.pop() {
@@ -126,6 +163,7 @@ impl<S: Default> LockTable<S> {
             return;
         };
         let Some(named) = slot.lock.take() else { return };
+        self.changes += 1;
         slot.generation = slot.generation.wrapping_add(1);
         if let Some(mark) = named.ready {
             self.ready.remove(&mark);

@@ -7,8 +7,11 @@ use crate::server::{events, unloading, Ctx};
 /// How late a timer can be in a server that is alive, in microseconds.
 const OVERDUE_US: MonoUs = 20_000;
 
-/// A timer that is not needed any more is only stopped if it would fire later than this, in microseconds from now.
-const KEPT_US: MonoUs = 11_000_000;
+/// The longest time that the timer is set for, in milliseconds; if something is planned for later, it is set again then. So one
+/// that is not needed any more needs not be stopped, as it fires soon: to set and stop one at each hand-over would cost a tenth
+/// of that. (Besides, Redis before 7.2.2 counts microseconds until the next timer in 32 bits: one that is more than 35 minutes
+/// away keeps its event loop busy until then.)
+const LONGEST_MS: u64 = 10_000;
 
 /// The timer, if it is set, and when it fires. There is never more than one: a module that has a timer cannot be unloaded.
 #[derive(Default)]
@@ -39,8 +42,8 @@ impl Alarm {
         self.timer = None;
     }
 
-    /// Sets the timer, or moves it if that is earlier than planned. One that fires earlier than needed, or soon and in vain,
-    /// is left alone: to set and stop one costs more than a lock.
+    /// Sets the timer, or moves it if that is earlier than planned. One that fires earlier than needed, or in vain, is left
+    /// alone.
     pub(super) fn set(
         &mut self,
         ctx: Ctx<'_>,
@@ -48,17 +51,15 @@ impl Alarm {
         now: MonoUs,
         watch: fn(Ctx<'_>, ()),
     ) {
-        let due = milliseconds.map(|ms| now.saturating_add(ms.saturating_mul(1000)));
-        match (&self.timer, due) {
-            (Some((_, planned)), Some(due)) if *planned <= due => return,
-            (Some((_, planned)), None) if *planned <= now.saturating_add(KEPT_US) => return,
-            (None, None) => return,
-            _ => {}
+        let Some(ms) = milliseconds.map(|ms| ms.min(LONGEST_MS)) else { return };
+        let due = now.saturating_add(ms * 1000);
+        if self.fires_by(due) {
+            return;
         }
         if let Some((timer, _)) = self.timer.take() {
             timer::stop(ctx, timer);
         }
-        if let (Some(ms), Some(due), Some(on_timer)) = (milliseconds, due, self.on_timer) {
+        if let Some(on_timer) = self.on_timer {
             self.timer = Some((timer::set(ctx, ms, on_timer), due));
             if !std::mem::replace(&mut self.watched, true) {
                 events::listen_to_cron(ctx, watch);

@@ -1,6 +1,6 @@
 //! What follows when a lock was in hand: it is written, external clients are told, decisions are passed on.
 
-use super::state::{dispatch, with};
+use super::state::with;
 use super::subscriptions;
 use crate::core::{InHand, LockRef, WallMs};
 use crate::keyspace::{channel, Lock};
@@ -13,7 +13,6 @@ pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut 
     subscriptions::listen(ctx);
     let shortened = lock.shortened_to();
     store(ctx, at, in_hand, lock, found_free, shortened);
-    dispatch(ctx);
 }
 
 /// Writes a lock, and sees to it that external clients are told what they have to know: that it is free, also if

@@ -33,7 +33,7 @@ mod subscriptions;
 pub(crate) use clients::{block, reply_grant};
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of};
-pub(crate) use state::{with, Remembered};
+pub(crate) use state::{dispatch, with, Remembered};
 
 use crate::core::{KeyChange, LockRef};
 use crate::keyspace::kept;

@@ -16,10 +16,11 @@ pub(super) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
         return refuse(Decision::Moved);
     }
     let now = ctx.now();
-    let read = Lock::open(ctx, &name, None, &Remembered(ctx), now, |open| {
+    let remembered = Remembered::of(ctx, lock.as_ref());
+    let read = Lock::open(ctx, &name, None, &remembered, now, |open| {
         let found_free = open.holders.is_free();
         let in_hand = with(ctx, |driver| {
-            driver.locks.reconcile(lock.as_ref(), &mut open.holders, &mut open.records, now)
+            driver.locks.reconcile(remembered.lock, &mut open.holders, &mut open.records, now)
         });
         // Of a lease that a foreign write has ended it is not known how long it was.
         let shortened = if found_free { open.holders.first_end() } else { open.shortened_to() };

@@ -7,7 +7,7 @@ use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::looks::Looks;
-use crate::core::{ConnectionId, Hold, LockManager, LockRef, MonoUs, Now, WaiterId};
+use crate::core::{ConnectionId, Hold, Known, LockManager, LockRef, MonoUs, Now, WaiterId};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
 use crate::server::{event_loop, events, Ctx, InCallback, Obstacle, ServerCell};
@@ -209,17 +209,27 @@ impl Driver {
     }
 }
 
-/// What the locks' keys are read with.
+/// A lock that was looked up, to be read and changed.
 #[derive(Clone, Copy)]
-pub(crate) struct Remembered<'a>(pub(crate) Ctx<'a>);
+pub(crate) struct Remembered<'a> {
+    ctx: Ctx<'a>,
+    pub(crate) lock: Known<'a>,
+}
+
+impl<'a> Remembered<'a> {
+    #[inline]
+    pub(crate) fn of(ctx: Ctx<'a>, lock: LockRef<'a>) -> Remembered<'a> {
+        Remembered { ctx, lock: with(ctx, |driver| driver.locks.look_up(lock)) }
+    }
+}
 
 impl Memory for Remembered<'_> {
-    fn ending(&self, lock: LockRef<'_>) -> usize {
-        with(self.0, |driver| driver.locks.ending(lock))
+    fn ending(&self) -> usize {
+        with(self.ctx, |driver| driver.locks.ending(self.lock))
     }
 
-    fn plain_hold(&self, lock: LockRef<'_>) -> Option<Hold> {
-        with(self.0, |driver| driver.locks.plain_hold(lock).cloned())
+    fn plain_hold(&self) -> Option<Hold> {
+        with(self.ctx, |driver| driver.locks.plain_hold(self.lock).cloned())
     }
 }
 

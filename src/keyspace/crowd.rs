@@ -61,7 +61,7 @@ pub(super) fn open(
     if let Some((name, mut crowd)) = kept::take(ctx, at) {
         if lasts && is_true(key, &crowd, (fields, expires_at), caller) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
-            if crowd.len() >= memory.ending(at) + LEFT {
+            if crowd.len() >= memory.ending() + LEFT {
                 let found = Found { db: at.db, name: Some(name), lasts };
                 return Some((found, Holders::from_crowd(crowd)));
             }

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Holders, LockRef, Now, Token};
+use crate::core::{Holders, Now, Token};
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
@@ -131,8 +131,7 @@ impl<'a> Lock<'a> {
 
     /// The same for a hash with one field, if that is the one that is remembered.
     fn read_remembered(&mut self, memory: &impl Memory) -> bool {
-        let at = LockRef { db: self.ctx.db(), key: self.key.name().as_bytes() };
-        let Some(hold) = memory.plain_hold(at) else { return false };
+        let Some(hold) = memory.plain_hold() else { return false };
         let owner = match self.caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
             Some(caller) => PlainOwner::Caller(caller),
             None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),

@@ -1,12 +1,12 @@
 //! What reading a lock needs to know that is not in its key.
 
-use crate::core::{Hold, LockRef};
+use crate::core::Hold;
 
-/// What is remembered about locks besides their keys, as far as it helps to read these.
+/// What is remembered about a lock besides its key, as far as it helps to read that.
 pub(crate) trait Memory {
-    /// How many holds end with the next step on this lock, at most, besides the one that a call gives back.
-    fn ending(&self, lock: LockRef<'_>) -> usize;
-    /// The hold that was alone on this lock, plain and exclusive, when it was written last, if nothing is known to have changed
+    /// How many holds end with the next step, at most, besides the one that a call gives back.
+    fn ending(&self) -> usize;
+    /// The hold that was alone on the lock, plain and exclusive, when it was written last, if nothing is known to have changed
     /// since: its lease has not, as each change of a TTL is told.
-    fn plain_hold(&self, lock: LockRef<'_>) -> Option<Hold>;
+    fn plain_hold(&self) -> Option<Hold>;
 }

@@ -12,12 +12,8 @@ use crate::server::Ctx;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// The longest time that a timer is set for; whoever wants a later one sets it again. Redis before 7.2.2 counts microseconds
-/// until the next timer in 32 bits: one that is more than 35 minutes away keeps its event loop busy until then.
-const LONGEST_MS: u64 = 1_800_000;
-
-/// Calls `fired` in this many milliseconds, or in half an hour if that is earlier; once. The timer is gone when it fires: whoever keeps its id
-/// forgets it first thing then, as stopping the firing timer would free it twice.
+/// Calls `fired` in this many milliseconds; once. The timer is gone when it fires: whoever keeps its id forgets it first thing
+/// then, as stopping the firing timer would free it twice.
 pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerId {
     unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
         // SAFETY: `data` is the function pointer that `set` passed.
@@ -25,7 +21,7 @@ pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerI
         // SAFETY: the context is that of this callback.
         unsafe { enter(ctx, fired) };
     }
-    let period = i64::try_from(milliseconds.min(LONGEST_MS)).unwrap_or_default();
+    let period = i64::try_from(milliseconds).unwrap_or_default();
     // SAFETY: the data is a function, valid as long as the module is loaded; a module with a timer cannot be
     // unloaded.
     let id = unsafe {

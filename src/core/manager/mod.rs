@@ -20,7 +20,7 @@ use std::ffi::CStr;
 use super::binding::Takes;
 use super::granted_keys::GrantedKeys;
 use super::sessions::MayHaveEnded;
-use super::table::LockIdx;
+use super::table::{Known, LockIdx};
 use super::{
     ConnectionId, Decision, Hold, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience,
     Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
@@ -53,13 +53,18 @@ pub(crate) enum KeyChange {
 }
 
 impl LockManager {
+    /// Looks up a lock by its name, for the input that comes next.
+    pub(crate) fn look_up<'a>(&self, lock: LockRef<'a>) -> Known<'a> {
+        self.parts.table.look_up(lock)
+    }
+
     /// Grants the request if the holders admit it and nobody else comes first. Otherwise queues it, if there is patience for
     /// that; if not, changes nothing but what the queue had coming anyway. A request that was granted before gets the same
     /// answer again, one that is queued already keeps its position. One that has patience lets external clients go first in
     /// their fairness window.
     pub(crate) fn acquire(
         &mut self,
-        lock: LockRef<'_>,
+        lock: Known<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         request: &Request,
@@ -77,7 +82,7 @@ impl LockManager {
     /// left. The caller writes what has changed even if it is refused: something may have been due.
     pub(crate) fn release(
         &mut self,
-        lock: LockRef<'_>,
+        lock: Known<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         release: &Release,
@@ -92,7 +97,7 @@ impl LockManager {
     /// Sets the owner's lease anew. Returns its hold count.
     pub(crate) fn renew(
         &mut self,
-        lock: LockRef<'_>,
+        lock: Known<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         renewal: &Renewal,
@@ -108,7 +113,7 @@ impl LockManager {
     /// got. If it is made later, or again, it is refused. Returns whether there was anything to undo.
     pub(crate) fn cancel(
         &mut self,
-        lock: LockRef<'_>,
+        lock: Known<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         id: &RequestId,
@@ -122,7 +127,7 @@ impl LockManager {
     /// Ends every hold and serves the queue. Returns how many owners lost theirs.
     pub(crate) fn break_lock(
         &mut self,
-        lock: LockRef<'_>,
+        lock: Known<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
@@ -136,7 +141,7 @@ impl LockManager {
     /// closed and watchdogs, then grants the lock to whoever is first in line and may have it.
     pub(crate) fn reconcile(
         &mut self,
-        lock: LockRef<'_>,
+        lock: Known<'_>,
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
@@ -409,14 +414,14 @@ impl LockManager {
     }
 
     /// How many holds of this lock end with its next step, at most, besides the one that a call gives back.
-    pub(crate) fn ending(&self, lock: LockRef<'_>) -> usize {
+    pub(crate) fn ending(&self, lock: Known<'_>) -> usize {
         overview::ending(&self.parts, lock)
     }
 
-    /// The hold that was alone on a lock that somebody waits for, plain and exclusive, at the end of the last step on it, if
-    /// nobody is known to have changed the key since.
-    pub(crate) fn plain_hold(&self, lock: LockRef<'_>) -> Option<&Hold> {
-        self.parts.state(self.parts.table.find(lock)?)?.plain_hold.as_ref()
+    /// The hold that was alone on a lock, plain and exclusive, at the end of the last step on it, if anything is remembered about
+    /// the lock and nobody is known to have changed the key since.
+    pub(crate) fn plain_hold(&self, lock: Known<'_>) -> Option<&Hold> {
+        self.parts.state(self.parts.table.handle_of(lock)?)?.plain_hold.as_ref()
     }
 
     /// How many wait for any lock.

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use super::parts::{LockState, Parts};
-use crate::core::{LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
+use crate::core::{Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
 
 /// Somebody who waits for a lock.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ pub(super) fn waiting(parts: &Parts, lock: LockRef<'_>) -> usize {
 }
 
 /// See [`LockManager::ending`](super::LockManager::ending).
-pub(super) fn ending(parts: &Parts, lock: LockRef<'_>) -> usize {
-    let Some(lock) = parts.table.find(lock) else { return 0 };
+pub(super) fn ending(parts: &Parts, lock: Known<'_>) -> usize {
+    let Some(lock) = parts.table.handle_of(lock) else { return 0 };
     let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed.may_end());
     unconfirmed + parts.sessions.closed(lock).count()
 }

@@ -22,9 +22,12 @@ pub(super) struct LockState {
     pub(super) unconfirmed: Unconfirmed,
     /// Its hold, granted here, ended without a call: unless somebody takes it, that it is free must be announced.
     pub(super) unannounced: bool,
-    /// The hold that is alone on the lock, plain and exclusive, as far as is known; only while somebody waits.
+    /// The hold that is alone on the lock, plain and exclusive, as far as is known. The next call is likely to find it.
     pub(super) plain_hold: Option<Hold>,
 }
+
+/// A lock is remembered for its hold alone, as long as no more than so many are.
+const KEPT_HOLDS: usize = 1024;
 
 /// Everything in memory, see the fields' types.
 #[derive(Default)]
@@ -70,6 +73,7 @@ impl Parts {
                 && state.fairness.is_idle()
                 && state.unconfirmed.is_empty()
                 && !state.unannounced
+                && (state.plain_hold.is_none() || self.table.len() > KEPT_HOLDS)
                 && !self.table.is_ready(lock)
                 && self.leases.get(&lock).is_none()
                 && !self.sessions.knows(lock)
@@ -149,6 +153,10 @@ impl Parts {
     fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
         self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
+        if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
+            // Nobody got it, and nobody wants it any more.
+            state.plain_hold = None;
+        }
         Some(wait)
     }
 

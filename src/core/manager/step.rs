@@ -7,7 +7,7 @@ use crate::core::fairness::WhenFree;
 use crate::core::holders::Admission;
 use crate::core::lease::{Lease, SetLease};
 use crate::core::sessions::MayHaveEnded;
-use crate::core::table::LockIdx;
+use crate::core::table::{Known, LockIdx};
 use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, WaitState};
@@ -79,13 +79,13 @@ impl<'a> Step<'a> {
     #[inline(always)]
     pub(super) fn begin(
         parts: &'a mut Parts,
-        name: LockRef<'a>,
+        known: Known<'a>,
         who: MayHaveEnded<'a>,
         holders: &'a mut Holders,
         records: &'a mut dyn Records,
         now: Now,
     ) -> Step<'a> {
-        let lock = parts.table.find(name);
+        let (name, lock) = (known.name(), parts.table.handle_of(known));
         let mut step = Step { parts, name, lock, who, holders, records, now };
         if let Some(lock) = lock {
             step.catch_up(lock);
@@ -132,8 +132,11 @@ impl<'a> Step<'a> {
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
+        let is_bound = self.parts.sessions.knows(lock);
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
-            let plain = plain.filter(|_| !state.queue.is_empty());
+            // What an external client holds, and nobody wants, is not remembered.
+            let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_on_its_way() || is_bound;
+            let plain = plain.filter(|_| is_wanted || state.plain_hold.is_some());
             if state.plain_hold.as_ref() != plain {
                 state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
             }
@@ -145,7 +148,7 @@ impl<'a> Step<'a> {
 
     /// The lock's handle; from now on something is remembered about it.
     fn known(&mut self) -> LockIdx {
-        *self.lock.get_or_insert_with(|| self.parts.table.find_or_insert(self.name))
+        *self.lock.get_or_insert_with(|| self.parts.table.insert(self.name))
     }
 
     fn state(&self) -> Option<&LockState> {

@@ -526,7 +526,9 @@ fn many_locks_that_end_at_once_are_reconciled_in_portions() {
     for lock in 0..1000u32 {
         let request = Call { owner: 1, lease: 10, ..Call::default() }.request();
         let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
-        locks.acquire(at(&lock.to_be_bytes()), &mut held, &mut Beside::default(), &request, patience, now);
+        let key = lock.to_be_bytes();
+        let known = locks.look_up(at(&key));
+        locks.acquire(known, &mut held, &mut Beside::default(), &request, patience, now);
     }
     let later = Now { wall: 11, mono: 11_000 };
     let mut rounds = 0;
@@ -536,7 +538,8 @@ fn many_locks_that_end_at_once_are_reconciled_in_portions() {
         assert!(ready.len() <= 200, "{} locks in one go", ready.len());
         for lock in ready {
             assert!(seen.insert(lock.key.to_vec()), "reconciled twice");
-            locks.reconcile(lock.as_ref(), &mut Holders::Free, &mut Beside::default(), later);
+            let known = locks.look_up(lock.as_ref());
+            locks.reconcile(known, &mut Holders::Free, &mut Beside::default(), later);
         }
         rounds += 1;
     }

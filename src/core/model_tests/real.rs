@@ -158,14 +158,15 @@ impl Real {
     fn on<T>(
         &mut self,
         key: &'static [u8],
-        body: impl FnOnce(&mut LockManager, LockRef<'_>, &mut Holders, &mut Beside, Now) -> (T, InHand),
+        body: impl FnOnce(&mut LockManager, Known<'_>, &mut Holders, &mut Beside, Now) -> (T, InHand),
     ) -> Result<T, Seen> {
         let mut holders = self.open(key).map_err(|()| Seen::WrongType)?;
         let now = self.time();
         let beside = self.beside.get_mut(key).unwrap();
         (beside.now, beside.listeners) = (self.now, self.listeners);
         let (was_free, end_before) = (holders.is_free(), holders.expires_at());
-        let (result, in_hand) = body(&mut self.locks, at(key), &mut holders, beside, now);
+        let known = self.locks.look_up(at(key));
+        let (result, in_hand) = body(&mut self.locks, known, &mut holders, beside, now);
         let announce = std::mem::take(&mut beside.announce);
         let unannounced = in_hand.unannounced && was_free && holders.is_free();
         if (!was_free && holders.is_free()) || announce || unannounced {
