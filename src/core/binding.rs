@@ -117,13 +117,13 @@ impl Binding {
         before.into_iter().filter(|other| !self.depends_on(*other)).collect()
     }
 
-    /// The owner has set its lease. Returns when the next renewal is due, a third of that away, if it is renewed.
-    pub(super) fn lease_was_set(&mut self, lease: Lease, now: Now) -> Option<MonoUs> {
+    /// The owner has set its lease. If it is renewed, that is due next when a third of it is over.
+    pub(super) fn lease_was_set(&mut self, lease: Lease, now: Now) {
         // What is not renewed has no length that could be kept.
         let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
         self.lease_end = lease.end;
-        self.plan_renewal(now.mono.saturating_add(self.interval_us()))
+        self.plan_renewal(now.mono.saturating_add(self.interval_us()));
     }
 
     /// The owner's lease ends then, but what is renewed stays as it is.
@@ -132,9 +132,8 @@ impl Binding {
     }
 
     /// Plans a renewal, if there are any.
-    pub(super) fn plan_renewal(&mut self, due: MonoUs) -> Option<MonoUs> {
+    pub(super) fn plan_renewal(&mut self, due: MonoUs) {
         self.due = (!self.watchdogs.is_empty()).then_some(due);
-        self.due
     }
 
     fn interval_us(&self) -> MonoUs {
@@ -168,26 +167,25 @@ impl Binding {
         all
     }
 
-    /// A connection has closed. Returns whether the hold is to end, and whether nobody renews it any more.
-    pub(super) fn connection_closed(&mut self, connection: ConnectionId) -> (bool, bool) {
+    /// A connection has closed. Returns whether the hold is to end.
+    pub(super) fn connection_closed(&mut self, connection: ConnectionId) -> bool {
         let ends = remove(&mut self.ephemeral, connection);
         self.closed |= ends;
         remove(&mut self.plain, connection);
-        (ends, self.unwatch(connection))
+        self.unwatch(connection);
+        ends
     }
 
-    /// A connection renews the lease no more. Returns whether none does any more.
-    fn unwatch(&mut self, connection: ConnectionId) -> bool {
-        let was_last = remove(&mut self.watchdogs, connection) && self.watchdogs.is_empty();
-        if was_last {
+    /// A connection renews the lease no more.
+    fn unwatch(&mut self, connection: ConnectionId) {
+        if remove(&mut self.watchdogs, connection) && self.watchdogs.is_empty() {
             self.due = None;
         }
-        was_last
     }
 
     /// The hold that this request got was given back. Returns the connection that the hold does not depend on any more, if
-    /// there is one, and whether nobody renews it any more.
-    pub(super) fn unbind_request(&mut self, id: &RequestId, now: Now) -> Option<(ConnectionId, bool)> {
+    /// there is one.
+    pub(super) fn unbind_request(&mut self, id: &RequestId, now: Now) -> Option<ConnectionId> {
         self.forget_requests(now.mono);
         let at = self.requests.iter().position(|request| request.id == *id)?;
         let connection = self.requests.swap_remove(at).connection;
@@ -196,7 +194,8 @@ impl Binding {
             return None;
         }
         remove(&mut self.ephemeral, connection);
-        Some((connection, self.unwatch(connection)))
+        self.unwatch(connection);
+        Some(connection)
     }
 
     /// True if this request bound the hold.

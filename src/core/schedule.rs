@@ -58,21 +58,10 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
         Some(key)
     }
 
-    /// What is due by then, which stays on the schedule.
-    pub(super) fn due(&self, by: T) -> impl Iterator<Item = &K> {
-        self.due.iter().take_while(move |(at, _)| *at <= by).map(|(_, key)| key)
-    }
-
     /// Everything, in the order of the times.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (T, &K)> {
         self.due.iter().map(|(at, key)| (*at, key))
-    }
-
-    /// Takes everything off the schedule.
-    pub(super) fn clear(&mut self) {
-        self.at.clear();
-        self.due.clear();
     }
 
     pub(super) fn len(&self) -> usize {
@@ -113,11 +102,10 @@ mod tests {
         schedule.set(&'c', None);
         schedule.set(&'d', None);
         assert_eq!((schedule.len(), schedule.first(), schedule.get(&'a')), (2, Some(2), Some(2)));
-        assert_eq!(schedule.due(2).collect::<Vec<_>>(), [&'a']);
         assert_eq!((schedule.pop_due(1), schedule.pop_due(2), schedule.pop_due(2)), (None, Some('a'), None));
         schedule.set(&'b', Some(3));
         assert_eq!(schedule.iter().collect::<Vec<_>>(), [(3, &'b')]);
-        schedule.clear();
+        schedule.set(&'b', None);
         assert!(schedule.is_empty() && schedule.get(&'b').is_none());
     }
 }

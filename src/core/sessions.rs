@@ -3,6 +3,8 @@
 //! A binding belongs to an owner's hold on a lock, and ends with it: whoever takes the same lock later under the
 //! same name starts without. What is to be written for it is written when the lock is reconciled.
 
+use std::collections::BTreeSet;
+
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
@@ -10,7 +12,7 @@ use super::binding::{Binding, Takes};
 use super::ended::Ended;
 use super::few::Few;
 use super::lease::{Lease, SetLease};
-use super::schedule::{earlier, Schedule};
+use super::schedule::earlier;
 use super::table::LockIdx;
 use super::{Bind, ConnectionId, Holders, LockId, MonoUs, Now, Owner, Part, Records, RequestId, WallMs};
 
@@ -45,10 +47,10 @@ pub(super) struct Sessions {
     of_locks: HashMap<LockIdx, OfLock>,
     /// Which holds depend on a connection.
     by_connection: HashMap<ConnectionId, Few<BoundHold, ()>>,
-    /// When a watchdog is to renew.
-    renewals: Schedule<MonoUs, BoundHold>,
-    /// When to look through a binding for requests that cannot come again.
-    sweeps: Schedule<MonoUs, BoundHold>,
+    /// When a watchdog is to renew; the binding has that time too.
+    renewals: BTreeSet<(MonoUs, BoundHold)>,
+    /// When to look through a binding for requests that cannot come again; the binding has that time too.
+    sweeps: BTreeSet<(MonoUs, BoundHold)>,
     /// Requests that bound a hold which has ended.
     ended: Ended,
     /// This server is not the primary: bindings wait to see whether it will be again.
@@ -91,14 +93,11 @@ impl Sessions {
         };
         let hold = (lock, owner.clone());
         let connection = bind.0.connection;
+        let (sweep_at, due) = (binding.sweep_at(), binding.due());
         let let_go = binding.bind(bind, id, lease, now);
-        if id.is_some() {
-            self.sweeps.set(&hold, binding.sweep_at());
-        }
-        let due = binding.lease_was_set(lease, now);
-        if due.is_some() {
-            self.renewals.set(&hold, due);
-        }
+        binding.lease_was_set(lease, now);
+        plan(&mut self.sweeps, &hold, sweep_at, binding.sweep_at());
+        plan(&mut self.renewals, &hold, due, binding.due());
         for other in let_go {
             unlink(&mut self.by_connection, other, &hold);
         }
@@ -107,11 +106,11 @@ impl Sessions {
 
     /// The owner has set its lease: the next renewal is a third of that away.
     pub(super) fn lease_was_set(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
-        let Some(due) = self.binding(lock, owner).and_then(|binding| binding.lease_was_set(lease, now))
-        else {
-            return;
-        };
-        self.renewals.set(&(lock, owner.clone()), Some(due));
+        let Some(binding) = self.binding(lock, owner) else { return };
+        let before = binding.due();
+        binding.lease_was_set(lease, now);
+        let after = binding.due();
+        plan(&mut self.renewals, &(lock, owner.clone()), before, after);
     }
 
     /// The owner's lease ends then, but what is renewed stays as it is.
@@ -142,12 +141,11 @@ impl Sessions {
     /// The hold that this request got was given back: what is left of the owner's holds does not depend on its
     /// connection, unless another call made it so.
     pub(super) fn unbind_request(&mut self, lock: LockIdx, owner: &Owner, id: &RequestId, now: Now) {
-        let unbound = self.binding(lock, owner).and_then(|binding| binding.unbind_request(id, now));
-        let Some((connection, unwatched)) = unbound else { return };
-        let hold = (lock, owner.clone());
-        if unwatched {
-            self.renewals.set(&hold, None);
-        }
+        let Some(binding) = self.binding(lock, owner) else { return };
+        let before = binding.due();
+        let Some(connection) = binding.unbind_request(id, now) else { return };
+        let (hold, after) = ((lock, owner.clone()), binding.due());
+        plan(&mut self.renewals, &hold, before, after);
         unlink(&mut self.by_connection, connection, &hold);
         self.drop_if_idle(&hold, now.mono);
     }
@@ -163,12 +161,10 @@ impl Sessions {
         for (hold, ()) in holds.iter() {
             let Some(of_lock) = self.of_locks.get_mut(&hold.0) else { continue };
             let Some(binding) = of_lock.bindings.get_mut(&hold.1) else { continue };
-            let was_closed = binding.is_closed();
-            let (ends, unwatched) = binding.connection_closed(connection);
+            let (was_closed, due) = (binding.is_closed(), binding.due());
+            let ends = binding.connection_closed(connection);
             of_lock.closed += usize::from(ends && !was_closed);
-            if unwatched {
-                self.renewals.set(hold, None);
-            }
+            plan(&mut self.renewals, hold, due, binding.due());
             concerned.push((hold.0, ends));
             self.drop_if_idle(hold, now.mono);
         }
@@ -184,17 +180,17 @@ impl Sessions {
 
     /// The locks with holds that a watchdog is to renew by now. They stay due until the lock is reconciled.
     pub(super) fn due_for_renewal(&self, now: Now) -> impl Iterator<Item = LockIdx> + '_ {
-        self.renewals.due(now.mono).map(|(lock, _)| *lock)
+        self.renewals.iter().take_while(move |(at, _)| *at <= now.mono).map(|(_, (lock, _))| *lock)
     }
 
     /// When the next renewal is due.
     pub(super) fn next_renewal(&self) -> Option<MonoUs> {
-        self.renewals.first()
+        self.renewals.first().map(|(at, _)| *at)
     }
 
     /// When [`sweep`](Sessions::sweep) has something to do.
     pub(super) fn next_sweep(&self) -> Option<MonoUs> {
-        earlier(self.sweeps.first(), self.ended.due())
+        earlier(self.sweeps.first().map(|(at, _)| *at), self.ended.due())
     }
 
     /// Forgets requests that cannot come again, and bindings that were kept for them. Returns the locks of the latter.
@@ -202,10 +198,13 @@ impl Sessions {
         self.ended.sweep(now);
         let mut dropped = Vec::new();
         for _ in 0..SWEEP_BATCH {
-            let Some(hold) = self.sweeps.pop_due(now) else { break };
+            if self.sweeps.first().is_none_or(|(at, _)| *at > now) {
+                break;
+            }
+            let Some((_, hold)) = self.sweeps.pop_first() else { break };
             let Some(binding) = self.binding(hold.0, &hold.1) else { continue };
             let again = binding.sweep(now);
-            self.sweeps.set(&hold, again);
+            plan(&mut self.sweeps, &hold, None, again);
             if again.is_none() && self.drop_if_idle(&hold, now) {
                 dropped.push(hold.0);
             }
@@ -229,12 +228,8 @@ impl Sessions {
         if of_lock.bindings.is_empty() {
             self.of_locks.remove(&hold.0);
         }
-        if binding.due().is_some() {
-            self.renewals.set(hold, None);
-        }
-        if binding.sweep_at().is_some() {
-            self.sweeps.set(hold, None);
-        }
+        plan(&mut self.renewals, hold, binding.due(), None);
+        plan(&mut self.sweeps, hold, binding.sweep_at(), None);
         for connection in binding.connections() {
             unlink(&mut self.by_connection, connection, hold);
         }
@@ -316,7 +311,7 @@ impl Sessions {
         self.end_closed(lock, name, holders, records, now);
         let mut set = Vec::new();
         // Nearly always none is due, and nobody's binding needs a look.
-        if self.renewals.first().is_none_or(|at| at > now.mono) {
+        if self.next_renewal().is_none_or(|at| at > now.mono) {
             return set;
         }
         for (owner, ms) in self.due_of(lock, now) {
@@ -378,8 +373,10 @@ impl Sessions {
             let hold = (lock, owner);
             let Some(binding) = self.binding(lock, &hold.1) else { continue };
             if binding.settle_doubt(end) {
-                let due = binding.plan_renewal(now.mono);
-                self.renewals.set(&hold, due);
+                let before = binding.due();
+                binding.plan_renewal(now.mono);
+                let after = binding.due();
+                plan(&mut self.renewals, &hold, before, after);
             } else {
                 self.unbind(&hold, name);
             }
@@ -411,7 +408,6 @@ impl Sessions {
     /// Fails if an index is not what the bindings say. `knows` says whether a lock is in the table.
     #[cfg(test)]
     pub(super) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
-        use std::collections::BTreeSet;
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (lock, of_lock) in &self.of_locks {
             assert!(knows(*lock) && !of_lock.bindings.is_empty(), "{lock:?} has bindings and is not known");
@@ -431,11 +427,26 @@ impl Sessions {
             .flat_map(|(connection, holds)| holds.iter().map(|(hold, ())| (*connection, hold.clone())))
             .collect();
         assert_eq!(linked, links, "the index by connection is wrong");
-        let scheduled = |schedule: &Schedule<MonoUs, BoundHold>| -> BTreeSet<_> {
-            schedule.iter().map(|(at, hold)| (at, hold.clone())).collect()
-        };
-        assert_eq!(scheduled(&self.renewals), renewals, "the schedule of renewals is wrong");
-        assert_eq!(scheduled(&self.sweeps), sweeps, "the schedule of sweeps is wrong");
+        assert_eq!(self.renewals, renewals, "the schedule of renewals is wrong");
+        assert_eq!(self.sweeps, sweeps, "the schedule of sweeps is wrong");
+    }
+}
+
+/// Something that was planned for one time is planned for another.
+fn plan(
+    planned: &mut BTreeSet<(MonoUs, BoundHold)>,
+    hold: &BoundHold,
+    before: Option<MonoUs>,
+    after: Option<MonoUs>,
+) {
+    if before == after {
+        return;
+    }
+    if let Some(before) = before {
+        planned.remove(&(before, hold.clone()));
+    }
+    if let Some(after) = after {
+        planned.insert((after, hold.clone()));
     }
 }
 

@@ -3,14 +3,24 @@
 use smallvec::{smallvec, SmallVec};
 
 /// The name of a key or a channel; on the stack, unless it is long.
-pub(crate) type Name = SmallVec<[u8; 128]>;
+pub(crate) type Name = SmallVec<[u8; ON_STACK]>;
+
+/// The longest name that is kept on the stack.
+const ON_STACK: usize = 128;
 
 /// `prefix:{key}`; a key that has a brace is taken as it is, `prefix:key`, so that it keeps its own hash tag. The prefix is
 /// given with its `:{`, as a whole so that it costs little to copy.
 pub(crate) fn derived<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name {
     let has_tag = key.contains(&b'{');
     let start = if has_tag { LEN - 1 } else { LEN };
-    let mut name: Name = smallvec![b'}'; start + key.len() + usize::from(!has_tag)];
+    let len = start + key.len() + usize::from(!has_tag);
+    if len <= ON_STACK {
+        let mut name = [b'}'; ON_STACK];
+        name[..LEN].copy_from_slice(prefix);
+        name[start..start + key.len()].copy_from_slice(key);
+        return SmallVec::from_buf_and_len(name, len);
+    }
+    let mut name: Name = smallvec![b'}'; len];
     name[..LEN.min(start + key.len())].copy_from_slice(&prefix[..LEN.min(start + key.len())]);
     name[start..start + key.len()].copy_from_slice(key);
     name
@@ -61,6 +71,11 @@ mod tests {
         assert_eq!(*counter(b"k"), *b"redisson_lock_token:{k}");
         assert_eq!(counter(b"a{k}").as_slice(), b"redisson_lock_token:a{k}");
         assert_eq!(counter(b"a{").as_slice(), b"redisson_lock_token:a{");
+        for len in 90..130 {
+            let key = vec![b'k'; len];
+            let name = [b"redisson_lock_token:{", &key[..], b"}"].concat();
+            assert_eq!(counter(&key).as_slice(), name);
+        }
         assert_eq!(counter(b"\xff\0").as_slice(), b"redisson_lock_token:{\xff\0}");
         assert_eq!(request(b"k", b"o:1", b"r").as_slice(), b"lock_request:{k}:o:1:r");
         assert_eq!(request(b"a{k}", b"o", b"r").as_slice(), b"lock_request:a{k}:o:r");
