@@ -3,18 +3,19 @@
 //! A crowd answers in O(log n) what a walk over all its holds would: whose lease ends first and last, what the newest token is,
 //! who holds. It also notes what a step changes, so that this alone has to be written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use foldhash::HashMap;
+use smallvec::SmallVec;
 
 use super::{Hold, Owner, Token, WallMs};
 
 /// Holds that are shared only, by owner. Two are equal if they have the same holds, in whichever form.
 #[derive(Clone, Debug)]
 pub(crate) enum Readers {
-    /// As they were read for the step at hand.
-    Few(BTreeMap<Owner, Hold>),
+    /// As they were read for the step at hand, in the order of their owners.
+    Few(SmallVec<[Hold; 1]>),
     /// With an order of lease ends, and a list of what the step at hand changes. Cheap to clone until one is changed.
     Many(Rc<Crowd>),
 }
@@ -50,7 +51,9 @@ pub(crate) struct Touched {
 impl Readers {
     /// These holds, as they were read.
     pub(super) fn few(holds: impl IntoIterator<Item = Hold>) -> Readers {
-        Readers::Few(holds.into_iter().map(|hold| (hold.owner.clone(), hold)).collect())
+        let mut holds: SmallVec<[Hold; 1]> = holds.into_iter().collect();
+        holds.sort_unstable_by(|a, b| a.owner.cmp(&b.owner));
+        Readers::Few(holds)
     }
 
     /// How many hold the lock.
@@ -64,7 +67,7 @@ impl Readers {
     /// Few are in the order of their owners.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = match self {
-            Readers::Few(holds) => (Some(holds.values()), None),
+            Readers::Few(holds) => (Some(holds.iter()), None),
             Readers::Many(crowd) => (None, Some(crowd.iter())),
         };
         few.into_iter().flatten().chain(many.into_iter().flatten())
@@ -73,7 +76,7 @@ impl Readers {
     /// Two of them, or as many as there are.
     pub(super) fn two(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = match self {
-            Readers::Few(holds) => (Some(holds.values().take(2)), None),
+            Readers::Few(holds) => (Some(holds.iter().take(2)), None),
             Readers::Many(crowd) => (None, Some(crowd.by_end().take(2))),
         };
         few.into_iter().flatten().chain(many.into_iter().flatten())
@@ -81,7 +84,7 @@ impl Readers {
 
     pub(super) fn get(&self, owner: &[u8]) -> Option<&Hold> {
         match self {
-            Readers::Few(holds) => holds.get(owner),
+            Readers::Few(holds) => Some(&holds[position(holds, owner).ok()?]),
             Readers::Many(crowd) => crowd.get(owner),
         }
     }
@@ -93,21 +96,27 @@ impl Readers {
     /// Does something to the hold of this owner, if there is one.
     pub(super) fn change<T>(&mut self, owner: &[u8], what: impl FnOnce(&mut Hold) -> T) -> Option<T> {
         match self {
-            Readers::Few(holds) => holds.get_mut(owner).map(what),
+            Readers::Few(holds) => position(holds, owner).ok().map(|at| what(&mut holds[at])),
             Readers::Many(crowd) => Rc::make_mut(crowd).change(owner, what),
         }
     }
 
     pub(super) fn insert(&mut self, hold: Hold) {
         match self {
-            Readers::Few(holds) => drop(holds.insert(hold.owner.clone(), hold)),
+            Readers::Few(holds) => match position(holds, hold.owner.as_bytes()) {
+                Ok(at) => holds[at] = hold,
+                Err(at) => holds.insert(at, hold),
+            },
             Readers::Many(crowd) => Rc::make_mut(crowd).insert(hold),
         }
     }
 
     pub(super) fn remove(&mut self, owner: &[u8]) {
         match self {
-            Readers::Few(holds) => drop(holds.remove(owner)),
+            Readers::Few(holds) => {
+                let at = position(holds, owner);
+                at.ok().map(|at| holds.remove(at));
+            }
             Readers::Many(crowd) => Rc::make_mut(crowd).remove(owner),
         }
     }
@@ -115,7 +124,7 @@ impl Readers {
     /// When the last lease ends.
     pub(super) fn last_end(&self) -> Option<WallMs> {
         match self {
-            Readers::Few(holds) => holds.values().map(|hold| hold.expires_at).max(),
+            Readers::Few(holds) => holds.iter().map(|hold| hold.expires_at).max(),
             Readers::Many(crowd) => crowd.last_end(),
         }
     }
@@ -123,7 +132,7 @@ impl Readers {
     /// When the first lease ends.
     pub(super) fn first_end(&self) -> Option<WallMs> {
         match self {
-            Readers::Few(holds) => holds.values().map(|hold| hold.expires_at).min(),
+            Readers::Few(holds) => holds.iter().map(|hold| hold.expires_at).min(),
             Readers::Many(crowd) => crowd.first_end(),
         }
     }
@@ -131,7 +140,7 @@ impl Readers {
     /// The newest token of those who hold the lock.
     pub(super) fn token(&self) -> Option<Token> {
         match self {
-            Readers::Few(holds) => holds.values().filter_map(|hold| hold.token).max(),
+            Readers::Few(holds) => holds.iter().filter_map(|hold| hold.token).max(),
             Readers::Many(crowd) => crowd.token(),
         }
     }
@@ -139,7 +148,7 @@ impl Readers {
     /// Ends the holds whose lease is over.
     pub(super) fn end_leases(&mut self, now: WallMs) {
         match self {
-            Readers::Few(holds) => holds.retain(|_, hold| hold.expires_at >= now),
+            Readers::Few(holds) => holds.retain(|hold| hold.expires_at >= now),
             Readers::Many(crowd) if crowd.now == now => {}
             Readers::Many(crowd) => Rc::make_mut(crowd).judge_as_of(now),
         }
@@ -148,10 +157,15 @@ impl Readers {
     #[cfg(test)]
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Hold> {
         match self {
-            Readers::Few(holds) => holds.values_mut(),
+            Readers::Few(holds) => holds.iter_mut(),
             Readers::Many(_) => panic!("a crowd has an order, which depends on its holds"),
         }
     }
+}
+
+/// Where this owner's hold is among a few, or would be.
+fn position(holds: &[Hold], owner: &[u8]) -> Result<usize, usize> {
+    holds.binary_search_by(|hold| hold.owner.as_bytes().cmp(owner))
 }
 
 impl PartialEq for Readers {

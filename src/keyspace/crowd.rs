@@ -94,19 +94,14 @@ pub(super) fn look_closely(key: &Key<'_>, found: (usize, i64), now: Now) -> Opti
 /// Who holds the lock by these fields. They are no crowd if few are left of many: what is stored of them is that alone, and all
 /// else goes with the key.
 fn read(key: &Key<'_>, (fields, expires_at): (usize, i64), now: Now) -> Option<Holders> {
-    let (mut held, mut over) = (Vec::new(), 0);
-    all_readers(key, expires_at, &mut |hold| match hold.expires_at < now.wall {
-        true => over += 1,
-        false => held.push(hold),
-    })?;
-    if held.len() <= MANY && over > PORTION {
-        return Holders::from_holds(held);
+    let mut all = Vec::with_capacity(fields);
+    all_readers(key, expires_at, &mut |hold| all.push(hold))?;
+    let over = all.iter().filter(|hold| hold.expires_at < now.wall).count();
+    if all.len() - over <= MANY && over > PORTION {
+        all.retain(|hold| hold.expires_at >= now.wall);
+        return Holders::from_holds(all);
     }
-    if over > 0 {
-        held = Vec::with_capacity(fields);
-        all_readers(key, expires_at, &mut |hold| held.push(hold))?;
-    }
-    Some(Holders::from_crowd(Rc::new(Crowd::new(held, now.wall))))
+    Some(Holders::from_crowd(Rc::new(Crowd::new(all, now.wall))))
 }
 
 /// Shows every reader of a hash; `None` if there is any other field.

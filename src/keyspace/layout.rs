@@ -18,14 +18,20 @@ use crate::server::string::Digits;
 pub(super) const FENCE: &[u8] = b"#fence";
 const SHARED: &[u8] = b"#shared:";
 
+/// No integer has more digits; one that has no more fits into 64 bits without a sign.
+const LONGEST_NUMBER: usize = 19;
+
+/// The name or the value of a field; on the stack, unless an owner is long.
+pub(super) type Text = SmallVec<[u8; 64]>;
+
 /// A field and its value.
-pub(super) type Field = (Vec<u8>, Vec<u8>);
+pub(super) type Field = (Text, Text);
 
 /// The holders that these fields stand for, in a hash that expires at `expires_at`; `None` if it is no lock.
 pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
     for (name, value) in fields {
-        if name == FENCE {
+        if **name == *FENCE {
             fence = Some(positive(value).filter(|token| *token <= MAX_MS)?);
         } else if let Some(owner) = name.strip_prefix(SHARED).filter(|owner| is_owner(owner)) {
             holds.push(parse_shared(owner, value, expires_at)?);
@@ -70,16 +76,15 @@ pub(super) fn parse_reader((name, value): (&[u8], &[u8]), expires_at: i64) -> Op
 }
 
 /// The name of this owner's field as a reader.
-pub(super) fn reader_field(owner: &[u8]) -> SmallVec<[u8; 64]> {
+pub(super) fn reader_field(owner: &[u8]) -> Text {
     let mut name = SmallVec::from_slice(SHARED);
     name.extend_from_slice(owner);
     name
 }
 
 /// The value of this reader's field.
-pub(super) fn reader_value(hold: &Hold) -> Vec<u8> {
-    let mut value = Vec::with_capacity(40);
-    value.extend_from_slice(Digits::of(hold.shared).as_bytes());
+pub(super) fn reader_value(hold: &Hold) -> Text {
+    let mut value = text(hold.shared);
     for number in [Some(hold.expires_at), hold.token].into_iter().flatten() {
         value.push(b':');
         value.extend_from_slice(Digits::of(number).as_bytes());
@@ -124,9 +129,9 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
     for hold in holds {
         let owner = hold.owner.as_bytes();
         if hold.exclusive > 0 {
-            wanted.push(Wanted { field: (owner.to_vec(), text(hold.exclusive)), renewed: false });
+            wanted.push(Wanted { field: (Text::from_slice(owner), text(hold.exclusive)), renewed: false });
             if let Some(token) = hold.token {
-                wanted.push(Wanted { field: (FENCE.to_vec(), text(token)), renewed: false });
+                wanted.push(Wanted { field: (Text::from_slice(FENCE), text(token)), renewed: false });
             }
         }
         if hold.shared > 0 {
@@ -135,7 +140,7 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
                 0 => reader_value(hold),
                 _ => reader_value(&Hold { token: None, ..(*hold).clone() }),
             };
-            let field = ([SHARED, owner].concat(), value);
+            let field = (reader_field(owner), value);
             wanted.push(Wanted { field, renewed: hold.renewed });
         }
     }
@@ -153,8 +158,8 @@ pub(super) fn has_field(holders: &Holders, name: &[u8]) -> bool {
     }
 }
 
-fn text(number: i64) -> Vec<u8> {
-    Digits::of(number).as_bytes().to_vec()
+fn text(number: i64) -> Text {
+    Text::from_slice(Digits::of(number).as_bytes())
 }
 
 /// A field that can be an owner: a name that begins with `#` is kept for what else is stored about a lock.
@@ -164,16 +169,22 @@ fn is_owner(field: &[u8]) -> bool {
 
 /// A positive number as `HINCRBY` writes it.
 fn positive(value: &[u8]) -> Option<i64> {
-    let starts_well = matches!(value.first(), Some(b'1'..=b'9'));
-    std::str::from_utf8(value).ok().filter(|_| starts_well)?.parse().ok()
+    if !matches!(value, [b'1'..=b'9', ..]) || value.len() > LONGEST_NUMBER {
+        return None;
+    }
+    let add = |number: u64, byte: &u8| {
+        let digit = byte.wrapping_sub(b'0');
+        (digit < 10).then(|| number * 10 + u64::from(digit))
+    };
+    value.iter().try_fold(0, add)?.try_into().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{alone, fields, has_field, parse, Field, Hold, Holders};
+    use super::{alone, fields, has_field, parse, positive, Field, Hold, Holders};
 
     fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
-        fields.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
+        fields.iter().map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into())).collect()
     }
 
     #[test]
@@ -216,6 +227,18 @@ mod tests {
             hash(&[("", "1")]),
         ] {
             assert_eq!(parse(&stored, 500), None, "{stored:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_as_far_as_64_bits_go() {
+        for number in [1, 10, i64::MAX - 1, i64::MAX] {
+            assert_eq!(positive(number.to_string().as_bytes()), Some(number));
+        }
+        for text in
+            ["", "0", "01", "-1", "+1", " 1", "1 ", "1a", "9223372036854775808", "99999999999999999999"]
+        {
+            assert_eq!(positive(text.as_bytes()), None, "{text}");
         }
     }
 

@@ -178,7 +178,7 @@ impl<'a> Lock<'a> {
     /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.
     pub(crate) fn first_field_end(&self) -> Option<i64> {
         let holds = || self.holders.iter().collect::<Vec<_>>();
-        let names = || layout::fields(&holds()).into_iter().map(|wanted| wanted.field.0).collect();
+        let names = || layout::fields(&holds()).into_iter().map(|wanted| wanted.field.0.into_vec()).collect();
         if self.holders.is_free() {
             return None;
         }
@@ -361,7 +361,7 @@ impl<'a> Lock<'a> {
         let value_of = |name: &[u8]| {
             let at = match many {
                 true => stored.binary_search_by(|(field, _)| (**field).cmp(name)).ok(),
-                false => stored.iter().position(|(field, _)| field == name),
+                false => stored.iter().position(|(field, _)| **field == *name),
             };
             at.map(|at| &stored[at].1)
         };
@@ -448,7 +448,7 @@ fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, 
     let mut stored = Vec::new();
     let mut plain = 0;
     key.for_each_field(&mut |field, value| {
-        stored.push((field.to_vec(), value.to_vec()));
+        stored.push((layout::Text::from_slice(field), layout::Text::from_slice(value)));
         // Whatever else it is, it may be large.
         plain += usize::from(!field.starts_with(b"#"));
         plain <= 1
