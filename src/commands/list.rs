@@ -4,12 +4,12 @@ use super::args::Cursor;
 use super::glob::matches;
 use super::waiters::DEFAULT_COUNT;
 use super::{count, milliseconds};
-use crate::core::{Holders, Mode};
+use crate::core::{Contended, Holders, Mode};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
 use crate::server::load::{Args, Command, Spec};
-use crate::server::{Ctx, Str};
+use crate::server::{long_reply, Ctx, Str};
 
 pub(crate) struct List;
 
@@ -38,32 +38,55 @@ impl Command for List {
                 return Err(args.unknown(option));
             }
         }
-        let (db, now) = (ctx.db(), ctx.now());
+        let db = ctx.db();
         let passes = |key: &[u8]| pattern.is_none_or(|pattern| matches(pattern, key));
-        let most = most.unwrap_or(DEFAULT_COUNT);
-        let locks = driver::with(ctx, |driver| driver.locks.contended_in(db, now, most, passes));
-        ctx.reply_array(locks.len());
-        for lock in locks {
-            let (mode, holders) = if lock.is_plain {
-                (Some(Mode::Exclusive), 1)
-            } else {
-                // A key that holds something else is about to be noticed.
-                let holders = keyspace::look(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
-                (holders.mode(), holders.len())
-            };
-            ctx.reply_map(5);
-            ctx.reply_bulk(b"key");
-            ctx.reply_bulk(&lock.key);
-            ctx.reply_bulk(b"mode");
-            // If it is free, it is about to be that of the first in line.
-            ctx.reply_bulk(mode.unwrap_or(lock.wanted).name().as_bytes());
-            ctx.reply_bulk(b"holders");
-            ctx.reply_integer(count(holders));
-            ctx.reply_bulk(b"waiters");
-            ctx.reply_integer(count(lock.waiters));
-            ctx.reply_bulk(b"longest");
-            ctx.reply_integer(milliseconds(lock.longest_us));
-        }
+        let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, passes));
+        let most = most.unwrap_or(DEFAULT_COUNT).min(locks.len());
+        // To put thousands in order would take as long as to list them: each portion is, when it is its turn.
+        first(&mut locks, most);
+        locks.truncate(most);
+        let next = move |most| {
+            let most = locks.len().min(most);
+            first(&mut locks, most);
+            let mut portion: Vec<Contended> = locks.drain(..most).collect();
+            portion.sort_unstable();
+            portion
+        };
+        long_reply::array(ctx, most, next, entry);
         Ok(())
     }
+}
+
+/// Moves the first so many to the front.
+fn first(locks: &mut [Contended], most: usize) {
+    if most < locks.len() {
+        locks.select_nth_unstable(most);
+    }
+}
+
+fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
+    let now = ctx.now();
+    let Some(queue) = driver::with(ctx, |driver| driver.locks.queue(lock.as_ref(), now)) else {
+        return false;
+    };
+    let (mode, holders) = if queue.is_plain {
+        (Some(Mode::Exclusive), 1)
+    } else {
+        // A key that holds something else is about to be noticed.
+        let holders = keyspace::look(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
+        (holders.mode(), holders.len())
+    };
+    ctx.reply_map(5);
+    ctx.reply_bulk(b"key");
+    ctx.reply_bulk(&lock.key);
+    ctx.reply_bulk(b"mode");
+    // If it is free, it is about to be that of the first in line.
+    ctx.reply_bulk(mode.unwrap_or(queue.wanted).name().as_bytes());
+    ctx.reply_bulk(b"holders");
+    ctx.reply_integer(count(holders));
+    ctx.reply_bulk(b"waiters");
+    ctx.reply_integer(count(waiters));
+    ctx.reply_bulk(b"longest");
+    ctx.reply_integer(milliseconds(queue.longest_us));
+    true
 }

@@ -2,11 +2,11 @@
 
 use super::args::Cursor;
 use super::milliseconds;
-use crate::core::LockRef;
+use crate::core::{LockRef, WaiterId};
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::server::{long_reply, Ctx};
 
 /// How many are listed unless the call says otherwise.
 pub(super) const DEFAULT_COUNT: usize = 100;
@@ -35,26 +35,31 @@ impl Command for Waiters {
             let n = args.count()?;
             args.once("COUNT", &mut count, n)?;
         }
-        let (at, now) = (LockRef { db: ctx.db(), key: key.as_bytes() }, ctx.now());
-        driver::with(ctx, |driver| {
-            let waiters = driver.locks.waiters_of(at, now);
-            let waiters = waiters.take(count.unwrap_or(DEFAULT_COUNT)).collect::<Vec<_>>();
-            ctx.reply_array(waiters.len());
-            for waiter in waiters {
-                let client = driver.client_of(waiter.id).and_then(|id| i64::try_from(id).ok());
-                ctx.reply_map(5);
-                ctx.reply_bulk(b"owner");
-                ctx.reply_bulk(waiter.owner.as_bytes());
-                ctx.reply_bulk(b"mode");
-                ctx.reply_bulk(waiter.mode.name().as_bytes());
-                ctx.reply_bulk(b"waited");
-                ctx.reply_integer(milliseconds(waiter.waited_us));
-                ctx.reply_bulk(b"remaining");
-                ctx.reply_integer(waiter.remaining_us.map_or(-1, milliseconds));
-                ctx.reply_bulk(b"client");
-                ctx.reply_integer(client.unwrap_or(0));
-            }
-        });
+        let at = LockRef { db: ctx.db(), key: key.as_bytes() };
+        let mut waiters = driver::with(ctx, |driver| driver.locks.waiters_of(at));
+        waiters.truncate(count.unwrap_or(DEFAULT_COUNT));
+        let len = waiters.len();
+        let mut waiters = waiters.into_iter();
+        long_reply::array(ctx, len, move |most| waiters.by_ref().take(most).collect(), entry);
         Ok(())
     }
+}
+
+fn entry(ctx: Ctx<'_>, id: WaiterId) -> bool {
+    driver::with(ctx, |driver| {
+        let Some(waiter) = driver.locks.waiter(id, ctx.now()) else { return false };
+        let client = driver.client_of(id).and_then(|id| i64::try_from(id).ok());
+        ctx.reply_map(5);
+        ctx.reply_bulk(b"owner");
+        ctx.reply_bulk(waiter.owner.as_bytes());
+        ctx.reply_bulk(b"mode");
+        ctx.reply_bulk(waiter.mode.name().as_bytes());
+        ctx.reply_bulk(b"waited");
+        ctx.reply_integer(milliseconds(waiter.waited_us));
+        ctx.reply_bulk(b"remaining");
+        ctx.reply_integer(waiter.remaining_us.map_or(-1, milliseconds));
+        ctx.reply_bulk(b"client");
+        ctx.reply_integer(client.unwrap_or(0));
+        true
+    })
 }

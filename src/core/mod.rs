@@ -52,7 +52,7 @@ use smallvec::SmallVec;
 
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, Part};
-pub(crate) use manager::{InHand, KeyChange, LockManager};
+pub(crate) use manager::{Contended, InHand, KeyChange, LockManager};
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,

@@ -201,6 +201,17 @@ impl<'a> Ctx<'a> {
         unsafe { call!(RedisModule_ReplyWithArray(self.as_ptr(), as_long(len))) };
     }
 
+    /// An array whose length [`Ctx::set_array_len`] tells when all its entries are there.
+    pub(super) fn reply_postponed_array(self) {
+        // SAFETY: the context is that of the running callback.
+        unsafe { call!(RedisModule_ReplyWithArray(self.as_ptr(), raw::REDISMODULE_POSTPONED_LEN.into())) };
+    }
+
+    pub(super) fn set_array_len(self, len: usize) {
+        // SAFETY: an array was begun in this context, whose length is still to be set.
+        unsafe { call!(RedisModule_ReplySetArrayLength(self.as_ptr(), as_long(len))) };
+    }
+
     /// A map of `len` pairs; a flat array for a client that speaks RESP2.
     pub(crate) fn reply_map(self, len: usize) {
         // SAFETY: the context is that of the running callback.

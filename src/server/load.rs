@@ -123,13 +123,13 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientHandle RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId
         RedisModule_GetClientInfoById RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
-        RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
+        RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_GetThreadSafeContext RedisModule_HashGet RedisModule_HashSet
         RedisModule_InfoAddFieldLongLong RedisModule_InfoAddSection RedisModule_KeyExists RedisModule_KeyType RedisModule_LoadConfigs
         RedisModule_Log RedisModule_Milliseconds RedisModule_MonotonicMicroseconds
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
         RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterEnumConfig
         RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig RedisModule_Replicate RedisModule_ReplicateVerbatim
-        RedisModule_ReplyWithArray RedisModule_ReplyWithError RedisModule_ReplyWithLongLong
+        RedisModule_ReplySetArrayLength RedisModule_ReplyWithArray RedisModule_ReplyWithError RedisModule_ReplyWithLongLong
         RedisModule_ReplyWithMap RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString RedisModule_ReplyWithStringBuffer
         RedisModule_ScanCursorCreate RedisModule_ScanCursorDestroy RedisModule_ScanKey RedisModule_SelectDb
         RedisModule_ServerInfoGetField

@@ -29,6 +29,7 @@ mod guard;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod load;
+pub(crate) mod long_reply;
 pub(crate) mod messages;
 pub(crate) mod muted;
 pub(crate) mod notify;

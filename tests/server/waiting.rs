@@ -20,6 +20,7 @@ crate::on_every_server!(
     a_star_is_granted_by_hand_over,
     a_release_hands_over_in_the_same_step,
     ten_thousand_wait_for_one_lock,
+    long_lists_are_whole,
 );
 
 fn waiters_are_served_in_order(flavor: Flavor) {
@@ -293,6 +294,75 @@ fn ten_thousand_wait_for_one_lock(flavor: Flavor) {
         }
         assert_eq!(a.info("lock", "lock_waiters"), "0");
         assert_eq!(a.info("lock", "lock_grants_revoked"), "0");
+    });
+}
+
+/// Lists that are too long for one go are made in portions, while their client is blocked.
+fn long_lists_are_whole(flavor: Flavor) {
+    const MANY: usize = 1_100;
+    raise_open_files();
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let holds: Vec<String> = (0..MANY).map(|n| format!("LOCK.ACQUIRE l{n:04} a PX 600000")).collect();
+        a.send_at_once(&holds.iter().map(String::as_str).collect::<Vec<_>>());
+        holds.iter().for_each(|_| assert_eq!(a.recv(), "1"));
+        let waiting = |lock: usize, n: usize| {
+            let mut client = world.client();
+            client.send(&format!("LOCK.ACQUIRE l{lock:04} w{n} BLOCK 0"));
+            client
+        };
+        let queue: Vec<Client> = (0..MANY).map(|n| waiting(7, n)).collect();
+        until("all are in line", || a.info("lock", "lock_waiters") == MANY.to_string());
+        let each: Vec<Client> = (0..MANY).map(|n| waiting(n, MANY + n)).collect();
+        until("all are in line", || a.info("lock", "lock_waiters") == (2 * MANY).to_string());
+
+        // What follows on the connection is answered after it.
+        a.send_at_once(&["LOCK.WAITERS l0007 COUNT 10000", "LOCK.LIST COUNT 10000", "PING"]);
+        let mut b = world.client();
+        b.send_at_once(&["HELLO 3", "LOCK.LIST MATCH l1* COUNT 10000", "LOCK.LIST COUNT 700", "PING"]);
+        let (waiters, locks) = (a.recv(), a.recv());
+        assert_eq!(a.recv(), "PONG");
+        // As maps or as flat arrays.
+        let values = |field: &str, reply: &str| -> Vec<String> {
+            let entries = reply.split(field).skip(1);
+            entries.map(|entry| entry[2..].split(',').next().unwrap().to_owned()).collect()
+        };
+        let in_line: Vec<String> = (0..MANY).chain([MANY + 7]).map(|n| format!("w{n}")).collect();
+        assert_eq!(values("owner", &waiters), in_line);
+        // The longest queue is first; of two that are as long, the lesser name.
+        let mut order: Vec<String> = (0..MANY).map(|n| format!("l{n:04}")).collect();
+        let longest = order.remove(7);
+        order.insert(0, longest);
+        assert_eq!(values("key", &locks), order);
+        b.recv();
+        assert_eq!(values("key", &b.recv()), order[order.len() - 100..]);
+        assert_eq!(values("key", &b.recv()), order[..700]);
+        assert_eq!(b.recv(), "PONG");
+
+        // Where nothing can block it is made at once.
+        for list in ["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000"] {
+            let len = |reply: &str| reply.matches("mode").count();
+            let plain = a.call(list);
+            a.send_at_once(&["MULTI", list, "EXEC"]);
+            let replies: Vec<String> = (0..3).map(|_| a.recv()).collect();
+            assert_eq!(len(&replies[2]), len(&plain), "{list}");
+            let script = format!("return #redis.call('{}')", list.replace(' ', "', '"));
+            let scripted = a.call_args(&[b"EVAL", script.as_bytes(), b"1", b"l0007"]);
+            assert_eq!(scripted, len(&plain).to_string(), "{list}");
+        }
+
+        // Those who ask may be gone before they have it, and so may those who are listed.
+        for _ in 0..3 {
+            let mut gone = world.client();
+            gone.send_at_once(&["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000"]);
+            gone.close();
+        }
+        a.send_at_once(&["LOCK.WAITERS l0007 COUNT 10000", "LOCK.LIST COUNT 10000"]);
+        queue.into_iter().chain(each).for_each(Client::close);
+        let (waiters, locks) = (a.recv_value(), a.recv_value());
+        assert!(matches!((waiters, locks), (Value::Array(_), Value::Array(_))));
+        until("all have left", || a.call("LOCK.LIST COUNT 10000") == "[]");
+        until("no list is being made", || a.info("lock", "lock_table_long_replies") == "0");
     });
 }
 

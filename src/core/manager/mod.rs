@@ -12,7 +12,7 @@ mod step;
 mod verify;
 mod waits;
 
-pub(crate) use overview::{Contended, WaiterInfo};
+pub(crate) use overview::{Contended, QueueInfo, WaiterInfo};
 pub(crate) use step::InHand;
 
 use std::ffi::CStr;
@@ -445,19 +445,23 @@ impl LockManager {
     }
 
     /// Who waits for this lock, first in line first.
-    pub(crate) fn waiters_of(&self, lock: LockRef<'_>, now: Now) -> impl Iterator<Item = WaiterInfo<'_>> {
-        overview::waiters_of(&self.parts, lock, now)
+    pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> Vec<WaiterId> {
+        overview::waiters_of(&self.parts, lock)
     }
 
-    /// The locks of a database that somebody waits for and whose names pass `matches`, longest queue first; at most so many.
-    pub(crate) fn contended_in(
-        &self,
-        db: i32,
-        now: Now,
-        most: usize,
-        matches: impl Fn(&[u8]) -> bool,
-    ) -> Vec<Contended> {
-        overview::contended_in(&self.parts, db, now, most, matches)
+    /// What is known of somebody who waits; `None` if that is over.
+    pub(crate) fn waiter(&self, id: WaiterId, now: Now) -> Option<WaiterInfo<'_>> {
+        overview::waiter(&self.parts, id, now)
+    }
+
+    /// The locks of a database that somebody waits for and whose names pass `matches`, in no order.
+    pub(crate) fn contended_in(&self, db: i32, matches: impl Fn(&[u8]) -> bool) -> Vec<Contended> {
+        overview::contended_in(&self.parts, db, matches)
+    }
+
+    /// What is known of the queue of this lock; `None` if nobody waits for it.
+    pub(crate) fn queue(&self, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
+        overview::queue(&self.parts, lock, now)
     }
 
     /// Frees tables that are empty and were large.

@@ -1,5 +1,6 @@
 //! What is remembered, for those who look.
 
+use std::cmp::Ordering;
 use std::ffi::CStr;
 
 use super::parts::{LockState, Parts};
@@ -8,7 +9,6 @@ use crate::core::{Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
 /// Somebody who waits for a lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WaiterInfo<'a> {
-    pub(crate) id: WaiterId,
     pub(crate) owner: &'a Owner,
     pub(crate) mode: Mode,
     pub(crate) waited_us: MonoUs,
@@ -16,16 +16,33 @@ pub(crate) struct WaiterInfo<'a> {
     pub(crate) remaining_us: Option<MonoUs>,
 }
 
-/// A lock that somebody waits for.
+/// A lock that somebody waits for. One with a longer queue comes before others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contended {
-    pub(crate) key: Vec<u8>,
     pub(crate) waiters: usize,
+    pub(crate) lock: LockId,
+}
+
+impl Ord for Contended {
+    fn cmp(&self, other: &Contended) -> Ordering {
+        other.waiters.cmp(&self.waiters).then_with(|| self.lock.cmp(&other.lock))
+    }
+}
+
+impl PartialOrd for Contended {
+    fn partial_cmp(&self, other: &Contended) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What is known of a queue without a look at the lock's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueInfo {
     /// How long the first in line has waited.
     pub(crate) longest_us: MonoUs,
     /// What the first in line waits for.
     pub(crate) wanted: Mode,
-    /// One owner holds it exclusively, as far as is known without a look at its key.
+    /// One owner holds the lock exclusively, as far as is known.
     pub(crate) is_plain: bool,
 }
 
@@ -83,50 +100,35 @@ pub(super) fn contended(parts: &Parts) -> usize {
 }
 
 /// See [`LockManager::waiters_of`](super::LockManager::waiters_of).
-pub(super) fn waiters_of<'a>(
-    parts: &'a Parts,
-    lock: LockRef<'_>,
-    now: Now,
-) -> impl Iterator<Item = WaiterInfo<'a>> {
-    let queue = state(parts, lock).map(|state| state.queue.iter()).into_iter().flatten();
-    queue.filter_map(move |id| {
-        let wait = parts.waiters.get(id)?;
-        Some(WaiterInfo {
-            id,
-            owner: &wait.request().owner,
-            mode: wait.request().mode,
-            waited_us: now.mono.saturating_sub(wait.since()),
-            remaining_us: wait.deadline().map(|at| at.saturating_sub(now.mono)),
-        })
+pub(super) fn waiters_of(parts: &Parts, lock: LockRef<'_>) -> Vec<WaiterId> {
+    state(parts, lock).map(|state| state.queue.iter().collect()).unwrap_or_default()
+}
+
+/// See [`LockManager::waiter`](super::LockManager::waiter).
+pub(super) fn waiter(parts: &Parts, id: WaiterId, now: Now) -> Option<WaiterInfo<'_>> {
+    let wait = parts.waiters.queued(id)?;
+    Some(WaiterInfo {
+        owner: &wait.request().owner,
+        mode: wait.request().mode,
+        waited_us: now.mono.saturating_sub(wait.since()),
+        remaining_us: wait.deadline().map(|at| at.saturating_sub(now.mono)),
     })
 }
 
 /// See [`LockManager::contended_in`](super::LockManager::contended_in).
-pub(super) fn contended_in(
-    parts: &Parts,
-    db: i32,
-    now: Now,
-    most: usize,
-    matches: impl Fn(&[u8]) -> bool,
-) -> Vec<Contended> {
-    let in_db = parts.table.iter().filter(|(_, id, _)| id.db == db && matches(&id.key));
-    let mut found: Vec<Contended> = in_db
-        .filter_map(|(_, id, state)| {
-            let first = parts.waiters.get(state.queue.first()?)?;
-            Some(Contended {
-                key: id.key.to_vec(),
-                waiters: state.queue.len(),
-                longest_us: now.mono.saturating_sub(first.since()),
-                wanted: first.request().mode,
-                is_plain: state.plain_hold.as_ref().is_some_and(|hold| hold.expires_at >= now.wall),
-            })
-        })
-        .collect();
-    let order = |a: &Contended, b: &Contended| b.waiters.cmp(&a.waiters).then_with(|| a.key.cmp(&b.key));
-    if most < found.len() {
-        found.select_nth_unstable_by(most, order);
-        found.truncate(most);
-    }
-    found.sort_unstable_by(order);
-    found
+pub(super) fn contended_in(parts: &Parts, db: i32, matches: impl Fn(&[u8]) -> bool) -> Vec<Contended> {
+    let all = parts.table.iter().filter(|(_, id, state)| id.db == db && !state.queue.is_empty());
+    let all = all.filter(|(_, id, _)| matches(&id.key));
+    all.map(|(_, id, state)| Contended { waiters: state.queue.len(), lock: id.clone() }).collect()
+}
+
+/// See [`LockManager::queue`](super::LockManager::queue).
+pub(super) fn queue(parts: &Parts, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
+    let state = state(parts, lock)?;
+    let first = parts.waiters.get(state.queue.first()?)?;
+    Some(QueueInfo {
+        longest_us: now.mono.saturating_sub(first.since()),
+        wanted: first.request().mode,
+        is_plain: state.plain_hold.as_ref().is_some_and(|hold| hold.expires_at >= now.wall),
+    })
 }

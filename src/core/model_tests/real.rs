@@ -392,6 +392,6 @@ impl Real {
     }
 
     pub(in crate::core) fn waiting(&self, key: &[u8]) -> Vec<WaiterId> {
-        self.locks.waiters_of(at(key), self.time()).map(|waiter| waiter.id).collect()
+        self.locks.waiters_of(at(key))
     }
 }
