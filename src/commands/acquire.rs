@@ -51,7 +51,7 @@ impl Command for Acquire {
             },
             _ => Patience::Leaves,
         };
-        // Who holds the lock for which this call waits.
+        // Who holds the lock for which this call waits, if that can be a deadlock.
         let mut waits_for = None;
         let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
             if lock.holders.of(call.request.owner.as_bytes()).is_none()
@@ -70,8 +70,10 @@ impl Command for Acquire {
                     now,
                 )
             });
-            if matches!(outcome, Outcome::Queued(_)) && config::deadlock_detection() {
-                waits_for = Some(lock.holders.clone());
+            if let Outcome::Queued(id) = outcome {
+                let searches =
+                    config::deadlock_detection() && driver::may_be_in_cycle(ctx, id, &lock.holders);
+                waits_for = searches.then(|| lock.holders.clone());
             }
             Ok((outcome, in_hand))
         })?;

@@ -74,14 +74,17 @@ impl<'a> Cursor<'a> {
             digits => (false, digits),
         };
         let starts_well = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
-        // One that is too long for this wraps, and is out of range anyway.
-        let add = |number: i64, digit: &u8| {
-            let digit = digit.wrapping_sub(b'0');
-            (digit < 10).then(|| number.wrapping_mul(10).wrapping_add(i64::from(digit)))
-        };
-        let Some(number) = digits.iter().try_fold(0, add).filter(|_| starts_well) else {
+        let mut number: i64 = 0;
+        let mut all_digits = starts_well;
+        for byte in digits {
+            let digit = byte.wrapping_sub(b'0');
+            all_digits &= digit < 10;
+            // One that is too long for this wraps, and is out of range anyway.
+            number = number.wrapping_mul(10).wrapping_add(i64::from(digit));
+        }
+        if !all_digits {
             return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
-        };
+        }
         let number = if negative { number.wrapping_neg() } else { number };
         if digits.len() > LONGEST_NUMBER || !(min..=max).contains(&number) {
             return Err(self.problem(format!("{name} is out of range, must be {min} to {max},")));
@@ -104,8 +107,8 @@ impl<'a> Cursor<'a> {
     /// is.
     pub(super) fn lease(&mut self, option: &[u8], lease: &mut Option<i64>) -> Result<bool, Error> {
         let (name, unit) = match option {
-            _ if option.eq_ignore_ascii_case(b"PX") => ("PX", 1),
-            _ if option.eq_ignore_ascii_case(b"EX") => ("EX", 1000),
+            [b'P' | b'p', b'X' | b'x'] => ("PX", 1),
+            [b'E' | b'e', b'X' | b'x'] => ("EX", 1000),
             _ => return Ok(false),
         };
         if lease.is_some() {

@@ -30,6 +30,10 @@ impl<K: Ord, V> Few<K, V> {
 
     /// Sets the value of a key.
     pub(super) fn insert(&mut self, key: K, value: V) {
+        if self.is_empty() {
+            *self = Few::One(key, value);
+            return;
+        }
         *self = match std::mem::replace(self, Few::None) {
             Few::None => Few::One(key, value),
             Few::One(one, _) if one == key => Few::One(key, value),

@@ -133,6 +133,7 @@ impl Holders {
     }
 
     /// What this owner holds.
+    #[inline(always)]
     pub(crate) fn of(&self, owner: &[u8]) -> Option<&Hold> {
         match self {
             Holders::Free => None,
@@ -152,6 +153,7 @@ impl Holders {
     }
 
     /// When the last lease of the lock runs out; `None` if it is free.
+    #[inline(always)]
     pub(crate) fn expires_at(&self) -> Option<WallMs> {
         match self {
             Holders::Free => None,

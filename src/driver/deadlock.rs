@@ -12,11 +12,13 @@ use crate::server::{Ctx, Str};
 /// How many waits of a cycle an error shows.
 const SHOWN: usize = 6;
 
+/// False if the waiter cannot wait for its own owner: its lock has these holders.
+pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> bool {
+    with(ctx, |driver| driver.locks.may_be_in_cycle(id, holders))
+}
+
 /// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then.
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockRef<'_>, holders: Holders) -> Option<String> {
-    if !with(ctx, |driver| driver.locks.may_be_in_cycle(id, &holders)) {
-        return None;
-    }
     let mut known = Some((lock.to_id(), holders));
     loop {
         let cycle = with(ctx, |driver| {

@@ -32,7 +32,7 @@ mod subscriptions;
 
 pub(crate) use clients::{block, reply_grant};
 pub(crate) use commit::commit;
-pub(crate) use deadlock::{blockers_of, deadlock_of};
+pub(crate) use deadlock::{blockers_of, deadlock_of, may_be_in_cycle};
 pub(crate) use state::{dispatch, with, Remembered};
 
 use crate::core::{KeyChange, LockRef};

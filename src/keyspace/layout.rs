@@ -172,11 +172,14 @@ fn positive(value: &[u8]) -> Option<i64> {
     if !matches!(value, [b'1'..=b'9', ..]) || value.len() > LONGEST_NUMBER {
         return None;
     }
-    let add = |number: u64, byte: &u8| {
+    let (mut number, mut all_digits) = (0_u64, true);
+    for byte in value {
         let digit = byte.wrapping_sub(b'0');
-        (digit < 10).then(|| number * 10 + u64::from(digit))
-    };
-    value.iter().try_fold(0, add)?.try_into().ok()
+        all_digits &= digit < 10;
+        // Only what is no number at all wraps.
+        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
+    }
+    i64::try_from(number).ok().filter(|_| all_digits)
 }
 
 #[cfg(test)]
