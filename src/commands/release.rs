@@ -1,7 +1,7 @@
 //! `LOCK.RELEASE key owner [PX milliseconds | EX seconds] [SHARED | ALL] [ID request]`
 
 use super::args::Cursor;
-use crate::core::{Mode, NotReleased, Owner, Part, Release as Call};
+use crate::core::{Mode, NotReleased, Owner, Release as Call, ReleaseScope};
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -38,14 +38,14 @@ impl Command for Release {
                 return Err(args.unknown(option));
             }
         }
-        let part = match (shared, all) {
-            (None, None) => Part::One,
-            (Some(()), None) => Part::OneOf(Mode::Shared),
-            (None, Some(())) => Part::All,
+        let scope = match (shared, all) {
+            (None, None) => ReleaseScope::One,
+            (Some(()), None) => ReleaseScope::OneOf(Mode::Shared),
+            (None, Some(())) => ReleaseScope::All,
             (Some(()), Some(())) => return Err(args.excluded("SHARED", "ALL")),
         };
         let id = id.map(|id| args.request(ctx, &key, owner.as_bytes(), id)).transpose()?;
-        let call = Call { owner: Owner::new(owner.as_bytes()), part, lease_ms, id };
+        let call = Call { owner: Owner::new(owner.as_bytes()), scope, lease_ms, id };
         let now = ctx.now();
         let (left, fair) = super::in_hand(ctx, (&key, Some(&owner)), now, |lock, known| {
             let (left, in_hand) = driver::with(ctx, |driver| {

@@ -35,7 +35,7 @@ pub(crate) struct NotOwner;
 
 /// What an owner gives back of what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ReleaseScope {
     /// One hold: an exclusive one if there is one.
     One,
     /// One hold of this mode.
@@ -241,19 +241,19 @@ impl Holders {
     pub(crate) fn release(
         &mut self,
         owner: &[u8],
-        part: Part,
+        scope: ReleaseScope,
         expires_at: Option<WallMs>,
     ) -> Result<i64, NotOwner> {
         let hold = self.of(owner).ok_or(NotOwner)?;
-        let mode = match part {
-            Part::OneOf(mode) => mode,
+        let mode = match scope {
+            ReleaseScope::OneOf(mode) => mode,
             _ if hold.exclusive > 0 => Mode::Exclusive,
             _ => Mode::Shared,
         };
         if hold.count(mode) == 0 {
             return Err(NotOwner);
         }
-        if part == Part::All || hold.total() <= 1 {
+        if scope == ReleaseScope::All || hold.total() <= 1 {
             self.remove(owner);
             return Ok(0);
         }
@@ -270,9 +270,9 @@ impl Holders {
 
     /// Uncounts a hold of this mode whose grant is revoked: its owner never knew of it.
     pub(super) fn uncount(&mut self, owner: &[u8], mode: Mode) {
-        if self.release(owner, Part::OneOf(mode), None).is_err() {
+        if self.release(owner, ReleaseScope::OneOf(mode), None).is_err() {
             // The owner gave that one back, not knowing of it, instead of one of the other mode that it knew of.
-            let _ = self.release(owner, Part::One, None);
+            let _ = self.release(owner, ReleaseScope::One, None);
         }
     }
 

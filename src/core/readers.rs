@@ -352,7 +352,7 @@ mod tests {
 
     use super::{Crowd, Hold, Owner, Readers};
     use crate::core::holders::Admission;
-    use crate::core::{Holders, Mode, Part};
+    use crate::core::{Holders, Mode, ReleaseScope};
 
     /// What happens to the readers of one lock.
     #[derive(Clone, Debug)]
@@ -374,7 +374,7 @@ mod tests {
             4 => (owner.clone(), proptest::bool::weighted(0.1), lease.clone(), token())
                 .prop_map(|(owner, exclusive, lease, token)| Op::Acquire(owner, exclusive, lease, token)),
             3 => (owner.clone(), 0..4_u8, proptest::option::weighted(0.3, lease.clone()))
-                .prop_map(|(owner, part, lease)| Op::Release(owner, part, lease)),
+                .prop_map(|(owner, scope, lease)| Op::Release(owner, scope, lease)),
             1 => (owner.clone(), lease).prop_map(|(owner, lease)| Op::Renew(owner, lease)),
             1 => (owner, token()).prop_map(|(owner, token)| Op::SetToken(owner, token)),
             2 => (-3..20_i64).prop_map(Op::Next),
@@ -386,8 +386,13 @@ mod tests {
         Owner::new(&[b'a' + number])
     }
 
-    fn part(number: u8) -> Part {
-        [Part::One, Part::OneOf(Mode::Shared), Part::OneOf(Mode::Exclusive), Part::All][usize::from(number)]
+    fn scope(number: u8) -> ReleaseScope {
+        [
+            ReleaseScope::One,
+            ReleaseScope::OneOf(Mode::Shared),
+            ReleaseScope::OneOf(Mode::Exclusive),
+            ReleaseScope::All,
+        ][usize::from(number)]
     }
 
     /// Fails unless what can be asked has the same answers.
@@ -435,7 +440,7 @@ mod tests {
                     }
                     Op::Release(who, what, lease) => {
                         let (who, end) = (owner(who), lease.map(|lease| now + lease));
-                        let (who, what) = (who.as_bytes(), part(what));
+                        let (who, what) = (who.as_bytes(), scope(what));
                         prop_assert_eq!(plain.release(who, what, end), kept.release(who, what, end));
                     }
                     Op::Renew(who, lease) => {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
-use super::{ConnectionId, Mode, MonoUs, Now, Owner, Part, Token, WaiterId, WallMs};
+use super::{ConnectionId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs};
 
 /// What an acquire asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,7 +184,7 @@ pub(crate) enum Decision {
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) owner: Owner,
-    pub(crate) part: Part,
+    pub(crate) scope: ReleaseScope,
     /// How long the lease of what is left shall be, in milliseconds.
     pub(crate) lease_ms: Option<i64>,
     pub(crate) id: Option<RequestId>,

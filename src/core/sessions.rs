@@ -14,7 +14,9 @@ use super::few::Few;
 use super::lease::{Lease, SetLease};
 use super::schedule::earlier;
 use super::table::LockIdx;
-use super::{Bind, ConnectionId, Holders, LockId, MonoUs, Now, Owner, Part, Records, RequestId, WallMs};
+use super::{
+    Bind, ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs,
+};
 
 /// How many bindings are looked through at a time for what cannot come again.
 const SWEEP_BATCH: usize = 1_000;
@@ -352,7 +354,7 @@ impl Sessions {
         let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0) else { return };
         let mut ended = Vec::new();
         for (owner, binding) in of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()) {
-            let _ = holders.release(owner.as_bytes(), Part::All, None);
+            let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
             binding.ephemeral_requests(now).for_each(|request| records.forget_grant(request));
             ended.push(owner.clone());
         }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use super::lease::SetLease;
-use super::{Holders, Now, Owner, Part, Token, WaiterId, WallMs};
+use super::{Holders, Now, Owner, ReleaseScope, Token, WaiterId, WallMs};
 
 /// What a grant does to the fencing token of its owner's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +304,7 @@ impl Unconfirmed {
             let Some(hold) = holders.of(owner.as_bytes()) else { continue };
             let Some(end) = stack.settled_lease(hold.expires_at) else { continue };
             if end < now.wall {
-                let _ = holders.release(owner.as_bytes(), Part::All, None);
+                let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
             } else {
                 let _ = holders.renew(owner.as_bytes(), end);
                 ends.push((owner.clone(), end));

@@ -3,7 +3,8 @@
 use super::step::Step;
 use crate::core::lease::Lease;
 use crate::core::{
-    NotOwner, NotReleased, Outcome, Owner, Part, Patience, Refusal, Release, Renewal, Request, RequestId,
+    NotOwner, NotReleased, Outcome, Owner, Patience, Refusal, Release, ReleaseScope, Renewal, Request,
+    RequestId,
 };
 
 /// See [`LockManager::acquire`](super::LockManager::acquire).
@@ -39,14 +40,14 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
 
 /// See [`LockManager::release`](super::LockManager::release).
 pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, NotReleased> {
-    let Release { owner, part, lease_ms, id } = release;
+    let Release { owner, scope, lease_ms, id } = release;
     if let Some(id) = id {
         if let Some(left) = step.records.released(id).map_err(NotReleased::Refused)? {
             return Ok(left);
         }
     }
     let lease = lease_ms.map(|ms| Lease::new(ms, step.now.wall.saturating_add(ms)));
-    let released = step.holders.release(owner.as_bytes(), *part, lease.map(|lease| lease.end));
+    let released = step.holders.release(owner.as_bytes(), *scope, lease.map(|lease| lease.end));
     let left = released.map_err(|NotOwner| NotReleased::NotOwner)?;
     if let Some(lease) = lease.filter(|_| left > 0) {
         step.set_lease(owner, lease);
@@ -79,7 +80,7 @@ pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusa
     } else if let Some(reply) = granted.filter(|_| !step.has_ended(id)) {
         let asked = Owner::new(id.asked());
         let owner = reply.owner.as_ref().unwrap_or(&asked);
-        let released = step.holders.release(owner.as_bytes(), Part::OneOf(reply.mode), None).is_ok();
+        let released = step.holders.release(owner.as_bytes(), ReleaseScope::OneOf(reply.mode), None).is_ok();
         if released {
             step.unbind_request(owner, id);
         }

@@ -6,7 +6,7 @@ use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
 use crate::core::waits_for::{Ahead, Waiting, Waits};
-use crate::core::{Holders, LockId, Now, Owner, Part, WaiterId};
+use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, WaiterId};
 
 impl Waits for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
@@ -64,7 +64,7 @@ impl Waits for LockManager {
             }
         }
         for owner in self.parts.sessions.closed(lock) {
-            let _ = holders.release(owner.as_bytes(), Part::All, None);
+            let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
         }
     }
 

@@ -111,7 +111,7 @@ impl Contention {
         self.longest_free = self.longest_free.max(free);
         self.advance(self.work);
         let owner = self.holder.take().unwrap();
-        self.real.step(&Op::Release { lock: 0, owner, part: Part::One, lease: None, id: None });
+        self.real.step(&Op::Release { lock: 0, owner, scope: ReleaseScope::One, lease: None, id: None });
         self.take_decisions();
         self.ask(owner);
     }
@@ -194,7 +194,7 @@ fn with_a_window_due() -> Real {
         if real.locks.fairness_windows().0 > 0 {
             break;
         }
-        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+        real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
     }
     real.advance(5);
     real.messages.clear();
@@ -204,7 +204,7 @@ fn with_a_window_due() -> Real {
 #[test]
 fn a_lock_becomes_free_once() {
     let mut real = with_a_window_due();
-    real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
     assert_eq!(real.messages, [KEY]);
     real.advance(10);
     // The window is over.
@@ -233,7 +233,7 @@ fn an_external_client_may_keep_the_lock_for_long() {
     for waits in [false, true] {
         let mut real = Real::with_subscribers(true);
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
-        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+        real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
         assert!(real.take(KEY, 3_000));
         real.fire();
         if waits {
@@ -263,7 +263,7 @@ fn nobody_waits_in_vain_for_a_window_to_end() {
             }
             // Somebody is in line, so that a window may begin.
             real.step(&Op::Acquire { lock: 0, call: call(1), block: Some(block) });
-            real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+            real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
             if std::mem::take(&mut real.decisions).is_empty() {
                 real.advance(i64::try_from(block).unwrap());
             }
@@ -272,7 +272,7 @@ fn nobody_waits_in_vain_for_a_window_to_end() {
             for id in real.locks.on_their_way() {
                 real.locks.delivered(id, real.time());
             }
-            real.step(&Op::Release { lock: 0, owner: 1, part: Part::One, lease: None, id: None });
+            real.step(&Op::Release { lock: 0, owner: 1, scope: ReleaseScope::One, lease: None, id: None });
         }
     }
 }
@@ -283,7 +283,7 @@ fn windows_that_others_use_are_missed() {
     let mut real = Real::with_subscribers(true);
     for _ in 0..1000 {
         real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
-        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+        real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
     }
     assert!(real.locks.fairness_windows().0 < 20, "{:?}", real.locks.fairness_windows());
 }
@@ -294,7 +294,7 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced() {
     let mut real = Real::with_subscribers(true);
     real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
     real.step(&Op::Acquire { lock: 0, call: Call { lease: 50, ..call(1) }, block: Some(0) });
-    real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+    real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
     assert!(real.messages.is_empty());
     real.advance(51);
     assert_eq!(real.messages, [KEY]);
@@ -302,7 +302,7 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced() {
     let reader = |owner, lease| Call { lease, shared: true, ..call(owner) };
     real.step(&Op::Acquire { lock: 1, call: reader(0, 100_000), block: None });
     real.step(&Op::Acquire { lock: 1, call: reader(1, 50), block: None });
-    real.step(&Op::Release { lock: 1, owner: 0, part: Part::All, lease: None, id: None });
+    real.step(&Op::Release { lock: 1, owner: 0, scope: ReleaseScope::All, lease: None, id: None });
     real.advance(51);
     assert_eq!(real.messages, [KEY, LOCKS[1]]);
 }
@@ -314,7 +314,7 @@ fn who_does_not_wait_takes_what_is_free() {
     for _ in 0..100 {
         let seen = real.step(&Op::Acquire { lock: 0, call: call(0), block: None });
         assert!(matches!(seen, Some(Seen::Granted(_))), "{seen:?}");
-        real.step(&Op::Release { lock: 0, owner: 0, part: Part::One, lease: None, id: None });
+        real.step(&Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: None, id: None });
     }
     assert_eq!(real.messages.len(), 100);
 }
@@ -324,7 +324,7 @@ fn who_does_not_wait_takes_what_is_free() {
 fn the_end_of_a_shortened_lease_is_announced() {
     for shorten in [
         Op::Renew { lock: 0, owner: 0, lease: 20, bind: None },
-        Op::Release { lock: 0, owner: 0, part: Part::One, lease: Some(20), id: None },
+        Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: Some(20), id: None },
         Op::Acquire { lock: 0, call: Call { lease: 20, ..call(0) }, block: None },
     ] {
         let mut real = Real::with_subscribers(true);

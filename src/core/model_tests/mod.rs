@@ -76,7 +76,7 @@ pub(super) enum Op {
     Release {
         lock: usize,
         owner: usize,
-        part: Part,
+        scope: ReleaseScope,
         lease: Option<i64>,
         id: Option<u8>,
     },
@@ -159,16 +159,16 @@ fn op() -> impl Strategy<Value = Op> {
             id,
             bind,
         });
-    let part = prop_oneof![
-        3 => Just(Part::One),
-        1 => Just(Part::OneOf(Mode::Shared)),
-        1 => Just(Part::All),
+    let scope = prop_oneof![
+        3 => Just(ReleaseScope::One),
+        1 => Just(ReleaseScope::OneOf(Mode::Shared)),
+        1 => Just(ReleaseScope::All),
     ];
     prop_oneof![
         12 => (lock.clone(), call, prop::option::weighted(0.8, 0..60u64))
             .prop_map(|(lock, call, block)| Op::Acquire { lock, call, block }),
-        8 => (lock.clone(), owner.clone(), part, prop::option::of(lease.clone()), id())
-            .prop_map(|(lock, owner, part, lease, id)| Op::Release { lock, owner, part, lease, id }),
+        8 => (lock.clone(), owner.clone(), scope, prop::option::of(lease.clone()), id())
+            .prop_map(|(lock, owner, scope, lease, id)| Op::Release { lock, owner, scope, lease, id }),
         2 => (lock.clone(), owner.clone(), 0..2u8).prop_map(|(lock, owner, id)| Op::Cancel { lock, owner, id }),
         2 => (lock.clone(), owner, lease.clone(), bind())
             .prop_map(|(lock, owner, lease, bind)| Op::Renew { lock, owner, lease, bind }),
@@ -255,7 +255,7 @@ fn crowded() -> impl Strategy<Value = Op> {
             Op::Acquire { lock, call, block: Some(0) }
         }),
         2 => (lock, owner).prop_map(|(lock, owner)| {
-            Op::Release { lock, owner, part: Part::All, lease: None, id: None }
+            Op::Release { lock, owner, scope: ReleaseScope::All, lease: None, id: None }
         }),
         1 => (0..8usize).prop_map(|which| Op::Leave { which }),
     ]

@@ -435,20 +435,20 @@ impl Model {
         }
         match *op {
             Op::Acquire { lock, ref call, block } => Some(self.acquire(lock, call, block)),
-            Op::Release { lock, owner, part, lease, id } => {
+            Op::Release { lock, owner, scope, lease, id } => {
                 if let Some((left, until)) = id.and_then(|id| self.locks[lock].released.get(&(owner, id))) {
                     if now <= *until {
                         return Some(Seen::Left(*left));
                     }
                 }
                 let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
-                match part {
-                    Part::All => (hold.exclusive, hold.shared) = (0, 0),
-                    Part::One if hold.exclusive > 0 => hold.exclusive -= 1,
-                    Part::One => hold.shared -= 1,
-                    Part::OneOf(Mode::Shared) if hold.shared > 0 => hold.shared -= 1,
-                    Part::OneOf(Mode::Exclusive) if hold.exclusive > 0 => hold.exclusive -= 1,
-                    Part::OneOf(_) => return Some(Seen::NotOwner),
+                match scope {
+                    ReleaseScope::All => (hold.exclusive, hold.shared) = (0, 0),
+                    ReleaseScope::One if hold.exclusive > 0 => hold.exclusive -= 1,
+                    ReleaseScope::One => hold.shared -= 1,
+                    ReleaseScope::OneOf(Mode::Shared) if hold.shared > 0 => hold.shared -= 1,
+                    ReleaseScope::OneOf(Mode::Exclusive) if hold.exclusive > 0 => hold.exclusive -= 1,
+                    ReleaseScope::OneOf(_) => return Some(Seen::NotOwner),
                 }
                 let left = hold.exclusive + hold.shared;
                 if let Some(lease) = lease.filter(|_| left > 0) {

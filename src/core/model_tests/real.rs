@@ -219,9 +219,9 @@ impl Real {
     fn apply(&mut self, op: &Op) -> Result<Option<Seen>, Seen> {
         match *op {
             Op::Acquire { lock, ref call, block } => self.acquire(LOCKS[lock], call, block).map(Some),
-            Op::Release { lock, owner, part, lease, id } => {
+            Op::Release { lock, owner, scope, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
-                let release = Release { owner: Owner::new(OWNERS[owner]), part, lease_ms: lease, id };
+                let release = Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id };
                 let left = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
                     locks.release(at, holders, beside, &release, now)
                 })?;

@@ -28,7 +28,7 @@
 //! given is one of 30 seconds which shortens nothing, as in the module. A call waits at most as long as `at most` says.
 
 use crate::core::model_tests::{Call, Op, LOCKS};
-use crate::core::{Mode, Part};
+use crate::core::{Mode, ReleaseScope};
 
 pub(super) const OWNERS: [&str; 4] = ["alice", "bob", "carol", "dave"];
 
@@ -243,16 +243,16 @@ fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64
 }
 
 fn release(owner: usize, lock: usize, options: &[&str]) -> Option<Op> {
-    let (mut part, mut lease, mut id) = (Part::One, None, None);
+    let (mut scope, mut lease, mut id) = (ReleaseScope::One, None, None);
     for option in options {
         match *option {
-            "all" => part = Part::All,
-            "shared" => part = Part::OneOf(Mode::Shared),
+            "all" => scope = ReleaseScope::All,
+            "shared" => scope = ReleaseScope::OneOf(Mode::Shared),
             _ => match option.strip_prefix("id ") {
                 Some(number) => id = Some(number.parse().ok()?),
                 None => lease = Some(ms(option.strip_prefix("lease ")?)?),
             },
         }
     }
-    Some(Op::Release { lock, owner, part, lease, id })
+    Some(Op::Release { lock, owner, scope, lease, id })
 }
