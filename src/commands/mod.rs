@@ -31,7 +31,7 @@ use crate::keyspace::Lock;
 use crate::server::{Ctx, Str};
 
 /// Takes the lock of a command in hand: opens it, lets `call` change it, and writes what has changed, also if the call is
-/// refused; what was decided is still to be [passed on](driver::dispatch). An error of `call` itself changes nothing. If the key
+/// refused; what was decided is still to be passed on ([`driver::dispatch`]). An error of `call` itself changes nothing. If the key
 /// holds something else, the waits for it are ended soon, too.
 #[inline(always)]
 fn in_hand<'a, T>(

@@ -151,7 +151,7 @@ impl Waiters {
         let Some(wait) = self.by_id.get_mut(&id) else { return Crossing::default() };
         wait.state = WaitState::Granted;
         let (lock, owner) = (wait.lock, wait.request.owner.clone());
-        self.unqueue(id, lock, &owner)
+        self.unqueue(id, lock, owner)
     }
 
     /// A grant did not reach its client. False if there is no such grant.
@@ -171,16 +171,17 @@ impl Waiters {
             }
         }
         let crossing = match wait.state {
-            WaitState::Queued => self.unqueue(id, wait.lock, &wait.request.owner),
+            WaitState::Queued => self.unqueue(id, wait.lock, wait.request.owner.clone()),
             WaitState::Granted | WaitState::Revoking => Crossing::default(),
         };
         Some((wait, crossing))
     }
 
-    fn unqueue(&mut self, id: WaiterId, lock: LockIdx, owner: &Owner) -> Crossing {
+    fn unqueue(&mut self, id: WaiterId, lock: LockIdx, owner: Owner) -> Crossing {
         self.queued -= 1;
         let mut crossing = Crossing::default();
-        let Some(waits) = self.by_owner.get_mut(owner) else { return crossing };
+        let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return crossing };
+        let waits = entry.get_mut();
         let crossed = waits.len() > 1 && spans_locks(waits);
         if let Ok(at) = waits.binary_search(&(lock, id)) {
             waits.remove(at);
@@ -189,7 +190,7 @@ impl Waiters {
             crossing.cease = waits.iter().map(|(_, id)| *id).collect();
         }
         if waits.is_empty() {
-            self.by_owner.remove(owner);
+            entry.remove();
         }
         crossing
     }

@@ -4,7 +4,7 @@
 //! How a decision reaches its client:
 //!
 //! 1. A command, the timer, or a look at a lock that has changed changes the core, writes the lock ([`commit()`]), and calls
-//!    [`dispatch`](state::dispatch). That passes each decision to its waiter: the client is unblocked, and the timer is set for
+//!    [`dispatch`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
 //!    what comes next.
 //! 2. In the same turn of the event loop the server lets [`clients`] answer the client, if it is still
 //!    there, and tells us in any case that it is done.

@@ -197,6 +197,10 @@ impl Parts {
 
     /// Notes in the queues which waits are of owners who wait for other locks too.
     pub(super) fn mark_crossing(&mut self, crossing: Crossing) {
+        // Nearly every owner waits for one lock at a time.
+        if crossing == Crossing::default() {
+            return;
+        }
         for (ids, crosses) in [(crossing.begin, true), (crossing.cease, false)] {
             for id in ids {
                 let Some(wait) = self.waiters.queued(id) else { continue };

@@ -165,6 +165,9 @@ impl<'a> Step<'a> {
 
     /// Revokes the grants that did not reach their clients.
     fn revoke(&mut self, lock: LockIdx) {
+        if !self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0) {
+            return;
+        }
         while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("a grant is to be revoked that nobody got");
