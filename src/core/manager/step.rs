@@ -165,7 +165,7 @@ impl<'a> Step<'a> {
 
     /// Revokes the grants that did not reach their clients.
     fn revoke(&mut self, lock: LockIdx) {
-        if !self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0) {
+        if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
         }
         while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
