@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::args::{ByConnection, Cursor};
 use crate::config;
-use crate::core::{LockRef, Mode, Outcome, Owner, Patience, Records, Request};
+use crate::core::{Mode, Outcome, Owner, Patience, Records, Request};
 use crate::driver;
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -51,8 +51,7 @@ impl Command for Acquire {
             },
             _ => Patience::Leaves,
         };
-        // Who holds the lock for which this call waits, if that can be a deadlock.
-        let mut waits_for = None;
+        let mut may_be_deadlock = false;
         let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
             if lock.holders.of(call.request.owner.as_bytes()).is_none()
                 && lock.is_fair(now)
@@ -71,9 +70,8 @@ impl Command for Acquire {
                 )
             });
             if let Outcome::Queued(id) = outcome {
-                let searches =
+                may_be_deadlock =
                     config::deadlock_detection() && driver::may_be_in_cycle(ctx, id, &lock.holders);
-                waits_for = searches.then(|| lock.holders.clone());
             }
             Ok((outcome, in_hand))
         })?;
@@ -84,8 +82,8 @@ impl Command for Acquire {
             Outcome::Granted(reply) => driver::reply_grant(ctx, &reply),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
-                let at = LockRef { db: ctx.db(), key: call.key.as_bytes() };
-                if let Some(cycle) = waits_for.and_then(|holders| driver::deadlock_of(ctx, id, at, holders)) {
+                let cycle = if may_be_deadlock { driver::deadlock_of(ctx, id) } else { None };
+                if let Some(cycle) = cycle {
                     return Err(Error::Deadlock(cycle));
                 }
                 // It passes on what was decided, too.

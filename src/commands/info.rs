@@ -1,12 +1,12 @@
 //! `LOCK.INFO key`
 
 use super::args::Cursor;
-use crate::core::{LockRef, Mode};
+use crate::core::{Hold, LockRef, Mode, Now, WallMs};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
 use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::server::{long_reply, Ctx};
 
 pub(crate) struct Info;
 
@@ -34,36 +34,52 @@ impl Command for Info {
             ctx.reply_null();
             return Ok(());
         };
-        // The server decides by an older clock than ours whether a lease is over: it is not negative.
-        let ttl = |at: i64| at.saturating_sub(now.wall).max(0);
-        ctx.reply_map(5);
-        ctx.reply_bulk(b"mode");
-        ctx.reply_bulk(mode.name().as_bytes());
-        ctx.reply_bulk(b"ttl");
-        ctx.reply_integer(ttl(expires_at));
-        ctx.reply_bulk(b"token");
-        match holders.token() {
-            Some(token) => ctx.reply_integer(token),
-            None => ctx.reply_null(),
-        }
-        ctx.reply_bulk(b"holders");
-        let modes = [Mode::Exclusive, Mode::Shared];
-        let holds = holders.iter().flat_map(|hold| modes.map(|mode| (hold, mode)));
-        let holds: Vec<_> = holds.filter(|(hold, mode)| hold.count(*mode) > 0).collect();
-        ctx.reply_array(holds.len());
-        for (hold, mode) in holds {
-            ctx.reply_map(4);
-            ctx.reply_bulk(b"owner");
-            ctx.reply_bulk(hold.owner.as_bytes());
+        let token = holders.token();
+        let before = move |ctx: Ctx<'_>| {
+            ctx.reply_map(5);
             ctx.reply_bulk(b"mode");
             ctx.reply_bulk(mode.name().as_bytes());
-            ctx.reply_bulk(b"holds");
-            ctx.reply_integer(hold.count(mode));
             ctx.reply_bulk(b"ttl");
-            ctx.reply_integer(ttl(hold.expires_at));
-        }
-        ctx.reply_bulk(b"waiters");
-        ctx.reply_integer(super::count(waiters));
+            ctx.reply_integer(left(expires_at, now));
+            ctx.reply_bulk(b"token");
+            match token {
+                Some(token) => ctx.reply_integer(token),
+                None => ctx.reply_null(),
+            }
+            ctx.reply_bulk(b"holders");
+        };
+        let modes = [Mode::Exclusive, Mode::Shared];
+        let holds = holders.iter().flat_map(|hold| modes.map(|mode| (hold, mode)));
+        let holds: Vec<(Hold, Mode)> = holds
+            .filter(|(hold, mode)| hold.count(*mode) > 0)
+            .map(|(hold, mode)| (hold.clone(), mode))
+            .collect();
+        let len = holds.len();
+        let mut holds = holds.into_iter();
+        let entries = (len, move |most| holds.by_ref().take(most).collect(), entry as fn(Ctx<'_>, _) -> bool);
+        long_reply::array_within(ctx, before, entries, move |ctx| {
+            ctx.reply_bulk(b"waiters");
+            ctx.reply_integer(super::count(waiters));
+        });
         Ok(())
     }
+}
+
+fn entry(ctx: Ctx<'_>, (hold, mode): (Hold, Mode)) -> bool {
+    ctx.reply_map(4);
+    ctx.reply_bulk(b"owner");
+    ctx.reply_bulk(hold.owner.as_bytes());
+    ctx.reply_bulk(b"mode");
+    ctx.reply_bulk(mode.name().as_bytes());
+    ctx.reply_bulk(b"holds");
+    ctx.reply_integer(hold.count(mode));
+    ctx.reply_bulk(b"ttl");
+    ctx.reply_integer(left(hold.expires_at, ctx.now()));
+    true
+}
+
+/// How many milliseconds of a lease are left. The server decides by an older clock than ours whether it is over: that is not
+/// negative.
+fn left(expires_at: WallMs, now: Now) -> i64 {
+    expires_at.saturating_sub(now.wall).max(0)
 }

@@ -222,6 +222,11 @@ impl Waiters {
         self.by_owner.contains_key(owner)
     }
 
+    /// Every owner that is queued somewhere, in no order.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Owner> {
+        self.by_owner.keys()
+    }
+
     /// All that are queued, in the order of arrival.
     pub(super) fn all_queued(&self) -> Vec<WaiterId> {
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);

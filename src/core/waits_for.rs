@@ -12,7 +12,7 @@ use foldhash::{HashMap, HashSet};
 use super::holders::excludes;
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
+use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// What the search sees of those who wait.
 pub(crate) trait Waits {
@@ -22,6 +22,10 @@ pub(crate) trait Waits {
     fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = WaiterId>;
     /// True if it has any.
     fn is_waiting(&self, owner: &Owner) -> bool;
+    /// How many owners are queued somewhere.
+    fn waiting_owners_len(&self) -> usize;
+    /// All of these.
+    fn waiting_owners(&self) -> impl Iterator<Item = &Owner>;
     /// Those of them that are for one lock.
     fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId>;
     /// The waits for a lock at these positions.
@@ -198,9 +202,7 @@ fn blockers(
     now: Now,
 ) -> Vec<Owner> {
     let Waiting { lock, owner, mode, position } = *wait;
-    // Through who does not wait there is no way back: of 10,000 readers nearly all.
-    let leads_on = |owner: &Owner| wanted.is_none_or(|origin| origin == owner || waits.is_waiting(owner));
-    let mut found = seen.pass_holders(owner, mode, leads_on);
+    let mut found = seen.pass_holders(waits, owner, mode, wanted);
     let exclusive = mode == Mode::Exclusive;
     let served_at = served_at_of(waits, lock, owner, now).unwrap_or(position);
     if let Some(origin) = wanted.filter(|origin| *origin != owner && exclusive) {
@@ -236,11 +238,34 @@ fn served_at_of(waits: &impl Waits, lock: LockIdx, owner: &Owner, now: Now) -> O
 }
 
 impl Seen {
-    /// The holders that exclude a request and are looked for, but for those who were found already.
-    fn pass_holders(&mut self, owner: &Owner, mode: Mode, wanted: impl Fn(&Owner) -> bool) -> Vec<Owner> {
-        let found = |holders: &Holders| {
-            let excluding = holders.iter().filter(|hold| excludes(hold, owner.as_bytes(), mode));
-            excluding.filter(|hold| wanted(&hold.owner)).map(|hold| hold.owner.clone()).collect()
+    /// The holders that exclude a request and are looked for, but for those who were found already. If only the way back to one
+    /// owner is wanted: those who wait themselves, and that owner.
+    fn pass_holders(
+        &mut self,
+        waits: &impl Waits,
+        owner: &Owner,
+        mode: Mode,
+        wanted: Option<&Owner>,
+    ) -> Vec<Owner> {
+        let found = |holders: &Holders| -> Vec<Owner> {
+            let excludes = |hold: &&Hold| excludes(hold, owner.as_bytes(), mode);
+            match wanted {
+                None => holders.iter().filter(excludes).map(|hold| hold.owner.clone()).collect(),
+                // Of 10,000 readers hardly any waits: those who wait are looked for among them, not the other way round.
+                Some(origin) if waits.waiting_owners_len() < holders.len() => {
+                    let holds = |owner: &&Owner| holders.of(owner.as_bytes()).as_ref().is_some_and(excludes);
+                    let mut found: Vec<Owner> =
+                        waits.waiting_owners().chain([origin]).filter(holds).cloned().collect();
+                    found.sort_unstable();
+                    found.dedup();
+                    found
+                }
+                Some(origin) => {
+                    let leads_on = |hold: &&Hold| hold.owner == *origin || waits.is_waiting(&hold.owner);
+                    let holders = holders.iter().filter(excludes).filter(leads_on);
+                    holders.map(|hold| hold.owner.clone()).collect()
+                }
+            }
         };
         match (&self.holders, mode) {
             (Holders::Shared(_), Mode::Shared) | (Holders::Free, _) => Vec::new(),

@@ -3,7 +3,7 @@
 use super::blocked::Ended;
 use super::state::{dispatch, with};
 use crate::core::waits_for::{Edge, Step};
-use crate::core::{Holders, LockRef, Owner, Search, WaiterId, Waits};
+use crate::core::{Holders, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
 use crate::keyspace;
 use crate::server::caller::Caller;
@@ -18,17 +18,10 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
 }
 
 /// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then.
-pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, lock: LockRef<'_>, holders: Holders) -> Option<String> {
-    let mut known = Some((lock.to_id(), holders));
+pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId) -> Option<String> {
     loop {
-        let cycle = with(ctx, |driver| {
-            let mut search = Search::cycle(&driver.locks, id, ctx.now())?;
-            if let Some((lock, holders)) = known.take() {
-                search.learn(&driver.locks, &lock, holders);
-            }
-            Some(search)
-        });
-        let Step::Cycle(edges) = run(ctx, &mut cycle?) else { return None };
+        let mut search = with(ctx, |driver| Search::cycle(&driver.locks, id, ctx.now()))?;
+        let Step::Cycle(edges) = run(ctx, &mut search) else { return None };
         // Whoever has hung up waits no more, even if the server has not read so yet.
         let gone: Vec<WaiterId> = with(ctx, |driver| {
             let hung_up = |id: &WaiterId| driver.blocked.is_hung_up(*id);

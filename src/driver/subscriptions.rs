@@ -60,6 +60,9 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     crate::server::unloading::begin(ctx);
     with(ctx, |driver| {
         driver.in_cluster = ctx.is_cluster();
+        if driver.in_cluster {
+            driver.locks.forget_holds();
+        }
         if !driver.alarm.is_watched() {
             events::ignore_cron(ctx);
         }

@@ -105,7 +105,7 @@ impl<'a> Lock<'a> {
             Kind::Hash => {}
             Kind::String | Kind::Other => return Err(Error::WrongType),
         }
-        if fields == 1 && self.read_remembered(memory) {
+        if fields == 1 && self.read_remembered(memory, now) {
             return Ok(());
         }
         let key = &self.key;
@@ -130,8 +130,10 @@ impl<'a> Lock<'a> {
     }
 
     /// The same for a hash with one field, if that is the one that is remembered.
-    fn read_remembered(&mut self, memory: &impl Memory) -> bool {
-        let Some(hold) = memory.plain_hold() else { return false };
+    fn read_remembered(&mut self, memory: &impl Memory, now: Now) -> bool {
+        // If its lease is over and the key is still there, the key has another TTL, whatever was told.
+        let remembered = memory.plain_hold().filter(|hold| hold.expires_at >= now.wall);
+        let Some(hold) = remembered else { return false };
         let owner = match self.caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
             Some(caller) => PlainOwner::Caller(caller),
             None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),

@@ -34,6 +34,8 @@ struct Pending {
     portion: Portion,
     /// How many entries it has so far.
     len: usize,
+    /// Adds what stands behind the array.
+    after: Box<dyn Fn(Ctx<'_>)>,
 }
 
 /// Replies with an array of at most `len` entries: at once if these are few, or if the caller cannot be blocked, as in a
@@ -42,9 +44,23 @@ struct Pending {
 pub(crate) fn array<T: 'static>(
     ctx: Ctx<'_>,
     len: usize,
-    mut next: impl FnMut(usize) -> Vec<T> + 'static,
+    next: impl FnMut(usize) -> Vec<T> + 'static,
     entry: fn(Ctx<'_>, T) -> bool,
 ) {
+    array_within(ctx, |_| {}, (len, next, entry), |_| {});
+}
+
+/// The same, as a part of a reply: `before` and `after` add what stands around the array.
+pub(crate) fn array_within<T: 'static>(
+    ctx: Ctx<'_>,
+    before: impl Fn(Ctx<'_>),
+    (len, mut next, entry): (usize, impl FnMut(usize) -> Vec<T> + 'static, fn(Ctx<'_>, T) -> bool),
+    after: impl Fn(Ctx<'_>) + 'static,
+) {
+    let begin = |ctx: Ctx<'_>| {
+        before(ctx);
+        ctx.reply_postponed_array();
+    };
     let mut portion = move |ctx: Ctx<'_>, most: usize| {
         let things = next(most);
         let more = things.len() == most;
@@ -52,14 +68,16 @@ pub(crate) fn array<T: 'static>(
     };
     let blocked = Some(ctx).filter(|ctx| len > PORTION && !ctx.flags().denies_blocking()).and_then(block);
     let Some((reply, client)) = blocked else {
-        ctx.reply_postponed_array();
+        begin(ctx);
         let (len, _) = portion(ctx, usize::MAX);
-        return ctx.set_array_len(len);
+        ctx.set_array_len(len);
+        return after(ctx);
     };
     // SAFETY: the context has just been made, and lives until the reply is complete.
-    unsafe { enter(reply, |ctx| ctx.reply_postponed_array()) };
+    unsafe { enter(reply, |ctx| begin(ctx)) };
     let portion = Box::new(move |ctx: Ctx<'_>| portion(ctx, PORTION));
-    PENDING.get(ctx).borrow_mut().push_back(Pending { ctx: reply, client, portion, len: 0 });
+    let pending = Pending { ctx: reply, client, portion, len: 0, after: Box::new(after) };
+    PENDING.get(ctx).borrow_mut().push_back(pending);
     plan(ctx);
 }
 
@@ -100,7 +118,10 @@ fn go_on(ctx: Ctx<'_>) {
         } else {
             // SAFETY: both came from `block`, and are used no more.
             unsafe {
-                enter(next.ctx, |ctx| ctx.set_array_len(next.len));
+                enter(next.ctx, |ctx| {
+                    ctx.set_array_len(next.len);
+                    (next.after)(ctx);
+                });
                 call!(RedisModule_FreeThreadSafeContext(next.ctx));
                 call!(RedisModule_UnblockClient(next.client, ptr::null_mut()));
             }

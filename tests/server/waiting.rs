@@ -339,22 +339,36 @@ fn long_lists_are_whole(flavor: Flavor) {
         assert_eq!(values("key", &b.recv()), order[..700]);
         assert_eq!(b.recv(), "PONG");
 
+        let readers: Vec<String> =
+            (0..MANY).map(|n| format!("LOCK.ACQUIRE many r{n:04} SHARED PX 600000")).collect();
+        a.send_at_once(&readers.iter().map(String::as_str).collect::<Vec<_>>());
+        readers.iter().for_each(|_| assert_eq!(a.recv(), "1"));
+        let info = a.call("LOCK.INFO many");
+        let mut holders = values("owner", &info);
+        holders.sort();
+        assert_eq!(holders, (0..MANY).map(|n| format!("r{n:04}")).collect::<Vec<_>>());
+        assert!(
+            info.starts_with("[mode, shared, ttl, ") || info.starts_with("{mode: shared, ttl: "),
+            "{info}"
+        );
+        assert!(info.ends_with(", waiters, 0]") || info.ends_with(", waiters: 0}"), "{info}");
+
         // Where nothing can block it is made at once.
-        for list in ["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000"] {
+        for list in ["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000", "LOCK.INFO many"] {
             let len = |reply: &str| reply.matches("mode").count();
             let plain = a.call(list);
             a.send_at_once(&["MULTI", list, "EXEC"]);
             let replies: Vec<String> = (0..3).map(|_| a.recv()).collect();
             assert_eq!(len(&replies[2]), len(&plain), "{list}");
-            let script = format!("return #redis.call('{}')", list.replace(' ', "', '"));
-            let scripted = a.call_args(&[b"EVAL", script.as_bytes(), b"1", b"l0007"]);
-            assert_eq!(scripted, len(&plain).to_string(), "{list}");
+            let script = format!("return cjson.encode(redis.call('{}'))", list.replace(' ', "', '"));
+            let scripted = a.call_args(&[b"EVAL", script.as_bytes(), b"2", b"l0007", b"many"]);
+            assert_eq!(len(&scripted), len(&plain), "{list}");
         }
 
         // Those who ask may be gone before they have it, and so may those who are listed.
         for _ in 0..3 {
             let mut gone = world.client();
-            gone.send_at_once(&["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000"]);
+            gone.send_at_once(&["LOCK.LIST COUNT 10000", "LOCK.WAITERS l0007 COUNT 10000", "LOCK.INFO many"]);
             gone.close();
         }
         a.send_at_once(&["LOCK.WAITERS l0007 COUNT 10000", "LOCK.LIST COUNT 10000"]);

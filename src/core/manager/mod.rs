@@ -292,6 +292,11 @@ impl LockManager {
         }
     }
 
+    /// From now on no lock is remembered for its hold alone: keys may leave and come back without a word.
+    pub(crate) fn forget_holds(&mut self) {
+        self.parts.forgets_holds = true;
+    }
+
     /// True if this server was not the primary when its role was last known.
     pub(crate) fn is_demoted(&self) -> bool {
         self.parts.demoted

@@ -26,7 +26,7 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
 }
 
-/// A lock is remembered for its hold alone, as long as no more than so many are.
+/// A lock is remembered for its hold alone, as long as no more locks than this are remembered.
 const KEPT_HOLDS: usize = 1024;
 
 /// Everything in memory, see the fields' types.
@@ -45,6 +45,8 @@ pub(super) struct Parts {
     /// Those of the locks with a lease on the schedule that can become free without an event.
     pub(super) fragile: FragileLocks,
     pub(super) granted_keys: GrantedKeys,
+    /// No lock is remembered for its hold alone.
+    pub(super) forgets_holds: bool,
     /// This server is not the primary.
     pub(super) demoted: bool,
     pub(super) windows_given: usize,
@@ -73,7 +75,7 @@ impl Parts {
                 && state.fairness.is_idle()
                 && state.unconfirmed.is_empty()
                 && !state.unannounced
-                && (state.plain_hold.is_none() || self.table.len() > KEPT_HOLDS)
+                && (state.plain_hold.is_none() || self.forgets_holds || self.table.len() > KEPT_HOLDS)
                 && !self.table.is_ready(lock)
                 && self.leases.get(&lock).is_none()
                 && !self.sessions.knows(lock)

@@ -28,6 +28,14 @@ impl Waits for LockManager {
         self.parts.waiters.waits(owner.as_bytes())
     }
 
+    fn waiting_owners_len(&self) -> usize {
+        self.parts.waiters.index_lens().0
+    }
+
+    fn waiting_owners(&self) -> impl Iterator<Item = &Owner> {
+        self.parts.waiters.owners()
+    }
+
     fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId> {
         self.parts.waiters.of_owner_at(lock, owner.as_bytes()).iter().map(|(_, id)| *id)
     }
