@@ -74,7 +74,7 @@ pub(crate) fn array_within<T: 'static>(
         return after(ctx);
     };
     // SAFETY: the context has just been made, and lives until the reply is complete.
-    unsafe { enter(reply, |ctx| begin(ctx)) };
+    unsafe { enter(reply, begin) };
     let portion = Box::new(move |ctx: Ctx<'_>| portion(ctx, PORTION));
     let pending = Pending { ctx: reply, client, portion, len: 0, after: Box::new(after) };
     PENDING.get(ctx).borrow_mut().push_back(pending);
