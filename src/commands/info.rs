@@ -1,7 +1,7 @@
 //! `LOCK.INFO key`
 
 use super::args::Cursor;
-use crate::core::{Hold, LockRef, Mode, Now, WallMs};
+use crate::core::{Hold, LockRef, Mode, Now, Owner, WallMs};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
@@ -50,10 +50,12 @@ impl Command for Info {
         };
         let modes = [Mode::Exclusive, Mode::Shared];
         let holds = holders.iter().flat_map(|hold| modes.map(|mode| (hold, mode)));
-        let holds: Vec<(Hold, Mode)> = holds
-            .filter(|(hold, mode)| hold.count(*mode) > 0)
-            .map(|(hold, mode)| (hold.clone(), mode))
-            .collect();
+        // As of one moment, whenever each of them is put into words.
+        let held = |(hold, mode): (&Hold, Mode)| {
+            let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
+            Some(Held { owner: hold.owner.clone(), mode, holds, ttl: left(hold.expires_at, now) })
+        };
+        let holds: Vec<Held> = holds.filter_map(held).collect();
         let len = holds.len();
         let mut holds = holds.into_iter();
         let entries = (len, move |most| holds.by_ref().take(most).collect(), entry as fn(Ctx<'_>, _) -> bool);
@@ -65,16 +67,24 @@ impl Command for Info {
     }
 }
 
-fn entry(ctx: Ctx<'_>, (hold, mode): (Hold, Mode)) -> bool {
+/// What an owner holds in one mode.
+struct Held {
+    owner: Owner,
+    mode: Mode,
+    holds: i64,
+    ttl: i64,
+}
+
+fn entry(ctx: Ctx<'_>, held: Held) -> bool {
     ctx.reply_map(4);
     ctx.reply_bulk(b"owner");
-    ctx.reply_bulk(hold.owner.as_bytes());
+    ctx.reply_bulk(held.owner.as_bytes());
     ctx.reply_bulk(b"mode");
-    ctx.reply_bulk(mode.name().as_bytes());
+    ctx.reply_bulk(held.mode.name().as_bytes());
     ctx.reply_bulk(b"holds");
-    ctx.reply_integer(hold.count(mode));
+    ctx.reply_integer(held.holds);
     ctx.reply_bulk(b"ttl");
-    ctx.reply_integer(left(hold.expires_at, ctx.now()));
+    ctx.reply_integer(held.ttl);
     true
 }
 
