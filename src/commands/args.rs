@@ -5,6 +5,7 @@ use crate::core::{Bind, ConnectionId, RequestId};
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
+use crate::server::string::decimal;
 use crate::server::{ask, Ctx, Str};
 
 /// The longest owner, in bytes.
@@ -74,17 +75,11 @@ impl<'a> Cursor<'a> {
             digits => (false, digits),
         };
         let starts_well = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
-        let mut number: i64 = 0;
-        let mut all_digits = starts_well;
-        for byte in digits {
-            let digit = byte.wrapping_sub(b'0');
-            all_digits &= digit < 10;
-            // One that is too long for this wraps, and is out of range anyway.
-            number = number.wrapping_mul(10).wrapping_add(i64::from(digit));
-        }
-        if !all_digits {
+        let Some(number) = decimal(digits).filter(|_| starts_well) else {
             return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
-        }
+        };
+        // One that is too long for this wraps, and is out of range anyway.
+        let number = number.cast_signed();
         let number = if negative { number.wrapping_neg() } else { number };
         if digits.len() > LONGEST_NUMBER || !(min..=max).contains(&number) {
             return Err(self.problem(format!("{name} is out of range, must be {min} to {max},")));

@@ -30,19 +30,16 @@ impl<K: Ord, V> Few<K, V> {
 
     /// Sets the value of a key.
     pub(super) fn insert(&mut self, key: K, value: V) {
-        if self.is_empty() {
-            *self = Few::One(key, value);
-            return;
-        }
-        *self = match std::mem::replace(self, Few::None) {
-            Few::None => Few::One(key, value),
-            Few::One(one, _) if one == key => Few::One(key, value),
-            Few::One(one, other) => Few::Many(BTreeMap::from([(one, other), (key, value)])),
-            Few::Many(mut many) => {
-                many.insert(key, value);
-                Few::Many(many)
+        match self {
+            Few::None => *self = Few::One(key, value),
+            Few::One(one, old) if *one == key => *old = value,
+            Few::One(..) => {
+                if let Few::One(one, other) = std::mem::replace(self, Few::None) {
+                    *self = Few::Many(BTreeMap::from([(one, other), (key, value)]));
+                }
             }
-        };
+            Few::Many(many) => drop(many.insert(key, value)),
+        }
     }
 
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {

@@ -8,9 +8,9 @@ use crate::server::{events, unloading, Ctx};
 const OVERDUE_US: MonoUs = 20_000;
 
 /// The longest time that the timer is set for, in milliseconds; if something is planned for later, it is set again then. So one
-/// that is not needed any more needs not be stopped, as it fires soon: to set and stop one at each hand-over would cost a tenth
-/// of that. (Besides, Redis before 7.2.2 counts microseconds until the next timer in 32 bits: one that is more than 35 minutes
-/// away keeps its event loop busy until then.)
+/// that is not needed any more needs not be stopped, as it fires soon: to set and stop one at each hand-over would cost a
+/// fourteenth of that. (Besides, Redis before 7.2.2 counts microseconds until the next timer in 32 bits: one that is more than
+/// 35 minutes away keeps its event loop busy until then.)
 const LONGEST_MS: u64 = 10_000;
 
 /// The timer, if it is set, and when it fires. There is never more than one: a module that has a timer cannot be unloaded.

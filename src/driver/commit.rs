@@ -1,4 +1,4 @@
-//! What follows when a lock was in hand: it is written, external clients are told, decisions are passed on.
+//! What follows when a lock was in hand: it is written, and external clients are told.
 
 use super::state::with;
 use super::subscriptions;
@@ -7,8 +7,7 @@ use crate::keyspace::{channel, Lock};
 use crate::server::propagation::Propagation;
 use crate::server::Ctx;
 
-/// Writes a lock that a command has opened and the core has changed, and sees to what follows from it. `found_free` if it was
-/// free before.
+/// Writes a lock that a command has opened and the core has changed. `found_free` if it was free before.
 pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
     subscriptions::listen(ctx);
     let shortened = lock.shortened_to();

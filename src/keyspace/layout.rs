@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::config::MAX_MS;
 use crate::core::{Hold, Holders, Owner, Token};
-use crate::server::string::Digits;
+use crate::server::string::{decimal, Digits};
 
 pub(super) const FENCE: &[u8] = b"#fence";
 const SHARED: &[u8] = b"#shared:";
@@ -58,7 +58,7 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     Holders::from_holds(holds)
 }
 
-/// The same for a hash with this field, and maybe the token's; `None` if it has to be looked at more closely.
+/// Who holds the lock by a hash with this field alone, and maybe the token's; `None` if it has to be looked at more closely.
 pub(super) fn alone(name: &[u8], holds: i64, token: Option<Token>, expires_at: i64) -> Option<Holders> {
     let is_token = token.is_none_or(|token| (1..=MAX_MS).contains(&token));
     (is_owner(name) && holds > 0 && is_token)
@@ -172,14 +172,7 @@ fn positive(value: &[u8]) -> Option<i64> {
     if !matches!(value, [b'1'..=b'9', ..]) || value.len() > LONGEST_NUMBER {
         return None;
     }
-    let (mut number, mut all_digits) = (0_u64, true);
-    for byte in value {
-        let digit = byte.wrapping_sub(b'0');
-        all_digits &= digit < 10;
-        // Only what is no number at all wraps.
-        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
-    }
-    i64::try_from(number).ok().filter(|_| all_digits)
+    decimal(value)?.try_into().ok()
 }
 
 #[cfg(test)]

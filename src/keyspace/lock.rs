@@ -147,7 +147,7 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// The same for a hash with no other fields than the caller's exclusive holds, and maybe their token.
+    /// Reads a hash with no other fields than the caller's exclusive holds, and maybe their token.
     fn read_callers(&mut self, expires_at: i64) -> bool {
         let Some(caller) = self.caller else { return false };
         let Some((holds, token)) = self.key.only_numbers(caller, fence_field(self.ctx)) else { return false };

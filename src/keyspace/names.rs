@@ -14,14 +14,11 @@ pub(crate) fn derived<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name 
     let has_tag = key.contains(&b'{');
     let start = if has_tag { LEN - 1 } else { LEN };
     let len = start + key.len() + usize::from(!has_tag);
-    if len <= ON_STACK {
-        let mut name = [b'}'; ON_STACK];
-        name[..LEN].copy_from_slice(prefix);
-        name[start..start + key.len()].copy_from_slice(key);
-        return SmallVec::from_buf_and_len(name, len);
-    }
-    let mut name: Name = smallvec![b'}'; len];
-    name[..LEN.min(start + key.len())].copy_from_slice(&prefix[..LEN.min(start + key.len())]);
+    let mut name: Name = match len {
+        ..=ON_STACK => SmallVec::from_buf_and_len([b'}'; ON_STACK], len),
+        _ => smallvec![b'}'; len],
+    };
+    name[..LEN].copy_from_slice(prefix);
     name[start..start + key.len()].copy_from_slice(key);
     name
 }

@@ -50,7 +50,7 @@ pub(crate) fn array<T: 'static>(
     array_within(ctx, |_| {}, (len, next, entry), |_| {});
 }
 
-/// The same, as a part of a reply: `before` and `after` add what stands around the array.
+/// Replies with something more than such an array: `before` and `after` add what stands around it.
 pub(crate) fn array_within<T: 'static>(
     ctx: Ctx<'_>,
     before: impl Fn(Ctx<'_>),
@@ -64,7 +64,7 @@ pub(crate) fn array_within<T: 'static>(
     let mut portion = move |ctx: Ctx<'_>, most: usize| {
         let things = next(most);
         let more = things.len() == most;
-        (things.into_iter().filter_map(|thing| entry(ctx, thing).then_some(())).count(), more)
+        (things.into_iter().map(|thing| entry(ctx, thing)).filter(|is_there| *is_there).count(), more)
     };
     let blocked = Some(ctx).filter(|ctx| len > PORTION && !ctx.flags().denies_blocking()).and_then(block);
     let Some((reply, client)) = blocked else {

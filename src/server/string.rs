@@ -116,6 +116,17 @@ impl Digits {
     }
 }
 
+/// The number that these digits are; `None` if there is anything else among them. More than 19 of them wrap.
+pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
+    let (mut number, mut all_digits) = (0_u64, true);
+    for byte in digits {
+        let digit = byte.wrapping_sub(b'0');
+        all_digits &= digit < 10;
+        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
+    }
+    all_digits.then_some(number)
+}
+
 /// The content of a string.
 ///
 /// # Safety

@@ -26,7 +26,37 @@ crate::on_every_server!(
     something_else_in_its_place_ends_all_waits,
     a_string_set_over_it_is_noticed_when_the_lease_ends,
     among_twenty_thousand_volatile_keys,
+    what_is_remembered_of_a_hand_over_is_compared_with_the_key,
 );
+
+/// The hold of a lock that was handed over is remembered until the lock is free. The key is the truth all the same.
+fn what_is_remembered_of_a_hand_over_is_compared_with_the_key(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for (foreign, call, reply) in [
+            ("PING", "LOCK.RELEASE k b", "0"),
+            ("PING", "LOCK.ACQUIRE k c", "nil"),
+            ("HINCRBY k b 1", "LOCK.RELEASE k b", "1"),
+            ("HINCRBY k b 1", "LOCK.ACQUIRE k b", "3"),
+            ("PERSIST k", "LOCK.ACQUIRE k c", "WRONGTYPE"),
+            ("HSET k c 1", "LOCK.ACQUIRE k c", "WRONGTYPE"),
+            ("SET k c", "LOCK.RELEASE k b", "WRONGTYPE"),
+            ("PEXPIRE k -1", "LOCK.ACQUIRE k c", "1"),
+            ("DEL k", "LOCK.RELEASE k b", "NOTOWNER"),
+            ("RENAME k l", "LOCK.ACQUIRE k c", "1"),
+        ] {
+            assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+            assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+            assert_eq!(b.recv(), "1");
+            assert_eq!(a.info("lock", "lock_table_locks"), "1", "before {foreign}");
+            a.call(foreign);
+            assert_eq!(a.call(call).split(' ').next(), Some(reply), "{call} after {foreign}");
+            a.call("DEL k l");
+            until("nothing is remembered", || a.info("lock", "lock_table_locks") == "0");
+        }
+    });
+}
 
 /// A lock `k` of `a`, with two waiters; `free` frees it, and the first waiter must have it and nobody else. Then
 /// the second gets it by an ordinary release.

@@ -292,7 +292,7 @@ impl LockManager {
         }
     }
 
-    /// From now on no lock is remembered for its hold alone: keys may leave and come back without a word.
+    /// From now on no hold is remembered of a lock that nobody waits for: keys may leave and come back without a word.
     pub(crate) fn forget_holds(&mut self) {
         self.parts.forgets_holds = true;
     }

@@ -26,9 +26,6 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
 }
 
-/// A lock is remembered for its hold alone, as long as no more locks than this are remembered.
-const KEPT_HOLDS: usize = 1024;
-
 /// Everything in memory, see the fields' types.
 #[derive(Default)]
 pub(super) struct Parts {
@@ -45,7 +42,7 @@ pub(super) struct Parts {
     /// Those of the locks with a lease on the schedule that can become free without an event.
     pub(super) fragile: FragileLocks,
     pub(super) granted_keys: GrantedKeys,
-    /// No lock is remembered for its hold alone.
+    /// No hold is remembered of a lock that nobody waits for.
     pub(super) forgets_holds: bool,
     /// This server is not the primary.
     pub(super) demoted: bool,
@@ -75,7 +72,6 @@ impl Parts {
                 && state.fairness.is_idle()
                 && state.unconfirmed.is_empty()
                 && !state.unannounced
-                && (state.plain_hold.is_none() || self.forgets_holds || self.table.len() > KEPT_HOLDS)
                 && !self.table.is_ready(lock)
                 && self.leases.get(&lock).is_none()
                 && !self.sessions.knows(lock)

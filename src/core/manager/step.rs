@@ -132,11 +132,12 @@ impl<'a> Step<'a> {
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
-        let is_bound = self.parts.sessions.knows(lock);
+        let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
             // What an external client holds, and nobody wants, is not remembered.
             let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_on_its_way() || is_bound;
-            let plain = plain.filter(|_| is_wanted || state.plain_hold.is_some());
+            let is_kept = is_wanted || state.plain_hold.is_some();
+            let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { is_kept });
             if state.plain_hold.as_ref() != plain {
                 state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
             }

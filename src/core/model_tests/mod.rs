@@ -518,6 +518,36 @@ fn a_hold_count_that_cannot_grow_is_refused() {
     }
 }
 
+/// After a hand-over the hold is remembered as long as the lock is; where keys leave and come back without a word, only while
+/// somebody waits.
+#[test]
+fn a_hold_that_was_handed_over_is_remembered() {
+    for forgets in [false, true] {
+        let mut locks = LockManager::default();
+        if forgets {
+            locks.forget_holds();
+        }
+        let now = Now { wall: 0, mono: 0 };
+        let mut holders = Holders::from_holds(vec![hold(b"a", 1, 0)]).unwrap();
+        let mut beside = Beside::default();
+        let patience = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+        for owner in [1, 2] {
+            let known = locks.look_up(at(b"k"));
+            let request = Call { owner, lease: 10, ..Call::default() }.request();
+            locks.acquire(known, &mut holders, &mut beside, &request, patience, now);
+        }
+        for (giver, remembers) in [(&b"a"[..], true), (OWNERS[1], !forgets)] {
+            let known = locks.look_up(at(b"k"));
+            let scope = ReleaseScope::One;
+            let release = Release { owner: Owner::new(giver), scope, lease_ms: None, id: None };
+            assert_eq!(locks.release(known, &mut holders, &mut beside, &release, now).0, Ok(0));
+            let remembered = locks.plain_hold(locks.look_up(at(b"k")));
+            assert_eq!(remembered.is_some(), remembers, "after {}", giver.escape_ascii());
+            locks.verify();
+        }
+    }
+}
+
 #[test]
 fn many_locks_that_end_at_once_are_reconciled_in_portions() {
     let mut locks = LockManager::default();
