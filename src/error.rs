@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::core::Refusal;
+use crate::server::on_behalf::Refused;
 
 /// Every error that a client can get from the module; the text tells what to do. The prefixes are part of the
 /// wire contract.
@@ -14,6 +15,10 @@ pub(crate) enum Error {
     FairLock,
     /// The owner holds nothing here.
     NotOwner,
+    /// A newer token than this one was granted, or it is not known whether one was.
+    OldToken,
+    /// A command that is to be guarded is not carried out.
+    NotGuarded(Refused),
     /// A waiter whose slot is served by another node now.
     Moved,
     /// A waiter that closed its side of the connection before it was answered.
@@ -44,6 +49,9 @@ pub(crate) enum Error {
 const CANCELLED: &str =
     "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
 
+/// As the server words it for commands with several keys.
+const TRY_AGAIN: &str = "TRYAGAIN Multiple keys request during rehashing of slot";
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -57,6 +65,22 @@ impl fmt::Display for Error {
                 "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over; \
                  stop, and acquire anew",
             ),
+            Error::OldToken => f.write_str(
+                "NOTOWNER this token is out of date: a newer one was granted since, or its counter is gone; stop, and acquire anew",
+            ),
+            Error::NotGuarded(refused) => f.write_str(match refused {
+                Refused::NotAllowed => {
+                    "ERR this command cannot be guarded, only one that a script may call, and EVAL, EVALSHA and FCALL \
+                     outside of scripts, in 'lock.guard' command"
+                }
+                // As the server words these two.
+                Refused::NoPermission => {
+                    "NOPERM this user has no permissions to run the guarded command or to access one of the keys or \
+                     channels used as arguments"
+                }
+                Refused::CrossSlot => "CROSSSLOT Keys in request don't hash to the same slot",
+                Refused::TryAgain => TRY_AGAIN,
+            }),
             Error::Moved => f.write_str(
                 "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",
             ),
@@ -64,8 +88,7 @@ impl fmt::Display for Error {
                 "UNBLOCKED the connection was closed on the client's side, and the lock went to the next in line; \
                  connect and acquire again",
             ),
-            // As the server words it for commands with several keys.
-            Error::TryAgain => f.write_str("TRYAGAIN Multiple keys request during rehashing of slot"),
+            Error::TryAgain => f.write_str(TRY_AGAIN),
             Error::Demoted => f.write_str(
                 "UNBLOCKED this server is not the primary any more; send the command to the one that is",
             ),

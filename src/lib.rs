@@ -76,6 +76,8 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         load::register::<commands::Release>(ctx),
         load::register::<commands::Renew>(ctx),
         load::register::<commands::Cancel>(ctx),
+        load::register::<commands::Check>(ctx),
+        load::register::<commands::Guard>(ctx),
         load::register::<commands::Break>(ctx),
         load::register::<commands::Info>(ctx),
         load::register::<commands::Waiters>(ctx),

@@ -133,7 +133,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         bind: args.bind(ctx, by_connection)?,
     };
     if request.fence {
-        args.has_counter_here(ctx, &key)?;
+        args.has_counter_here(ctx, "FENCE", &key)?;
     }
     Ok(Call { key, owner: asked, request, block })
 }

@@ -1,7 +1,7 @@
 //! A cursor over the arguments of a command.
 
 use crate::config::{self, MAX_MS};
-use crate::core::{Bind, ConnectionId, RequestId};
+use crate::core::{Bind, ConnectionId, RequestId, Token};
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
@@ -117,6 +117,16 @@ impl<'a> Cursor<'a> {
         Ok(true)
     }
 
+    /// The value of `TOKEN`.
+    pub(super) fn token(&mut self) -> Result<Token, Error> {
+        self.integer("TOKEN", 1, MAX_MS)
+    }
+
+    /// The arguments that are left.
+    pub(super) fn rest(self) -> Args<'a> {
+        self.args.from(self.next)
+    }
+
     /// The value of `ID`.
     pub(super) fn request_id(&mut self) -> Result<&'a [u8], Error> {
         let id = self.next().ok_or_else(|| self.problem("ID needs a value".to_owned()))?;
@@ -138,9 +148,9 @@ impl<'a> Cursor<'a> {
         Ok(RequestId::new(asked, id, config::request_ttl()))
     }
 
-    /// Fails in a cluster if the fencing counter is not where its lock is.
-    pub(super) fn has_counter_here(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<(), Error> {
-        self.is_here(ctx, "FENCE", key, || names::counter(key.as_bytes()))
+    /// Fails in a cluster if the fencing counter, which this option needs, is not where its lock is.
+    pub(super) fn has_counter_here(&self, ctx: Ctx<'_>, option: &str, key: &Str<'_>) -> Result<(), Error> {
+        self.is_here(ctx, option, key, || names::counter(key.as_bytes()))
     }
 
     fn is_here(
@@ -198,6 +208,11 @@ impl<'a> Cursor<'a> {
     /// The error for two options that exclude each other.
     pub(super) fn excluded(&self, one: &str, other: &str) -> Error {
         self.problem(format!("only one of {one} and {other} is allowed"))
+    }
+
+    /// The error for a word that is neither of two.
+    pub(super) fn neither(&self, word: &[u8], one: &str, other: &str) -> Error {
+        self.problem(format!("syntax error, expected {one} or {other}, not '{}',", shown(word)))
     }
 
     /// The value of `MATCH`.

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
-const LINES: [&CStr; 36] = [
+const LINES: [&CStr; 40] = [
     c"LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     c"ACQUIRE <key> <owner|*> [PX <milliseconds> | EX <seconds>] [BLOCK <milliseconds>]",
     c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [ID <request>]",
@@ -25,6 +25,10 @@ const LINES: [&CStr; 36] = [
     c"CANCEL <key> <owner> ID <request>",
     c"    Undo the acquire with this ID, whether it waits, was granted, or is still to come:",
     c"    1 if there was anything to undo.",
+    c"CHECK <key> OWNER <owner> | TOKEN <token>",
+    c"    The owner's hold count, or 1 if no newer token than this one was granted.",
+    c"GUARD <key> OWNER <owner> | TOKEN <token> <command> [<arg> ...]",
+    c"    Carry out the command if that is so, in the same step: the command's reply.",
     c"BREAK <key>",
     c"    End every hold, whoever has it: how many owners lost it.",
     c"INFO <key>",
@@ -39,7 +43,7 @@ const LINES: [&CStr; 36] = [
     c"    Print this help.",
     c"A lease that is not given is lock.default-lease milliseconds long.",
     c"Errors begin with ERR, or with one of these words:",
-    c"    NOTOWNER: this owner holds nothing here, or not any more.",
+    c"    NOTOWNER: this owner holds nothing here, or not any more; or a newer token was granted.",
     c"    WRONGTYPE: the key holds something that is no lock of this kind.",
     c"    DEADLOCK: waiting could never end. UNBLOCKED: a wait was ended from outside.",
     c"    Nothing is changed by a call that fails.",

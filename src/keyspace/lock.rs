@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Holders, Now, Token};
+use crate::core::{Hold, Holders, Now, Token};
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
@@ -418,7 +418,24 @@ pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Er
     read_all(&key, now)
 }
 
-/// The same by all of its fields, unless there are thousands.
+/// How many holds an owner has, of both kinds. Works on a replica.
+pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>, now: Now) -> Result<i64, Error> {
+    let key = Key::open_for_read(ctx, name);
+    if key.kind() == Kind::Hash && key.len() <= 2 {
+        let alone = key.only_numbers(owner, fence_field(ctx));
+        let expires_at = key.expires_at().ok_or(Error::WrongType)?;
+        let alone =
+            alone.and_then(|(holds, token)| layout::alone(owner.as_bytes(), holds, token, expires_at));
+        if let Some((hold, _)) = alone.as_ref().and_then(Holders::alone) {
+            return Ok(hold.exclusive);
+        }
+    }
+    drop(key);
+    let holders = look(ctx, name, now)?;
+    Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
+}
+
+/// Reads a lock by all of its fields, unless there are thousands.
 pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
     match crowd_size(&key) {

@@ -15,5 +15,6 @@ pub(crate) mod names;
 mod records;
 pub(crate) mod redisson_fair;
 
-pub(crate) use lock::{look, look_closely, Lock};
+pub(crate) use lock::{held_by, look, look_closely, Lock};
 pub(crate) use memory::Memory;
+pub(crate) use records::{newest_token, raise_counter};

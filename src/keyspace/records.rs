@@ -90,11 +90,7 @@ impl<'a> Records<'a> {
             Some(counter) => counter,
             None => {
                 let key = open(self.ctx, &names::counter(self.lock.as_bytes()));
-                let value = match key.kind() {
-                    Kind::Empty => None,
-                    Kind::String => Some(integer(&key.text()).ok_or(Refusal::NoCounter)?),
-                    _ => return Err(Refusal::NoCounter),
-                };
+                let value = token_in(&key)?;
                 let permanent = value.is_some() && key.expires_at().is_none();
                 Counter { key, value, permanent, changed: false }
             }
@@ -313,6 +309,34 @@ impl<'a> Record<'a> {
             record.granted = Some((Reply { mode, holds, token, owner }, end));
         }
         (rest.is_empty() && record.end().is_some()).then_some(Some(record))
+    }
+}
+
+/// The newest token that was granted for a lock, as far as that is known. Works on a replica.
+pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>, Refusal> {
+    let name = Str::new(&names::counter(lock.as_bytes()));
+    token_in(&muted(ctx, || OwnKey::open_for_read(ctx, name)))
+}
+
+/// No token that is granted from now on is less than this one.
+pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) {
+    let mut records = Records::of(ctx, lock);
+    let Ok(counter) = records.counter() else { return };
+    if counter.value < Some(token) {
+        (counter.value, counter.changed) = (Some(token), true);
+    }
+    let propagation = Propagation::of(ctx);
+    if records.store(propagation) {
+        propagation.count();
+    }
+}
+
+/// What a fencing counter is at.
+fn token_in(counter: &OwnKey<'_>) -> Result<Option<Token>, Refusal> {
+    match counter.kind() {
+        Kind::Empty => Ok(None),
+        Kind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
+        Kind::Hash | Kind::Other => Err(Refusal::NoCounter),
     }
 }
 

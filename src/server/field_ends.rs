@@ -52,6 +52,14 @@ pub(super) fn seen(proof: InCallback, name: &[u8]) {
     }
 }
 
+/// Commands were carried out that are not seen.
+pub(super) fn count_again(proof: impl Into<InCallback>) {
+    let known = USE.get(proof);
+    if known.get() != Use::Possible {
+        known.set(Use::NoneUntil(0));
+    }
+}
+
 impl FieldEnds {
     /// How it is found on this server, if there can be such a field.
     pub(super) fn of_server(ctx: Ctx<'_>) -> FieldEnds {

@@ -97,6 +97,11 @@ impl<'a> Key<'a> {
 }
 
 impl<'a> OwnKey<'a> {
+    /// As [`Key::open_for_read`].
+    pub(crate) fn open_for_read(ctx: Ctx<'a>, name: Str<'static>) -> OwnKey<'a> {
+        OwnKey { handle: Handle::open(ctx, &name, READ), name }
+    }
+
     /// As [`Key::open_for_write`].
     pub(crate) fn open_for_write(ctx: Ctx<'a>, name: Str<'static>) -> OwnKey<'a> {
         OwnKey { handle: Handle::open(ctx, &name, WRITE), name }

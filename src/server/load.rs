@@ -73,6 +73,16 @@ impl<'a> Args<'a> {
         self.0.len()
     }
 
+    /// Those from this place on.
+    pub(crate) fn from(&self, at: usize) -> Args<'a> {
+        Args(self.0.get(at..).unwrap_or_default())
+    }
+
+    /// As the API takes them.
+    pub(super) fn raw(&self) -> &'a [*mut raw::RedisModuleString] {
+        self.0
+    }
+
     /// The argument at this place as a string of the server.
     pub(crate) fn string(&self, at: usize) -> Option<Str<'a>> {
         // SAFETY: the strings live as long as `'a`.
@@ -117,7 +127,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
     let symbols = absent!(
         RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
         RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
-        RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey RedisModule_CommandFilterArgGet
+        RedisModule_CallReplyProto RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_GetCommandKeys RedisModule_Free RedisModule_ReplyWithCallReply RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgsCount RedisModule_CreateCommand
         RedisModule_CreateString RedisModule_CreateStringFromLongLong RedisModule_CreateTimer RedisModule_FreeThreadSafeContext RedisModule_GetDetachedThreadSafeContext
         RedisModule_DeleteKey RedisModule_EventLoopAddOneShot RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire

@@ -33,6 +33,7 @@ pub(crate) mod long_reply;
 pub(crate) mod messages;
 pub(crate) mod muted;
 pub(crate) mod notify;
+pub(crate) mod on_behalf;
 pub(crate) mod propagation;
 pub(crate) mod selected_database;
 pub(crate) mod socket;

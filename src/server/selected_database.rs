@@ -16,7 +16,11 @@ use std::ffi::c_int;
 
 use redis_module::raw;
 
+use crate::server::version::{self, Version};
 use crate::server::{field_ends, guard, info, string, Ctx, InCallback, ServerCell, OK};
+
+/// The first Valkey without this defect.
+const MENDED_SINCE: Version = Version::new(9, 0, 0);
 
 /// The database that the latest `MOVE` moved from.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
@@ -36,6 +40,12 @@ pub(super) fn give_back(ctx: Ctx<'_>, event: &[u8]) {
         }
         _ => {}
     }
+}
+
+/// True if the server has this defect.
+pub(super) fn is_lent() -> bool {
+    let version = version::server_version();
+    !info::is_redis() && version.is_some_and(|version| version < MENDED_SINCE)
 }
 
 /// Sees to it that `COPY` is noticed. It costs every command something: so not on a server without the defect. False if the

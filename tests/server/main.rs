@@ -22,6 +22,8 @@ mod fencing;
 mod fields;
 mod floor;
 mod followers;
+mod guarded;
+mod guarded_fuzz;
 mod loading;
 mod messages;
 mod moving;

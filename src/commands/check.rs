@@ -1,0 +1,29 @@
+//! `LOCK.CHECK key OWNER owner | TOKEN token`
+
+use super::args::Cursor;
+use super::claim::Claim;
+use crate::error::Error;
+use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
+
+pub(crate) struct Check;
+
+impl Command for Check {
+    const SPEC: Spec = Spec {
+        name: c"lock.check",
+        flags: c"readonly fast",
+        categories: c"read fast",
+        key: Some(KeyUse::Read),
+        arity: 4,
+        summary: c"Tells whether an owner holds a lock, or whether no newer token than this one was granted.",
+        complexity: c"O(1); O(M) where up to 8 owners hold the lock shared",
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
+        let mut args = Cursor::new("lock.check", args);
+        let key = args.key()?;
+        let claim = Claim::parse(&mut args, ctx, &key)?;
+        ctx.reply_integer(claim.prove(ctx, &key, ctx.now())?.holds);
+        Ok(())
+    }
+}

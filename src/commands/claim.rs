@@ -1,0 +1,53 @@
+//! What a caller claims of a lock, and whether that is true: `OWNER owner | TOKEN token`.
+
+use super::args::Cursor;
+use crate::core::{Now, Token};
+use crate::error::Error;
+use crate::keyspace;
+use crate::server::{Ctx, Str};
+
+/// What a caller claims.
+pub(super) enum Claim<'a> {
+    /// That this owner holds the lock.
+    Owner(Str<'a>),
+    /// That nobody was granted the lock with a newer token than this one.
+    Token(Token),
+}
+
+/// What is so, as a claim that is true.
+pub(super) struct Proof {
+    /// How many holds the owner has; 1 for a token.
+    pub(super) holds: i64,
+    /// The token, if it is newer than the newest that this server knows: the last writes of another primary were lost.
+    pub(super) ahead: Option<Token>,
+}
+
+impl<'a> Claim<'a> {
+    pub(super) fn parse(args: &mut Cursor<'a>, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Claim<'a>, Error> {
+        match args.next().unwrap_or_default() {
+            word if word.eq_ignore_ascii_case(b"OWNER") => Ok(Claim::Owner(args.owner()?)),
+            word if word.eq_ignore_ascii_case(b"TOKEN") => {
+                let token = args.token()?;
+                args.has_counter_here(ctx, "TOKEN", key)?;
+                Ok(Claim::Token(token))
+            }
+            word => Err(args.neither(word, "OWNER", "TOKEN")),
+        }
+    }
+
+    /// Looks whether it is true, without touching anything; works on a replica.
+    pub(super) fn prove(&self, ctx: Ctx<'_>, key: &Str<'_>, now: Now) -> Result<Proof, Error> {
+        match self {
+            Claim::Owner(owner) => match keyspace::held_by(ctx, key, owner, now)? {
+                0 => Err(Error::NotOwner),
+                holds => Ok(Proof { holds, ahead: None }),
+            },
+            Claim::Token(token) => match keyspace::newest_token(ctx, key).map_err(Error::Refused)? {
+                Some(newest) if newest <= *token => {
+                    Ok(Proof { holds: 1, ahead: Some(*token).filter(|token| *token > newest) })
+                }
+                _ => Err(Error::OldToken),
+            },
+        }
+    }
+}

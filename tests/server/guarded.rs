@@ -1,0 +1,639 @@
+//! `LOCK.CHECK` and `LOCK.GUARD`: what is stored in the server is written by nobody who lost the lock (10, 12).
+
+use crate::effects::{stream, timeless};
+use crate::support::cluster::Cluster;
+use crate::support::{in_world, until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    a_check_tells_who_holds,
+    a_check_tells_which_token_is_newest,
+    a_check_reads_on_a_replica,
+    a_guard_is_the_command_or_nothing,
+    an_owner_that_was_frozen_writes_nothing,
+    a_token_passes_until_a_newer_one_is_granted,
+    a_token_that_is_ahead_moves_the_counter,
+    what_cannot_be_guarded_changes_nothing,
+    a_guard_is_replicated_as_its_command,
+    values_are_stored_as_by_the_command_itself,
+    replies_are_in_the_protocol_of_the_caller,
+    the_caller_needs_the_permissions_for_the_command,
+    memory_that_is_full_stops_what_needs_some,
+    a_watched_check_makes_a_transaction_depend_on_the_lock,
+    in_scripts_transactions_and_functions,
+    guards_in_scripts_in_guards,
+    renamed_commands_are_known,
+    a_guarded_script_may_take_the_lock,
+    the_locks_own_key_may_go_in_the_middle,
+    keys_of_another_slot_are_refused,
+    keys_that_have_left_are_to_be_tried_again,
+);
+
+const COUNTER: &str = "redisson_lock_token:{k}";
+
+/// Takes the lock `k` with a token.
+fn fenced(client: &mut Client, owner: &str) -> i64 {
+    let reply = client.call(&format!("LOCK.ACQUIRE k {owner} FENCE PX 100000"));
+    let token = reply.trim_end_matches(']').split("token, ").nth(1).expect("a token");
+    token.parse().unwrap()
+}
+
+fn prefix(reply: &str) -> &str {
+    reply.split(' ').next().unwrap()
+}
+
+fn a_check_tells_who_holds(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(prefix(&a.call("LOCK.CHECK k OWNER a")), "NOTOWNER");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        assert_eq!(a.call("LOCK.CHECK k owner a"), "2");
+        assert_eq!(prefix(&a.call("LOCK.CHECK k OWNER b")), "NOTOWNER");
+        a.call("LOCK.ACQUIRE k a SHARED PX 100000");
+        assert_eq!(a.call("LOCK.CHECK k OWNER a"), "3", "both kinds");
+        a.call("LOCK.BREAK k");
+        assert_eq!(prefix(&a.call("LOCK.CHECK k OWNER a")), "NOTOWNER");
+        for reader in 0..20 {
+            a.call(&format!("LOCK.ACQUIRE k r{reader} SHARED PX 100000"));
+        }
+        assert_eq!(a.call("LOCK.CHECK k OWNER r7"), "1");
+        assert_eq!(prefix(&a.call("LOCK.CHECK k OWNER a")), "NOTOWNER");
+        a.call("LOCK.ACQUIRE short a PX 50");
+        a.call("LOCK.ACQUIRE short-shared a SHARED PX 50");
+        a.call("LOCK.ACQUIRE short-shared b SHARED PX 100000");
+        for lock in ["short", "short-shared"] {
+            until("the lease is over", || {
+                prefix(&a.call(&format!("LOCK.CHECK {lock} OWNER a"))) == "NOTOWNER"
+            });
+        }
+        a.call("HSET user a 1");
+        a.call("SET text a");
+        for key in ["user", "text"] {
+            assert_eq!(prefix(&a.call(&format!("LOCK.CHECK {key} OWNER a"))), "WRONGTYPE");
+            assert_eq!(prefix(&a.call(&format!("LOCK.GUARD {key} OWNER a SET x 1"))), "WRONGTYPE");
+        }
+        for (call, problem) in [
+            (
+                "LOCK.CHECK k MASTER a",
+                "ERR syntax error, expected OWNER or TOKEN, not 'MASTER', in 'lock.check' command",
+            ),
+            ("LOCK.CHECK k TOKEN a", "ERR TOKEN is not an integer, but 'a', in 'lock.check' command"),
+            (
+                "LOCK.CHECK k TOKEN 0",
+                "ERR TOKEN is out of range, must be 1 to 9007199254740991, in 'lock.check' command",
+            ),
+            ("LOCK.CHECK k OWNER #a", "ERR owner must not begin with '#' in 'lock.check' command"),
+            ("LOCK.CHECK k OWNER", "ERR wrong number of arguments for 'lock.check' command"),
+            ("LOCK.CHECK k OWNER a b", "ERR wrong number of arguments for 'lock.check' command"),
+            ("LOCK.GUARD k OWNER a", "ERR wrong number of arguments for 'lock.guard' command"),
+            (
+                "LOCK.GUARD k BOTH a GET x",
+                "ERR syntax error, expected OWNER or TOKEN, not 'BOTH', in 'lock.guard' command",
+            ),
+        ] {
+            assert_eq!(a.call(call), problem);
+        }
+    });
+}
+
+fn a_check_tells_which_token_is_newest(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(prefix(&a.call("LOCK.CHECK k TOKEN 9007199254740991")), "NOTOWNER", "there is no counter");
+        let old = fenced(&mut a, "a");
+        assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {old}")), "1");
+        assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {}", old + 1)), "1");
+        assert_eq!(a.call(&format!("GET {COUNTER}")), old.to_string(), "a check writes nothing");
+        assert_eq!(prefix(&a.call(&format!("LOCK.CHECK k TOKEN {}", old - 1))), "NOTOWNER");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {old}")), "1", "nobody has a newer one");
+        let new = fenced(&mut a, "b");
+        assert_eq!(prefix(&a.call(&format!("LOCK.CHECK k TOKEN {old}"))), "NOTOWNER");
+        assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {new}")), "1");
+        a.call(&format!("SET {COUNTER} rubbish"));
+        assert_eq!(prefix(&a.call("LOCK.CHECK k TOKEN 5")), "WRONGTYPE");
+        a.call(&format!("DEL {COUNTER}"));
+        a.call(&format!("LPUSH {COUNTER} rubbish"));
+        assert_eq!(prefix(&a.call("LOCK.GUARD k TOKEN 5 SET x 1")), "WRONGTYPE");
+    });
+}
+
+fn a_check_reads_on_a_replica(flavor: Flavor) {
+    let primary = Server::with_module(flavor, &[]);
+    let replica = Server::with_module(flavor, &[]);
+    let (mut a, mut there) = (primary.client(), replica.client());
+    there.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+    until("the replica is in sync", || there.info("replication", "master_link_status") == "up");
+    let token = fenced(&mut a, "a");
+    assert_eq!(a.call("WAIT 1 10000"), "1");
+    assert_eq!(there.call("LOCK.CHECK k OWNER a"), "1");
+    assert_eq!(there.call(&format!("LOCK.CHECK k TOKEN {token}")), "1");
+    assert_eq!(prefix(&there.call("LOCK.CHECK k OWNER b")), "NOTOWNER");
+    assert_eq!(prefix(&there.call("LOCK.GUARD k OWNER a GET x")), "READONLY");
+}
+
+fn a_guard_is_the_command_or_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a SET x 1"), "OK");
+        assert_eq!(a.call("lock.guard k owner a incrby x 41"), "42");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a GET x"), "42");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a MGET x y"), "[42, nil]");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a LPUSH x 1"), a.call("LPUSH x 1"), "its own error");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a XREAD BLOCK 0 STREAMS s $"), "nil", "nothing blocks");
+        assert_eq!(prefix(&a.call("LOCK.GUARD k OWNER b INCR x")), "NOTOWNER");
+        assert_eq!(a.call("GET x"), "42");
+        assert_eq!(prefix(&a.call("LOCK.GUARD k OWNER a NOSUCH x")), "ERR");
+        assert_eq!(prefix(&a.call("LOCK.GUARD k OWNER a GET")), "ERR");
+        a.call("SELECT 3");
+        assert_eq!(prefix(&a.call("LOCK.GUARD k OWNER a SET x 1")), "NOTOWNER", "of another database");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a SET x 3"), "OK");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a SELECT 0"), "OK");
+        assert_eq!(a.call("GET x"), "3", "the connection keeps its database");
+    });
+}
+
+fn an_owner_that_was_frozen_writes_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        let before = a.call("LOCK.ACQUIRE k a FENCE PX 50");
+        let before = before.trim_end_matches(']').split("token, ").nth(1).unwrap();
+        a.call("LOCK.GUARD k OWNER a SET x a");
+        let reply = b.call("LOCK.ACQUIRE k b FENCE PX 100000 BLOCK 0");
+        let after = reply.trim_end_matches(']').split("token, ").nth(1).unwrap();
+        for claim in ["OWNER a".to_owned(), format!("TOKEN {before}")] {
+            assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k {claim} SET x late"))), "NOTOWNER");
+            assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k {claim} EVAL return(1) 0"))), "NOTOWNER");
+        }
+        assert_eq!(a.call("GET x"), "a");
+        assert_eq!(b.call(&format!("LOCK.GUARD k TOKEN {after} SET x b")), "OK");
+        assert_eq!(b.call("LOCK.GUARD k OWNER b APPEND x b"), "2");
+    });
+}
+
+fn a_token_passes_until_a_newer_one_is_granted(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let token = fenced(&mut a, "a");
+        for ending in ["LOCK.RELEASE k a", "PING", "LOCK.ACQUIRE k other PX 100000", "DEL k"] {
+            a.call(ending);
+            assert_eq!(
+                a.call(&format!("LOCK.GUARD k TOKEN {token} INCR x")).parse::<i64>().is_ok(),
+                true,
+                "{ending}"
+            );
+        }
+        let newer = fenced(&mut a, "b");
+        assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k TOKEN {token} INCR x"))), "NOTOWNER");
+        assert_eq!(a.call(&format!("LOCK.GUARD k TOKEN {newer} INCR x")), "5");
+        a.call(&format!("DEL {COUNTER}"));
+        assert_eq!(
+            prefix(&a.call(&format!("LOCK.GUARD k TOKEN {newer} INCR x"))),
+            "NOTOWNER",
+            "nobody knows"
+        );
+        assert_eq!(a.call(&format!("EXISTS {COUNTER}")), "0");
+    });
+}
+
+/// A failover can lose the last writes of a counter. What was granted then counts all the same.
+fn a_token_that_is_ahead_moves_the_counter(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let counter = |a: &mut Client| a.number(&format!("GET {COUNTER}"));
+        let token = fenced(&mut a, "a");
+        // What fails or is refused changes nothing.
+        for command in ["LPUSH x 1", "NOSUCH", "GET", "SUBSCRIBE x", "LOCK.BREAK k"] {
+            a.call("SET x text");
+            let reply = a.call(&format!("LOCK.GUARD k TOKEN {} {command}", token + 1_000_000_000));
+            assert!(["ERR", "WRONGTYPE"].contains(&prefix(&reply)), "{reply}");
+            assert_eq!(counter(&mut a), token, "{command}");
+        }
+        assert_eq!(a.call(&format!("LOCK.GUARD k TOKEN {} SET x 1", token + 1_000_000_000)), "OK");
+        assert_eq!(counter(&mut a), token + 1_000_000_000);
+        assert_ne!(a.call(&format!("PTTL {COUNTER}")), "-1", "it is forgotten like any other");
+        assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k TOKEN {token} SET x 2"))), "NOTOWNER");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(fenced(&mut a, "b"), token + 1_000_000_001);
+        // A script that takes the lock gets a token above.
+        a.call("LOCK.RELEASE k b");
+        let take = "local r = redis.call('LOCK.ACQUIRE', 'k', 'c', 'FENCE') return r[6]";
+        let ahead = (token + 2_000_000_000).to_string();
+        let call = ["LOCK.GUARD", "k", "TOKEN", &ahead, "EVAL", take, "0"].map(str::as_bytes);
+        assert_eq!(a.call_args(&call), (token + 2_000_000_001).to_string());
+    });
+}
+
+fn what_cannot_be_guarded_changes_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        for command in [
+            "MULTI",
+            "EXEC",
+            "DISCARD",
+            "WATCH x",
+            "SUBSCRIBE x",
+            "PSUBSCRIBE x",
+            "SSUBSCRIBE x",
+            "UNSUBSCRIBE",
+            "MONITOR",
+            "CLIENT REPLY OFF",
+            "CLIENT KILL ID 1",
+            "CLIENT PAUSE 1000",
+            "CLIENT TRACKING ON",
+            "REPLICAOF 127.0.0.1 1",
+            "REPLICAOF NO ONE",
+            "MODULE UNLOAD lock",
+            "MODULE LIST",
+            "SHUTDOWN NOSAVE",
+            "DEBUG SEGFAULT",
+            "DEBUG SLEEP 1",
+            "CONFIG SET maxmemory 1",
+            "ACL SETUSER default off",
+            "AUTH a b",
+            "HELLO 3",
+            "QUIT",
+            "RESET",
+            "SAVE",
+            "BGSAVE",
+            "SCRIPT FLUSH",
+            "FUNCTION FLUSH",
+            "WAIT 0 0",
+            "WAIT 5 0",
+            "wait 5 0",
+            "WAITAOF 0 0 0",
+            "PFDEBUG GETREG x",
+            "PFSELFTEST",
+            "SYNC",
+            "PSYNC ? -1",
+            "REPLCONF ACK 1",
+            "FAILOVER",
+            "BLPOP x",
+            "LOCK.ACQUIRE k b",
+            "LOCK.RELEASE k a",
+            "LOCK.BREAK k",
+            "lock.guard k OWNER a GET x",
+            "LOCK.CHECK k OWNER a",
+            "LOCK.HELP",
+        ] {
+            let reply = a.call(&format!("LOCK.GUARD k OWNER a {command}"));
+            assert_eq!(prefix(&reply), "ERR", "{command}: {reply}");
+        }
+        assert_eq!(a.call("LOCK.CHECK k OWNER a"), "1");
+        assert_eq!(a.call("PING"), "PONG");
+        // As long as a name can be: no stack is as deep as a client can ask for.
+        let nested = "LOCK.GUARD k OWNER a ".repeat(10_000) + "GET x";
+        let reply = a.call(&nested);
+        assert!(
+            reply.starts_with("ERR this command cannot be guarded, only one that a script may call"),
+            "{reply}"
+        );
+        let null = [&b"LOCK.GUARD"[..], b"k", b"OWNER", b"a", b"GET\0", b"x"];
+        assert_eq!(prefix(&a.call_args(&null)), "ERR");
+    });
+}
+
+fn a_guard_is_replicated_as_its_command(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        a.call("SADD s only");
+        assert_eq!(a.call("WAIT 1 10000"), "1");
+        let sent = stream(world, || {
+            a.call("LOCK.GUARD k OWNER a SET x 1 PX 100000");
+            a.call("LOCK.GUARD k OWNER a SPOP s 1");
+            a.call("LOCK.GUARD k OWNER a GET x");
+            a.call("LOCK.GUARD k OWNER b SET x 2");
+            let script = "redis.call('INCR', 'x') redis.call('INCR', 'y')";
+            a.call_args(&["LOCK.GUARD", "k", "OWNER", "a", "EVAL", script, "0"].map(str::as_bytes));
+        });
+        let expected =
+            ["SET x 1 PXAT <time>", "SREM s only", "MULTI", "INCR x", "INCR y", "EXEC"].map(str::to_owned);
+        // Of a set that is emptied, servers send different commands that do the same.
+        let mut sent = timeless(sent);
+        for line in &mut sent {
+            if ["DEL s", "UNLINK s"].contains(&line.as_str()) {
+                *line = "SREM s only".to_owned();
+            }
+        }
+        assert_eq!(sent, expected);
+        let token = fenced(&mut a, "a") + 1_000_000_000;
+        let sent = timeless(stream(world, || drop(a.call(&format!("LOCK.GUARD k TOKEN {token} SET x 1")))));
+        let raised = format!("SET {COUNTER} <token> PXAT <time>");
+        assert_eq!(sent, ["MULTI", "SET x 1", &raised, "EXEC"].map(str::to_owned));
+    });
+}
+
+fn values_are_stored_as_by_the_command_itself(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        for value in ["text", &"m".repeat(44), &"m".repeat(45), &"m".repeat(100_000)] {
+            a.call(&format!("SET plain {value}"));
+            assert_eq!(a.call(&format!("LOCK.GUARD k OWNER a SET x {value}")), "OK");
+            assert_eq!(
+                a.call("OBJECT ENCODING x"),
+                a.call("OBJECT ENCODING plain"),
+                "of {} bytes",
+                value.len()
+            );
+            let (guarded, plain) = (a.number("MEMORY USAGE x"), a.number("MEMORY USAGE plain"));
+            assert!(guarded <= plain, "{guarded} bytes for {plain}");
+        }
+        assert_eq!(a.call("LOCK.GUARD k OWNER a SET x 7"), "OK");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a INCR x"), "8");
+        assert_eq!(a.call("OBJECT ENCODING x"), "int");
+    });
+}
+
+fn replies_are_in_the_protocol_of_the_caller(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        a.call("HSET h f v");
+        a.call("ZADD z 1.5 m");
+        let calls = ["HGETALL h", "ZSCORE z m", "ZRANGE z 0 -1 WITHSCORES", "GET none", "LRANGE none 0 -1"];
+        for protocol in ["2", "3"] {
+            a.call(&format!("HELLO {protocol}"));
+            for call in calls {
+                assert_eq!(
+                    a.call_value(&format!("LOCK.GUARD k OWNER a {call}")),
+                    a.call_value(call),
+                    "{call} in {protocol}"
+                );
+            }
+        }
+    });
+}
+
+/// As the servers word it for a script.
+fn is_denied(reply: &str) -> bool {
+    ["permission", "NOPERM", "can't run this command", "can't access"]
+        .iter()
+        .any(|words| reply.contains(words))
+}
+
+fn the_caller_needs_the_permissions_for_the_command(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut root = world.client();
+        root.call("LOCK.ACQUIRE k a PX 100000");
+        root.call("SET secret s");
+        root.call("ACL SETUSER app on nopass resetkeys %R~k ~app:* -@all +lock.guard +get +eval +eval_ro +multi +exec");
+        let mut app = world.client();
+        assert_eq!(app.call("AUTH app any"), "OK");
+        assert_eq!(app.call("LOCK.GUARD k OWNER a GET app:x"), "nil");
+        for denied in ["SET app:x 1", "GET secret", "DEL app:x", "FLUSHALL", "EVALSHA 0 0"] {
+            assert_eq!(prefix(&app.call(&format!("LOCK.GUARD k OWNER a {denied}"))), "NOPERM", "{denied}");
+        }
+        // What a script does, it does with the caller's permissions, too.
+        for script in ["return redis.call('SET', 'app:x', 1)", "return redis.call('GET', 'secret')"] {
+            for eval in ["EVAL", "EVAL_RO"] {
+                let call = ["LOCK.GUARD", "k", "OWNER", "a", eval, script, "0"].map(str::as_bytes);
+                let reply = app.call_args(&call);
+                assert!(is_denied(&reply), "{script}: {reply}");
+                app.call("MULTI");
+                app.send_args(&call);
+                assert_eq!(app.recv(), "QUEUED");
+                let reply = app.call("EXEC");
+                assert!(is_denied(&reply), "{script}: {reply}");
+            }
+            // A guard in a script.
+            let inner = script.replace("redis.call(", "redis.call('LOCK.GUARD', 'k', 'OWNER', 'a', ");
+            let reply = app.call_args(&["EVAL", &inner, "0"].map(str::as_bytes));
+            assert!(is_denied(&reply), "{inner}: {reply}");
+        }
+        let script = "return redis.call('GET', 'app:x')";
+        assert_eq!(
+            app.call_args(&["LOCK.GUARD", "k", "OWNER", "a", "EVAL", script, "0"].map(str::as_bytes)),
+            "nil"
+        );
+        assert!(root.call("ACL LOG 100").contains("secret"), "the server's log of refusals");
+        assert_eq!(root.call("EXISTS app:x"), "0");
+        // The lock's key is read, and no more.
+        root.call("ACL SETUSER other on nopass resetkeys ~app:* +@all");
+        app.call("AUTH other any");
+        assert_eq!(prefix(&app.call("LOCK.GUARD k OWNER a GET app:x")), "NOPERM");
+        root.call("ACL DELUSER app other");
+    });
+}
+
+fn memory_that_is_full_stops_what_needs_some(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        a.call("SET x 1");
+        a.call("CONFIG SET maxmemory 1");
+        for command in ["SET x 2", "LPUSH l 1"] {
+            assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k OWNER a {command}"))), "OOM", "{command}");
+        }
+        let script = "return redis.call('SET', 'x', 2)";
+        let reply =
+            a.call_args(&["LOCK.GUARD", "k", "OWNER", "a", "EVAL", script, "1", "x"].map(str::as_bytes));
+        assert!(reply.contains("OOM"), "{reply}");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a GET x"), "1");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a DEL x"), "1");
+        a.call("CONFIG SET maxmemory 0");
+    });
+}
+
+fn a_watched_check_makes_a_transaction_depend_on_the_lock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut transaction = |meanwhile: &mut dyn FnMut()| {
+            a.call("WATCH k");
+            let held = a.call("LOCK.CHECK k OWNER a");
+            if held != "1" {
+                a.call("UNWATCH");
+                return held;
+            }
+            a.call("MULTI");
+            a.call("INCR x");
+            meanwhile();
+            a.call("EXEC")
+        };
+        assert_eq!(transaction(&mut || {}), "[1]");
+        for takes in ["LOCK.RELEASE k a", "LOCK.BREAK k", "DEL k", "LOCK.RENEW k a"] {
+            assert_eq!(transaction(&mut || drop(b.call(takes))), "nil", "{takes}");
+            b.call("LOCK.BREAK k");
+            b.call("LOCK.ACQUIRE k a PX 100000");
+        }
+        b.call("LOCK.RENEW k a PX 50");
+        let over = transaction(&mut || until("the lease is over", || b.call("EXISTS k") == "0"));
+        assert_eq!(over, "nil");
+        assert_eq!(prefix(&transaction(&mut || {})), "NOTOWNER");
+        assert_eq!(b.call("GET x"), "1");
+    });
+}
+
+fn in_scripts_transactions_and_functions(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let library = "#!lua name=l\nredis.register_function('guarded', function(keys, args) return redis.call(unpack(args)) end)";
+        assert_eq!(a.call_args(&[b"FUNCTION", b"LOAD", library.as_bytes()]), "l");
+        let script = "return redis.call(unpack(ARGV))";
+        let words = |line: &'static str| line.split(' ').map(str::as_bytes).collect::<Vec<_>>();
+        for (guarded, reply) in [
+            ("LOCK.GUARD k OWNER a SET x 1", "OK"),
+            ("LOCK.GUARD k OWNER a INCR x", "2"),
+            ("LOCK.CHECK k OWNER a", "1"),
+            ("LOCK.GUARD k OWNER a DEL x", "1"),
+        ] {
+            assert_eq!(
+                a.call_args(&[vec![b"EVAL", script.as_bytes(), b"0"], words(guarded)].concat()),
+                reply
+            );
+            a.call("SET x 1");
+            assert_eq!(a.call_args(&[words("FCALL guarded 0"), words(guarded)].concat()), reply);
+            a.call("SET x 1");
+            a.call("MULTI");
+            a.call(guarded);
+            assert_eq!(a.call("EXEC"), format!("[{reply}]"));
+            a.call("SET x 1");
+        }
+        // A check that fails ends the script before it writes.
+        let checks = "redis.call('LOCK.CHECK', 'k', 'OWNER', ARGV[1]) return redis.call('SET', 'y', 1)";
+        assert!(a.call_args(&["EVAL", checks, "0", "b"].map(str::as_bytes)).contains("NOTOWNER"));
+        assert_eq!(a.call("EXISTS y"), "0");
+        assert_eq!(a.call_args(&["EVAL", checks, "0", "a"].map(str::as_bytes)), "OK");
+        // One that is refused does not end a transaction, like any other error.
+        a.call("MULTI");
+        a.call("LOCK.GUARD k OWNER b SET z 1");
+        a.call("SET z 2");
+        assert!(a.call("EXEC").starts_with("[NOTOWNER"));
+        for runs_script in [
+            "EVAL return(1) 0",
+            "EVALSHA 0 0",
+            "FCALL guarded 0 PING",
+            "EVAL_RO return(1) 0",
+            "FCALL_RO guarded 0",
+        ] {
+            let guarded = format!("LOCK.GUARD k OWNER a {runs_script}");
+            let words: Vec<&[u8]> = guarded.split(' ').map(str::as_bytes).collect();
+            let reply = a.call_args(&[vec![b"EVAL", script.as_bytes(), b"0"], words].concat());
+            assert!(reply.contains("this command cannot be guarded"), "{reply}");
+        }
+        assert_eq!(a.call("LOCK.GUARD k OWNER a FCALL guarded 0 INCR x"), "2");
+    });
+}
+
+fn guards_in_scripts_in_guards(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    let script = "return redis.call(unpack(ARGV))";
+    let mut nested = |inner: &[&str]| {
+        let outer = ["LOCK.GUARD", "k", "OWNER", "a", "EVAL", script, "0", "LOCK.GUARD", "k", "OWNER", "a"];
+        a.call_args(&outer.iter().chain(inner).map(|word| word.as_bytes()).collect::<Vec<_>>())
+    };
+    assert_eq!(nested(&["SET", "x", "1"]), "OK");
+    assert!(nested(&["EVAL", script, "0", "PING"]).contains("cannot be guarded"));
+    assert!(nested(&["LOCK.GUARD", "k", "OWNER", "a", "PING"]).contains("cannot be guarded"));
+}
+
+/// `WAIT` under another name ends some servers all the same.
+fn renamed_commands_are_known(flavor: Flavor) {
+    let args = ["--rename-command", "WAIT", "myWAIT", "--rename-command", "PFSELFTEST", "myPFSELFTEST"];
+    let mut server = Server::with_module(flavor, &args);
+    let mut a = server.client();
+    a.call("LOCK.ACQUIRE k a PX 100000");
+    for name in ["myWAIT 5 0", "MYwait 5 0", "myPFSELFTEST"] {
+        let reply = a.call(&format!("LOCK.GUARD k OWNER a {name}"));
+        assert!(reply.starts_with("ERR this command cannot be guarded"), "{name}: {reply}");
+        let script = "return redis.call('LOCK.GUARD', 'k', 'OWNER', 'a', unpack(ARGV))";
+        let words = [vec!["EVAL", script, "0"], name.split(' ').collect()].concat();
+        let reply = a.call_args(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+        assert!(reply.contains("cannot be guarded"), "{name}: {reply}");
+    }
+    assert_eq!(a.call("LOCK.GUARD k OWNER a SET x 1"), "OK");
+    assert_eq!(prefix(&a.call("LOCK.GUARD k OWNER a WAIT 5 0")), "ERR");
+    server.assert_healthy();
+}
+
+fn a_guarded_script_may_take_the_lock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+        let script = "redis.call('LOCK.RELEASE', 'k', 'a') redis.call('SET', 'x', 'a') return redis.call('LOCK.ACQUIRE', 'k', 'a')";
+        let call = ["LOCK.GUARD", "k", "OWNER", "a", "EVAL", script, "0"].map(str::as_bytes);
+        assert_eq!(a.call_args(&call), "nil", "the next in line has it");
+        assert_eq!(b.recv(), "1");
+        assert_eq!(prefix(&a.call("LOCK.GUARD k OWNER a GET x")), "NOTOWNER");
+        b.call("LOCK.RELEASE k b");
+    });
+}
+
+fn the_locks_own_key_may_go_in_the_middle(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for (frees, reply) in [
+            ("DEL k", "1"),
+            ("RENAME k l", "OK"),
+            ("FLUSHDB", "OK"),
+            ("FLUSHALL", "OK"),
+            ("SWAPDB 0 5", "OK"),
+            ("PEXPIRE k -1", "1"),
+            ("MOVE k 7", "1"),
+        ] {
+            a.call("FLUSHALL");
+            a.call("LOCK.ACQUIRE k a PX 100000");
+            let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 100000");
+            assert_eq!(a.call(&format!("LOCK.GUARD k OWNER a {frees}")), reply);
+            assert_eq!(b.recv(), "1", "{frees}");
+            a.call("LOCK.RELEASE k b");
+        }
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(a.call("LOCK.GUARD k OWNER a SET k text"), "OK");
+        a.call("LOCK.INFO k");
+        a.call("LOCK.ACQUIRE k a");
+        assert_eq!(prefix(&b.recv()), "WRONGTYPE");
+    });
+}
+
+/// Key slots: `b` is 3300, of the first node; `a` is 15495, of the second. `c` is the first's, too.
+fn keys_of_another_slot_are_refused(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, _] = cluster.clients();
+    let token = first.call("LOCK.ACQUIRE b o FENCE PX 100000");
+    let token = token.trim_end_matches(']').split("token, ").nth(1).unwrap();
+    for claim in ["OWNER o".to_owned(), format!("TOKEN {token}")] {
+        let mut guard = |command: &str| first.call(&format!("LOCK.GUARD b {claim} {command}"));
+        assert_eq!(guard("SET x{b} 1"), "OK");
+        assert_eq!(guard("MSET x{b} 1 {b}y 2"), "OK");
+        assert_eq!(guard("EVAL return(redis.call('get',KEYS[1])) 1 x{b}"), "1");
+        assert_eq!(guard("PING"), "PONG", "it has no keys");
+        for other in ["SET a 1", "SET c 1", "MSET x{b} 2 c 2", "EVAL return(1) 1 c", "EVAL return(1) 1 a"] {
+            assert_eq!(prefix(&guard(other)), "CROSSSLOT", "{other}");
+        }
+        assert_eq!(guard("GET x{b}"), "1");
+    }
+    assert_eq!(prefix(&first.call("LOCK.CHECK {}b TOKEN 5")), "ERR", "its counter is in another slot");
+    first.call("LOCK.BREAK b");
+    cluster.assert_healthy();
+}
+
+fn keys_that_have_left_are_to_be_tried_again(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, mut second] = cluster.clients();
+    first.call("LOCK.ACQUIRE b o PX 100000");
+    first.call("SET gone{b} 1");
+    let ids = [cluster.id(0), cluster.id(1)];
+    assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {}", ids[1])), "OK");
+    assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {}", ids[0])), "OK");
+    assert_eq!(first.call(&format!("MIGRATE 127.0.0.1 {} gone{{b}} 0 10000", cluster.nodes[1].port)), "OK");
+    assert_eq!(prefix(&first.call("LOCK.GUARD b OWNER o SET gone{b} 2")), "TRYAGAIN");
+    assert_eq!(prefix(&first.call("LOCK.GUARD b OWNER o GET gone{b}")), "TRYAGAIN");
+    assert_eq!(prefix(&first.call("LOCK.GUARD a OWNER o GET a")), "MOVED");
+    for client in [&mut first, &mut second] {
+        assert_eq!(client.call("CLUSTER SETSLOT 3300 STABLE"), "OK");
+    }
+    first.call("LOCK.BREAK b");
+    second.call("ASKING");
+    cluster.assert_healthy();
+}
