@@ -24,6 +24,9 @@ fn main() -> Outcome<()> {
         &paths::PAIR_WATCHDOG,
         &paths::PAIR_EPHEMERAL,
         &paths::PAIR_SHARED,
+        &paths::GUARD_SET,
+        &paths::GUARD_TOKEN_SET,
+        &paths::CHECK,
         &paths::BESIDE_10,
         &paths::BESIDE_1000,
         &paths::BESIDE_10000,
@@ -64,6 +67,10 @@ fn main() -> Outcome<()> {
     for path in [&paths::PAIR_WATCHDOG, &paths::PAIR_EPHEMERAL] {
         compare(path, &paths::SET_DEL, Target::AtMost(2.0));
     }
+    for path in [&paths::GUARD_SET, &paths::GUARD_TOKEN_SET] {
+        compare(path, &paths::PLAIN[2][0], Target::AtMost(2.2));
+    }
+    compare(&paths::CHECK, &paths::PLAIN[2][0], Target::None);
     compare(&paths::BESIDE_10, &paths::SET_DEL, Target::None);
     for path in [&paths::BESIDE_1000, &paths::BESIDE_10000] {
         compare(path, &paths::BESIDE_10, Target::AtMost(1.5));

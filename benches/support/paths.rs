@@ -35,6 +35,8 @@ pub enum Stage {
     WithWaiter,
     /// With the module, and with so many others who hold the lock `k` shared.
     WithReaders(usize),
+    /// With the module, and the lock `held` is the owner's, whose fencing counter is at 5.
+    WithHold,
     /// With the AOF on, synced every second, and a replica; without the module.
     BareLogged,
     Logged,
@@ -52,7 +54,9 @@ pub enum Calls {
 }
 
 use Calls::Alone;
-use Stage::{Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithModule, WithReaders, WithWaiter};
+use Stage::{
+    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithHold, WithModule, WithReaders, WithWaiter,
+};
 
 const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
 const LOCK: Calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000", "LOCK.RELEASE k $owner"]);
@@ -80,6 +84,12 @@ pub const PAIR_EPHEMERAL: Path = pair(
 );
 pub const PAIR_SHARED: Path =
     pair("ACQUIRE SHARED + RELEASE", &["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
+const fn guarded(name: &'static str, calls: &'static [&'static str]) -> Path {
+    Path { name, stage: WithHold, calls: Alone(calls) }
+}
+pub const GUARD_SET: Path = guarded("GUARD OWNER … SET", &["LOCK.GUARD held OWNER $owner SET k v"]);
+pub const GUARD_TOKEN_SET: Path = guarded("GUARD TOKEN … SET", &["LOCK.GUARD held TOKEN 5 SET k v"]);
+pub const CHECK: Path = guarded("CHECK OWNER", &["LOCK.CHECK held OWNER $owner"]);
 const fn beside(name: &'static str, readers: usize) -> Path {
     let calls = Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED", "LOCK.RELEASE k $owner"]);
     Path { name, stage: WithReaders(readers), calls }
@@ -144,7 +154,7 @@ impl Stage {
         match self {
             Bare | BareLogged => setup = setup.without_module(),
             WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
-            WithModule | WithWaiter | WithReaders(_) | Logged => {}
+            WithModule | WithWaiter | WithReaders(_) | WithHold | Logged => {}
             LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
         }
         if matches!(self, BareLogged | Logged | LoggedQuiet) {
@@ -160,6 +170,12 @@ impl Stage {
         if let WithReaders(readers) = self {
             let acquire = |reader| format!("LOCK.ACQUIRE k {OWNER}:{reader} PX 6000000 SHARED");
             Caller::connect(&server)?.pipeline((0..readers).map(acquire))?;
+        }
+        if let WithHold = self {
+            let acquire = format!("LOCK.ACQUIRE held {OWNER} PX 6000000");
+            let mut caller = Caller::connect(&server)?;
+            caller.call(&acquire)?;
+            caller.call("SET redisson_lock_token:{held} 5")?;
         }
         let waiter = match self {
             WithWaiter => Some(waiter(&mut server)?),

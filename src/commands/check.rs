@@ -23,7 +23,7 @@ impl Command for Check {
         let mut args = Cursor::new("lock.check", args);
         let key = args.key()?;
         let claim = Claim::parse(&mut args, ctx, &key)?;
-        ctx.reply_integer(claim.prove(ctx, &key, ctx.now())?.holds);
+        ctx.reply_integer(claim.prove(ctx, &key)?.holds);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What a caller claims of a lock, and whether that is true: `OWNER owner | TOKEN token`.
 
 use super::args::Cursor;
-use crate::core::{Now, Token};
+use crate::core::Token;
 use crate::error::Error;
 use crate::keyspace;
 use crate::server::{Ctx, Str};
@@ -36,9 +36,9 @@ impl<'a> Claim<'a> {
     }
 
     /// Looks whether it is true, without touching anything; works on a replica.
-    pub(super) fn prove(&self, ctx: Ctx<'_>, key: &Str<'_>, now: Now) -> Result<Proof, Error> {
+    pub(super) fn prove(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Proof, Error> {
         match self {
-            Claim::Owner(owner) => match keyspace::held_by(ctx, key, owner, now)? {
+            Claim::Owner(owner) => match keyspace::held_by(ctx, key, owner)? {
                 0 => Err(Error::NotOwner),
                 holds => Ok(Proof { holds, ahead: None }),
             },

@@ -60,9 +60,13 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
 
 /// Who holds the lock by a hash with this field alone, and maybe the token's; `None` if it has to be looked at more closely.
 pub(super) fn alone(name: &[u8], holds: i64, token: Option<Token>, expires_at: i64) -> Option<Holders> {
-    let is_token = token.is_none_or(|token| (1..=MAX_MS).contains(&token));
-    (is_owner(name) && holds > 0 && is_token)
+    is_alone(name, holds, token)
         .then(|| Holders::Exclusive(Hold { token, ..exclusive_hold(name, holds, expires_at) }))
+}
+
+/// True if a hash with this field alone, and maybe the token's, is a lock that this owner holds.
+pub(super) fn is_alone(name: &[u8], holds: i64, token: Option<Token>) -> bool {
+    is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=MAX_MS).contains(&token))
 }
 
 fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {

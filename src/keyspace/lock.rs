@@ -419,19 +419,16 @@ pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Er
 }
 
 /// How many holds an owner has, of both kinds. Works on a replica.
-pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>, now: Now) -> Result<i64, Error> {
+pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
     let key = Key::open_for_read(ctx, name);
-    if key.kind() == Kind::Hash && key.len() <= 2 {
-        let alone = key.only_numbers(owner, fence_field(ctx));
-        let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-        let alone =
-            alone.and_then(|(holds, token)| layout::alone(owner.as_bytes(), holds, token, expires_at));
-        if let Some((hold, _)) = alone.as_ref().and_then(Holders::alone) {
-            return Ok(hold.exclusive);
+    let alone = (key.kind() == Kind::Hash).then(|| key.only_numbers(owner, fence_field(ctx))).flatten();
+    if let Some((holds, token)) = alone {
+        if layout::is_alone(owner.as_bytes(), holds, token) {
+            return key.expires_at().map(|_| holds).ok_or(Error::WrongType);
         }
     }
     drop(key);
-    let holders = look(ctx, name, now)?;
+    let holders = look(ctx, name, ctx.now())?;
     Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
 }
 

@@ -89,6 +89,14 @@ impl<'a> Args<'a> {
         self.0.get(at).map(|raw| unsafe { Str::borrowed(*raw) })
     }
 
+    /// The argument at this place, which the server ends with a NUL, as it does with every string; `None` if it has one inside.
+    pub(super) fn c_str(&self, at: usize) -> Option<&'a CStr> {
+        let content = self.bytes(at)?;
+        // SAFETY: the server's strings are followed by a NUL, which belongs to them.
+        let with_nul = unsafe { std::slice::from_raw_parts(content.as_ptr(), content.len() + 1) };
+        CStr::from_bytes_with_nul(with_nul).ok()
+    }
+
     /// The content of the argument at this place.
     pub(crate) fn bytes(&self, at: usize) -> Option<&'a [u8]> {
         // SAFETY: the strings live, unchanged, as long as `'a`.

@@ -6,10 +6,9 @@
 //! when a module calls them; those are refused here, by what they are called in the sources of the server.
 
 use std::cell::{Cell, OnceCell};
-use std::ffi::{c_int, CString};
+use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
-use smallvec::SmallVec;
 
 use crate::server::ask::{reply_type, text_of};
 use crate::server::load::{knows_command, Args};
@@ -31,14 +30,12 @@ pub(crate) enum Refused {
 /// What the command has replied.
 pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
 
-/// The names of commands that are refused although scripts may call them:
+/// The commands that are refused although scripts may call them:
 ///
 /// * `WAIT` and `WAITAOF` end Redis 7.0, Valkey 8.0 and Valkey 8.1, and would say nothing about the caller's writes;
-/// * the others are the server's own tests.
+/// * `PFDEBUG` and `PFSELFTEST` are the server's own tests;
+/// * the module's own: one that carries out itself, that again itself, and so on, needs a stack without end.
 const REFUSED: [&[u8]; 4] = [b"wait", b"waitaof", b"pfdebug", b"pfselftest"];
-
-/// The module's own commands begin like this: one that carries out itself, that again itself, and so on, needs a stack
-/// without end.
 const OWN: &[u8] = b"lock.";
 
 /// The commands that run a script. The server refuses them for a script, and ends if a module calls one in a script.
@@ -50,13 +47,35 @@ static DEPTH: ServerCell<Cell<u32>> = ServerCell::new(Cell::new(0));
 /// A script that is carried out may carry out a command, and no more.
 const DEEPEST: u32 = 2;
 
-/// The name of a command; on the stack, unless it is long.
-type Kind = SmallVec<[u8; 24]>;
+/// What matters of a command's name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Refused,
+    Script,
+    Copy,
+    Other,
+}
+
+impl Kind {
+    /// Of a command that is known by this name.
+    fn of(name: &[u8]) -> Kind {
+        let is = |known: &&[u8]| known.eq_ignore_ascii_case(name);
+        match name.first().map(u8::to_ascii_lowercase) {
+            Some(b'w' | b'p') if REFUSED.iter().any(is) => Kind::Refused,
+            Some(b'l') if name.get(..OWN.len()).is_some_and(|start| start.eq_ignore_ascii_case(OWN)) => {
+                Kind::Refused
+            }
+            Some(b'e' | b'f') if SCRIPTS.iter().any(is) => Kind::Script,
+            Some(b'c') if is(&&b"copy"[..]) => Kind::Copy,
+            _ => Kind::Other,
+        }
+    }
+}
 
 /// A command and its arguments.
 pub(crate) struct Command<'a> {
-    name: CString,
-    /// What the server calls it, in lower case: its operator may have renamed it.
+    /// Of the first word, which the server ends with a NUL, as it does with every string.
+    name: &'a CStr,
     kind: Kind,
     args: Args<'a>,
 }
@@ -64,23 +83,21 @@ pub(crate) struct Command<'a> {
 impl<'a> Command<'a> {
     /// The command that these words are. [`Refused::NotAllowed`] if it is none that can be carried out.
     pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, Refused> {
-        let name = words.bytes(0).unwrap_or_default();
-        let c_name = CString::new(name).map_err(|_| Refused::NotAllowed)?;
-        let mut kind = Kind::from_slice(name);
-        if are_renamed(ctx) {
-            kind = original_name(ctx, &c_name).unwrap_or(kind);
-        }
-        kind.make_ascii_lowercase();
-        let command = Command { name: c_name, kind, args: words.from(1) };
-        // It would be replicated for the wrong database.
-        let moves_database = command.kind[..] == *b"copy" && command.args.len() > 2;
-        let deeper = command.runs_script() && (ctx.is_script() || DEPTH.get(ctx).get() > 0);
-        if command.kind.starts_with(OWN)
-            || REFUSED.contains(&&command.kind[..])
-            || (moves_database && selected_database::is_lent())
-            || deeper
-            || DEPTH.get(ctx).get() >= DEEPEST
-        {
+        let name = words.c_str(0).ok_or(Refused::NotAllowed)?;
+        let kind = match are_renamed(ctx).then(|| original_name(ctx, name)).flatten() {
+            Some(original) => Kind::of(&original),
+            None => Kind::of(name.to_bytes()),
+        };
+        let command = Command { name, kind, args: words.from(1) };
+        let depth = DEPTH.get(ctx).get();
+        let is_refused = match kind {
+            Kind::Refused => true,
+            Kind::Script => depth > 0 || ctx.is_script(),
+            // Into another database: it would be replicated for the wrong one.
+            Kind::Copy => command.args.len() > 2 && selected_database::is_lent(),
+            Kind::Other => false,
+        };
+        if is_refused || depth >= DEEPEST {
             return Err(Refused::NotAllowed);
         }
         Ok(command)
@@ -88,13 +105,13 @@ impl<'a> Command<'a> {
 
     /// True if it runs a script or a function, which can call any command.
     pub(crate) fn runs_script(&self) -> bool {
-        SCRIPTS.contains(&&self.kind[..])
+        self.kind == Kind::Script
     }
 
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
     /// no key be open: events about what it changes come meanwhile.
     pub(crate) fn carry_out(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, Refused> {
-        if ctx.is_cluster() && !self.keys(ctx).iter().all(|other| share_slot(ctx, key, other)) {
+        if is_cluster(ctx) && !self.keys(ctx).iter().all(|other| share_slot(ctx, key, other)) {
             return Err(Refused::CrossSlot);
         }
         let depth = DEPTH.get(ctx);
@@ -107,43 +124,58 @@ impl<'a> Command<'a> {
     }
 
     fn call(&self, ctx: Ctx<'_>) -> Result<Reply, Refused> {
-        // The server stores a short number in 8 bytes less if nobody else has the argument. We have, so it does not.
-        let argv = self.args.raw();
-        // "!": it is replicated as it replicates itself. "C": with the caller's permissions. "S": what a script may call. "M": not
-        // if memory is full and it needs some. "E": a refusal is a reply, too. "0": in the caller's protocol.
-        let formats = if self.runs_script() { [c"v!CME0", c"v!ME0"] } else { [c"v!CSME0", c"v!SME0"] };
-        let mut reply = Reply(std::ptr::null_mut());
-        for format in formats {
-            let (name, argv, len) = (self.name.as_ptr(), argv.as_ptr(), argv.len());
-            // SAFETY: "v" takes a list of strings with its length, which outlive the call. The place of the error number is the
-            // thread's own.
-            unsafe {
-                *libc::__errno_location() = 0;
-                reply = Reply(call!(RedisModule_Call(ctx.as_ptr(), name, format.as_ptr(), argv, len)));
-            }
+        let (mut reply, mut why) = self.call_as(ctx, true);
+        if why != 0 {
             // Who calls without a user may do everything: another module, for one.
-            if !reply.is_refused(libc::ENOTSUP, b"cannot run as user") {
-                break;
+            if why == libc::ENOTSUP && reply.has_error(b"cannot run as user") {
+                (reply, why) = self.call_as(ctx, false);
+            }
+            // Commands may leave any number of an error behind, so the text is looked at, too.
+            match why {
+                libc::ESPIPE if reply.has_error(b"on script mode") => return Err(Refused::NotAllowed),
+                libc::EACCES if reply.has_error(b"acl verification failed") => {
+                    return Err(Refused::NoPermission)
+                }
+                libc::EPERM if reply.has_error(b"non local key") => return Err(Refused::TryAgain),
+                _ => {}
             }
         }
-        if reply.is_empty() {
-            reply = Reply::left_behind(ctx);
+        Ok(if reply.is_empty() { Reply::left_behind(ctx) } else { reply })
+    }
+
+    /// Calls it, with the permissions of the caller or with all. Returns the number of the error, too, if the server has set one.
+    fn call_as(&self, ctx: Ctx<'_>, as_caller: bool) -> (Reply, c_int) {
+        // "s" takes a string, "v" a list of strings with its length, which costs the server an allocation more. "!": it is
+        // replicated as it replicates itself. "C": with the caller's permissions. "S": what a script may call. "M": not if memory
+        // is full and it needs some. "E": a refusal is a reply, too. "0": in the caller's protocol.
+        let (strings, list) = match (self.runs_script(), as_caller) {
+            (false, true) => (c"ssssssss!CSME0", c"v!CSME0"),
+            (false, false) => (c"ssssssss!SME0", c"v!SME0"),
+            (true, true) => (c"ssssssss!CME0", c"v!CME0"),
+            (true, false) => (c"ssssssss!ME0", c"v!ME0"),
+        };
+        let argv = self.args.raw();
+        let strings =
+            8_usize.checked_sub(argv.len()).and_then(|left_out| strings.to_bytes_with_nul().get(left_out..));
+        // SAFETY: all arguments outlive the call. What is given beyond the format is not looked at. The place of the error
+        // number is the thread's own.
+        unsafe {
+            let (ctx, name, errno) = (ctx.as_ptr(), self.name.as_ptr(), libc::__errno_location());
+            *errno = 0;
+            let reply = if let Some(format) = strings {
+                let arg = |at: usize| argv.get(at).copied().unwrap_or(std::ptr::null_mut());
+                let (format, a, b, c, d) = (format.as_ptr().cast(), arg(0), arg(1), arg(2), arg(3));
+                call!(RedisModule_Call(ctx, name, format, a, b, c, d, arg(4), arg(5), arg(6), arg(7)))
+            } else {
+                call!(RedisModule_Call(ctx, name, list.as_ptr(), argv.as_ptr(), argv.len()))
+            };
+            (Reply(reply), *errno)
         }
-        if reply.is_refused(libc::ESPIPE, b"on script mode") {
-            return Err(Refused::NotAllowed);
-        }
-        if reply.is_refused(libc::EACCES, b"acl verification failed") {
-            return Err(Refused::NoPermission);
-        }
-        if reply.is_refused(libc::EPERM, b"non local key") {
-            return Err(Refused::TryAgain);
-        }
-        Ok(reply)
     }
 
     /// The keys that it names.
     fn keys(&self, ctx: Ctx<'_>) -> Vec<Str<'a>> {
-        let name = Str::new(self.name.as_bytes());
+        let name = Str::new(self.name.to_bytes());
         let words = std::iter::once(name.as_ptr()).chain(self.args.raw().iter().copied());
         let mut argv: Vec<*mut raw::RedisModuleString> = words.collect();
         let (Ok(argc), mut found) = (c_int::try_from(argv.len()), 0) else { return Vec::new() };
@@ -194,11 +226,10 @@ impl Reply {
         }
     }
 
-    /// True if the server has refused the command for this reason. The command's own replies are no such, whatever they say.
-    fn is_refused(&self, why: c_int, text: &[u8]) -> bool {
-        let refused = std::io::Error::last_os_error().raw_os_error() == Some(why) && self.is_error();
+    /// True if it is an error with these words.
+    fn has_error(&self, words: &[u8]) -> bool {
         // SAFETY: null or the server's.
-        refused && unsafe { text_of(self.0) }.windows(text.len()).any(|part| part == text)
+        self.is_error() && unsafe { text_of(self.0) }.windows(words.len()).any(|part| part == words)
     }
 
     /// Replies with it. False if there is none, as the server could not make sense of the call.
@@ -234,7 +265,7 @@ fn are_renamed(ctx: Ctx<'_>) -> bool {
 const WAITAOF_SINCE: version::Version = version::Version::new(7, 2, 0);
 
 /// What the server itself calls a command; `None` if there is none of this name, or if the server does not say.
-fn original_name(ctx: Ctx<'_>, name: &CString) -> Option<Kind> {
+fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements.
     unsafe {
         let (command, info) = (c"COMMAND".as_ptr(), c"INFO".as_ptr());
@@ -244,10 +275,16 @@ fn original_name(ctx: Ctx<'_>, name: &CString) -> Option<Kind> {
         }
         let entry = call!(RedisModule_CallReplyArrayElement(reply, 0));
         let entry = if entry.is_null() { entry } else { call!(RedisModule_CallReplyArrayElement(entry, 0)) };
-        let original = Kind::from_vec(text_of(entry));
+        let original = text_of(entry);
         call!(RedisModule_FreeCallReply(reply));
         (!original.is_empty()).then_some(original)
     }
+}
+
+/// True if this server belongs to a cluster, which it cannot join later. To ask each time takes longer.
+fn is_cluster(ctx: Ctx<'_>) -> bool {
+    static IS_CLUSTER: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
+    *IS_CLUSTER.get(ctx).get_or_init(|| ctx.is_cluster())
 }
 
 /// True if both keys are in one slot, as the server reckons.
