@@ -5,6 +5,9 @@
 //! time has passed: she writes what she has worked out. No lock can keep her from that. The store can, if
 //! every write carries the writer's token and the store refuses one that is older than the newest it has seen.
 //!
+//! The story is told three times: without tokens; with a store that compares them; and with the money in the server that has the
+//! lock, where `LOCK.GUARD` carries out a write only for the newest token, and nobody has to compare anything.
+//!
 //! Alice is a process of her own, and really stopped.
 //!
 //! ```text
@@ -31,6 +34,26 @@ const STORE: &str = "
     redis.call('HSET', KEYS[1], 'balance', ARGV[1], 'token', ARGV[2])
     return 1";
 
+/// Who keeps late writes out.
+#[derive(Clone, Copy, PartialEq)]
+enum Fence {
+    Nobody,
+    Store,
+    Guard,
+}
+
+impl Fence {
+    const ALL: [Fence; 3] = [Fence::Nobody, Fence::Store, Fence::Guard];
+
+    fn name(self) -> &'static str {
+        match self {
+            Fence::Nobody => "without",
+            Fence::Store => "with fencing tokens",
+            Fence::Guard => "with LOCK.GUARD",
+        }
+    }
+}
+
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<ExitCode> {
@@ -40,37 +63,36 @@ fn main() -> Outcome<ExitCode> {
         let value = args.next().ok_or("usage: fencing [--url URL]")?;
         match name.as_str() {
             "--url" => url = value,
-            "--alice" => alice = Some(value == "fenced"),
+            "--alice" => alice = Fence::ALL.into_iter().find(|fence| fence.name() == value),
             _ => return Err(format!("unknown option {name}").into()),
         }
     }
     match alice {
-        Some(fenced) => run_alice(&url, fenced).map(|()| ExitCode::SUCCESS),
+        Some(fence) => run_alice(&url, fence).map(|()| ExitCode::SUCCESS),
         None => run(&url),
     }
 }
 
-/// The story, twice: it ends well only the second time.
+/// The story, three times: it ends well only with tokens.
 fn run(url: &str) -> Outcome<ExitCode> {
     let mut connection = redis::Client::open(url)?.get_connection()?;
     let mut right = true;
-    for fenced in [false, true] {
-        println!("{}:", if fenced { "with fencing tokens" } else { "without" });
+    for fence in Fence::ALL {
+        println!("{}:", fence.name());
         connection.del::<_, ()>(&[LOCK, ACCOUNT])?;
         connection.hset_multiple::<_, _, _, ()>(ACCOUNT, &[("balance", 100), ("token", 0)])?;
-        let balance = tell(url, &mut connection, fenced)?;
+        let balance = tell(url, &mut connection, fence)?;
         let lost = if balance == 150 { "alice knows, and can try again" } else { "bob's 50 are lost" };
         println!("  the balance is {balance}: {lost}");
-        right = (balance == 150) == fenced && right;
+        right = (balance == 150) == (fence != Fence::Nobody) && right;
     }
     connection.del::<_, ()>(&[LOCK, ACCOUNT])?;
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell(url: &str, bob: &mut Connection, fenced: bool) -> Outcome<i64> {
-    let mode = if fenced { "fenced" } else { "plain" };
+fn tell(url: &str, bob: &mut Connection, fence: Fence) -> Outcome<i64> {
     let alice = Command::new(std::env::current_exe()?)
-        .args(["--url", url, "--alice", mode])
+        .args(["--url", url, "--alice", fence.name()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -83,7 +105,7 @@ fn tell(url: &str, bob: &mut Connection, fenced: bool) -> Outcome<i64> {
     let token = acquire(bob, "bob", 10_000)?;
     let balance: i64 = bob.hget(ACCOUNT, "balance")?;
     println!("  alice is stopped; bob has the lock, token {token}, and deposits 50");
-    write(bob, balance + 50, token, fenced)?;
+    write(bob, balance + 50, token, fence)?;
     let _left: i64 = redis::cmd("LOCK.RELEASE").arg(LOCK).arg("bob").query(bob)?;
 
     alice.signal(libc::SIGCONT);
@@ -93,17 +115,19 @@ fn tell(url: &str, bob: &mut Connection, fenced: bool) -> Outcome<i64> {
 }
 
 /// Alice's process.
-fn run_alice(url: &str, fenced: bool) -> Outcome<()> {
+fn run_alice(url: &str, fence: Fence) -> Outcome<()> {
     let mut connection = redis::Client::open(url)?.get_connection()?;
     let token = acquire(&mut connection, "alice", LEASE_MS)?;
     let balance: i64 = connection.hget(ACCOUNT, "balance")?;
     println!("alice has the lock, token {token}, and reads the balance: {balance}");
     // Her work takes a while, and in the middle of it she is stopped.
     io::stdin().read_line(&mut String::new())?;
-    if write(&mut connection, balance + 10, token, fenced)? {
+    if write(&mut connection, balance + 10, token, fence)? {
         println!("alice wakes up and deposits 10");
-    } else {
+    } else if fence == Fence::Store {
         println!("alice wakes up and wants to deposit 10, but the store refuses her token");
+    } else {
+        println!("alice wakes up and wants to deposit 10, but the server replies NOTOWNER");
     }
     Ok(())
 }
@@ -123,12 +147,22 @@ fn acquire(connection: &mut Connection, owner: &str, lease_ms: u64) -> RedisResu
     Ok(reply.get("token").and_then(|token| token.parse().ok()).unwrap_or(0))
 }
 
-/// Writes the balance; false if the store refuses.
-fn write(connection: &mut Connection, balance: i64, token: i64, fenced: bool) -> RedisResult<bool> {
-    if fenced {
-        redis::cmd("EVAL").arg(STORE).arg(1).arg(ACCOUNT).arg(balance).arg(token).query(connection)
-    } else {
-        connection.hset::<_, _, _, ()>(ACCOUNT, "balance", balance).map(|()| true)
+/// Writes the balance; false if that is refused.
+fn write(connection: &mut Connection, balance: i64, token: i64, fence: Fence) -> RedisResult<bool> {
+    match fence {
+        Fence::Nobody => connection.hset::<_, _, _, ()>(ACCOUNT, "balance", balance).map(|()| true),
+        Fence::Store => {
+            redis::cmd("EVAL").arg(STORE).arg(1).arg(ACCOUNT).arg(balance).arg(token).query(connection)
+        }
+        Fence::Guard => {
+            let mut guarded = redis::cmd("LOCK.GUARD");
+            guarded.arg(LOCK).arg("TOKEN").arg(token).arg("HSET").arg(ACCOUNT).arg("balance").arg(balance);
+            match guarded.query::<i64>(connection) {
+                Ok(_) => Ok(true),
+                Err(error) if error.code() == Some("NOTOWNER") => Ok(false),
+                Err(error) => Err(error),
+            }
+        }
     }
 }
 

@@ -19,6 +19,22 @@ pub(crate) enum Error {
     OldToken,
     /// A command that is to be guarded is not carried out.
     NotGuarded(Refused),
+    /// Too few replicas are online, for what a call asks for. Nothing has happened.
+    TooFewReplicas {
+        /// How many are.
+        online: usize,
+        /// How many there are to be.
+        of: usize,
+    },
+    /// Too few replicas have acknowledged in time what a call has done.
+    NotAcknowledged {
+        /// How many have.
+        got: usize,
+        /// How many there are to be.
+        of: usize,
+        /// It was a grant, which is revoked.
+        revoked: bool,
+    },
     /// A waiter whose slot is served by another node now.
     Moved,
     /// A waiter that closed its side of the connection before it was answered.
@@ -67,6 +83,19 @@ impl fmt::Display for Error {
             ),
             Error::OldToken => f.write_str(
                 "NOTOWNER this token is out of date: a newer one was granted since, or its counter is gone; stop, and acquire anew",
+            ),
+            Error::TooFewReplicas { online, of } => {
+                write!(f, "NOREPLICAS {online} replicas are online, not {of}; nothing has happened, try again later")
+            }
+            Error::NotAcknowledged { got, of, revoked: true } => write!(
+                f,
+                "NOREPLICAS {got} of {of} replicas acknowledged the grant in time; it is undone, though the lock may still be \
+                 held for a moment, so try again"
+            ),
+            Error::NotAcknowledged { got, of, revoked: false } => write!(
+                f,
+                "NOREPLICAS {got} of {of} replicas acknowledged the lease in time; the hold stands here, but a failover may \
+                 lose it"
             ),
             Error::NotGuarded(refused) => f.write_str(match refused {
                 Refused::NotAllowed => {

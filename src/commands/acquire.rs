@@ -1,12 +1,12 @@
 //! `LOCK.ACQUIRE key owner [PX milliseconds | EX seconds] [BLOCK milliseconds] [SHARED] [FENCE] [WATCHDOG]
-//! [EPHEMERAL] [ID request]`
+//! [EPHEMERAL] [REPLICAS n [WITHIN milliseconds]] [ID request]`
 
 use uuid::Uuid;
 
-use super::args::{ByConnection, Cursor};
+use super::args::{ByConnection, Cursor, Replicas};
 use crate::config;
 use crate::core::{Mode, Outcome, Owner, Patience, Records, Request};
-use crate::driver;
+use crate::driver::{self, Acknowledgement, Standing};
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
@@ -20,6 +20,7 @@ struct Call<'a> {
     owner: Str<'a>,
     request: Request,
     block: Option<Block>,
+    wanted: Option<Acknowledgement>,
 }
 
 /// How long a client is ready to wait.
@@ -75,11 +76,20 @@ impl Command for Acquire {
             }
             Ok((outcome, in_hand))
         })?;
-        if !matches!(outcome, Outcome::Queued(_)) {
+        if !matches!(outcome, Outcome::Queued(_) | Outcome::InFlight(_)) {
             driver::dispatch(ctx);
         }
         match outcome {
-            Outcome::Granted(reply) => driver::reply_grant(ctx, &reply),
+            Outcome::Granted(reply) => match call.wanted {
+                // It was granted before: whether the replicas have it or not, it stands.
+                Some(wanted) => {
+                    let owner = reply.owner.clone().unwrap_or(call.request.owner);
+                    let standing = Standing { db: ctx.db(), key: call.key.as_bytes().to_vec(), owner, reply };
+                    return driver::block_until_acknowledged(ctx, wanted, standing);
+                }
+                None => driver::reply_grant(ctx, &reply),
+            },
+            Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 let cycle = if may_be_deadlock { driver::deadlock_of(ctx, id) } else { None };
@@ -87,7 +97,7 @@ impl Command for Acquire {
                     return Err(Error::Deadlock(cycle));
                 }
                 // It passes on what was decided, too.
-                return driver::block(ctx, id);
+                return driver::block(ctx, id, call.wanted);
             }
             Outcome::Busy => ctx.reply_null(),
         }
@@ -100,7 +110,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let key = args.key()?;
     let asked = args.owner()?;
     let (mut lease, mut block, mut shared, mut fence, mut id) = (None, None, None, None, None);
-    let mut by_connection = ByConnection::default();
+    let (mut by_connection, mut replicas) = (ByConnection::default(), Replicas::default());
     while let Some(option) = args.next() {
         if args.lease(option, &mut lease)? || args.by_connection(option, &mut by_connection)? {
         } else if option.eq_ignore_ascii_case(b"BLOCK") {
@@ -113,7 +123,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         } else if option.eq_ignore_ascii_case(b"ID") {
             let value = args.request_id()?;
             args.once("ID", &mut id, value)?;
-        } else {
+        } else if !args.replicas(option, &mut replicas)? {
             return Err(args.unknown(option));
         }
     }
@@ -131,9 +141,11 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         names_owner: made || fence.is_some(),
         id: id.map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
         bind: args.bind(ctx, by_connection)?,
+        confirmed_later: replicas.is_given(),
     };
     if request.fence {
         args.has_counter_here(ctx, "FENCE", &key)?;
     }
-    Ok(Call { key, owner: asked, request, block })
+    let wanted = args.acknowledgement(ctx, &replicas)?;
+    Ok(Call { key, owner: asked, request, block, wanted })
 }

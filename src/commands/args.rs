@@ -2,9 +2,11 @@
 
 use crate::config::{self, MAX_MS};
 use crate::core::{Bind, ConnectionId, RequestId, Token};
+use crate::driver::Acknowledgement;
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
+use crate::server::replication::{self, Progress};
 use crate::server::string::decimal;
 use crate::server::{ask, Ctx, Str};
 
@@ -23,6 +25,23 @@ pub(super) struct ByConnection {
     watchdog: Option<()>,
     ephemeral: Option<()>,
 }
+
+/// What a call says about replicas.
+#[derive(Default)]
+pub(super) struct Replicas {
+    replicas: Option<usize>,
+    within_ms: Option<u64>,
+}
+
+impl Replicas {
+    /// True if replicas have to acknowledge the call.
+    pub(super) fn is_given(&self) -> bool {
+        self.replicas.is_some()
+    }
+}
+
+/// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
+const WITHIN_MS: u64 = 1000;
 
 /// The arguments that are still to be read, and the command's name for error texts.
 pub(super) struct Cursor<'a> {
@@ -115,6 +134,51 @@ impl<'a> Cursor<'a> {
         }
         *lease = Some(ms);
         Ok(true)
+    }
+
+    /// Reads `REPLICAS n` or `WITHIN milliseconds`, if `option` is one of them. Returns whether it is.
+    pub(super) fn replicas(&mut self, option: &[u8], given: &mut Replicas) -> Result<bool, Error> {
+        if option.eq_ignore_ascii_case(b"REPLICAS") {
+            let replicas = self.integer("REPLICAS", 1, i64::from(i32::MAX))?;
+            self.once("REPLICAS", &mut given.replicas, usize::try_from(replicas).unwrap_or(usize::MAX))?;
+        } else if option.eq_ignore_ascii_case(b"WITHIN") {
+            let within = self.integer("WITHIN", 1, MAX_MS)?;
+            self.once("WITHIN", &mut given.within_ms, within.unsigned_abs())?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Which replicas have to acknowledge the call, if any have. Fails if they cannot.
+    pub(super) fn acknowledgement(
+        &self,
+        ctx: Ctx<'_>,
+        given: &Replicas,
+    ) -> Result<Option<Acknowledgement>, Error> {
+        let Some(replicas) = given.replicas else {
+            return match given.within_ms {
+                Some(_) => Err(self.problem("WITHIN needs REPLICAS".to_owned())),
+                None => Ok(None),
+            };
+        };
+        let flags = ctx.flags();
+        if flags.denies_blocking() {
+            return Err(self.problem("REPLICAS is not possible in MULTI, a script or a function,".to_owned()));
+        }
+        if !replication::can_ask(ctx) {
+            return Err(
+                self.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
+            );
+        }
+        // On a replica the call is refused for that.
+        if flags.is_primary() {
+            let online = Progress::of(ctx).map_or(0, |progress| progress.received.len());
+            if online < replicas {
+                return Err(Error::TooFewReplicas { online, of: replicas });
+            }
+        }
+        Ok(Some(Acknowledgement { replicas, within_ms: given.within_ms.unwrap_or(WITHIN_MS) }))
     }
 
     /// The value of `TOKEN`.

@@ -1,9 +1,9 @@
-//! `LOCK.RENEW key owner [PX milliseconds | EX seconds] [WATCHDOG] [EPHEMERAL]`
+//! `LOCK.RENEW key owner [PX milliseconds | EX seconds] [WATCHDOG] [EPHEMERAL] [REPLICAS n [WITHIN milliseconds]]`
 
-use super::args::{ByConnection, Cursor};
+use super::args::{ByConnection, Cursor, Replicas};
 use crate::config;
-use crate::core::{Owner, Renewal};
-use crate::driver;
+use crate::core::{Mode, Owner, Renewal, Reply};
+use crate::driver::{self, Standing};
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
@@ -26,13 +26,18 @@ impl Command for Renew {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
         let asked = args.owner()?;
-        let (mut lease, mut by_connection) = (None, ByConnection::default());
+        let (mut lease, mut by_connection, mut replicas) =
+            (None, ByConnection::default(), Replicas::default());
         while let Some(option) = args.next() {
-            if !args.lease(option, &mut lease)? && !args.by_connection(option, &mut by_connection)? {
+            if !args.lease(option, &mut lease)?
+                && !args.by_connection(option, &mut by_connection)?
+                && !args.replicas(option, &mut replicas)?
+            {
                 return Err(args.unknown(option));
             }
         }
         let bind = args.bind(ctx, by_connection)?;
+        let wanted = args.acknowledgement(ctx, &replicas)?;
         let call = Renewal {
             owner: Owner::new(asked.as_bytes()),
             lease_ms: lease.unwrap_or_else(config::default_lease),
@@ -47,7 +52,13 @@ impl Command for Renew {
             Ok(((held, fair), in_hand))
         })?;
         driver::dispatch(ctx);
-        ctx.reply_integer(held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?);
-        Ok(())
+        let holds = held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?;
+        let Some(wanted) = wanted else {
+            ctx.reply_integer(holds);
+            return Ok(());
+        };
+        let reply = Reply { mode: Mode::Exclusive, holds, token: None, owner: None };
+        let standing = Standing { db: ctx.db(), key: key.as_bytes().to_vec(), owner: call.owner, reply };
+        driver::block_until_acknowledged(ctx, wanted, standing)
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Request {
     pub(crate) id: Option<RequestId>,
     /// What is to happen when the connection closes.
     pub(crate) bind: Option<Bind>,
+    /// More than its delivery is needed to confirm the grant: it is in flight even if it was granted at once.
+    pub(crate) confirmed_later: bool,
 }
 
 impl Request {
@@ -152,6 +154,8 @@ pub(crate) struct Reply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Granted(Reply),
+    /// It is granted, and the grant in flight until it is confirmed, see [`Request::confirmed_later`].
+    InFlight(WaiterId),
     /// It would have to wait.
     Busy,
     /// It waits.

@@ -2,6 +2,7 @@
 
 use foldhash::HashMap;
 
+use super::acknowledgements::{Acknowledgement, Standing};
 use crate::core::{Decision, WaiterId};
 use crate::server::blocked::{self, Handle};
 use crate::server::socket::Socket;
@@ -11,6 +12,8 @@ pub(super) struct Wait {
     handle: Handle,
     client: u64,
     socket: Option<Socket>,
+    /// Who has to acknowledge a grant before the client is told.
+    wanted: Option<Acknowledgement>,
     /// The client had hung up before it could be answered.
     hung_up: bool,
     /// `None` as long as it waits. The handle has been given back as soon as there is one.
@@ -23,6 +26,17 @@ pub(super) enum Ended {
     By(Decision),
     /// The client left, or the server has answered it.
     Left,
+    /// Replicas have acknowledged this.
+    Stands(Standing),
+    /// Too few replicas have.
+    NotAcknowledged {
+        got: usize,
+        of: usize,
+        /// The grant is revoked.
+        revoked: bool,
+    },
+    /// The hold has ended before they had.
+    Lost,
 }
 
 impl Wait {
@@ -53,8 +67,14 @@ pub(super) struct BlockedClients {
 
 impl BlockedClients {
     /// A client has been blocked.
-    pub(super) fn insert(&mut self, id: WaiterId, handle: Handle, client: u64, socket: Option<Socket>) {
-        self.waits.insert(id, Wait { handle, client, socket, hung_up: false, ended: None });
+    pub(super) fn insert(
+        &mut self,
+        id: WaiterId,
+        handle: Handle,
+        (client, socket): (u64, Option<Socket>),
+        wanted: Option<Acknowledgement>,
+    ) {
+        self.waits.insert(id, Wait { handle, client, socket, wanted, hung_up: false, ended: None });
         self.by_handle.insert(handle, id);
     }
 
@@ -72,6 +92,11 @@ impl BlockedClients {
             }
             _ => {}
         }
+    }
+
+    /// Who has to acknowledge a grant before this client is told.
+    pub(super) fn wanted(&self, id: WaiterId) -> Option<Acknowledgement> {
+        self.waits.get(&id)?.wanted
     }
 
     /// The server is about to answer this client: what with, and whether the client has hung up.

@@ -1,20 +1,57 @@
 //! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
 
+use super::acknowledgements::{Acknowledgement, Standing, Written};
 use super::blocked::Ended;
 use super::state::{dispatch, with, Driver};
 use crate::core::{Decision, Reply, WaiterId};
 use crate::error::Error;
+use crate::keyspace;
 use crate::server::blocked::{self, BlockedClient, Handle};
 use crate::server::socket::Socket;
-use crate::server::{turn, Ctx};
+use crate::server::{turn, Ctx, Str};
 
-/// Blocks the calling client until its waiter is decided.
-pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
-    let Some(handle) = blocked::block::<Waits>(ctx) else {
-        with(ctx, |driver| driver.locks.leave(id));
+/// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted.
+pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> Result<(), Error> {
+    let blocked = block_client(ctx, id, wanted);
+    with(ctx, |driver| match blocked {
+        Ok(()) => {
+            driver.listen_to_clients(ctx);
+            if driver.in_cluster {
+                driver.looks.plan_all(ctx.now().mono);
+            }
+            driver.pass_on_decisions(ctx);
+            driver.plan(ctx);
+        }
+        Err(_) => {
+            if !driver.locks.leave(id) {
+                driver.revoke(id);
+            }
+        }
+    });
+    if blocked.is_err() {
         dispatch(ctx);
-        return Err(Error::CannotBlock);
-    };
+    }
+    blocked
+}
+
+/// Blocks the calling client until replicas have acknowledged a hold.
+pub(crate) fn block_until_acknowledged(
+    ctx: Ctx<'_>,
+    wanted: Acknowledgement,
+    standing: Standing,
+) -> Result<(), Error> {
+    let id = with(ctx, |driver| driver.locks.next_wait_id());
+    block_client(ctx, id, Some(wanted))?;
+    with(ctx, |driver| {
+        driver.acknowledgements.insert(id, wanted, Written::Hold(standing), ctx.now().mono);
+        driver.acknowledgements.listen(ctx);
+        driver.plan(ctx);
+    });
+    Ok(())
+}
+
+fn block_client(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> Result<(), Error> {
+    let handle = blocked::block::<Waits>(ctx).ok_or(Error::CannotBlock)?;
     let client = ctx.client_id();
     let known = with(ctx, |driver| driver.sockets.get(client));
     let socket = known.unwrap_or_else(|| Socket::of_client(ctx, client));
@@ -22,13 +59,7 @@ pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId) -> Result<(), Error> {
         if known.is_none() {
             driver.sockets.put(client, socket);
         }
-        driver.blocked.insert(id, handle, client, socket);
-        driver.listen_to_clients(ctx);
-        if driver.in_cluster {
-            driver.looks.plan_all(ctx.now().mono);
-        }
-        driver.pass_on_decisions();
-        driver.plan(ctx);
+        driver.blocked.insert(id, handle, (client, socket), wanted);
     });
     Ok(())
 }
@@ -39,7 +70,16 @@ struct Waits;
 impl BlockedClient for Waits {
     fn reply(ctx: Ctx<'_>, token: u64) {
         let answer = with(ctx, |driver| driver.blocked.answer(WaiterId(token)));
-        let Some((Ended::By(decision), hung_up)) = answer else { return };
+        let Some((ended, hung_up)) = answer else { return };
+        let decision = match ended {
+            Ended::By(decision) => decision,
+            Ended::Left => return,
+            Ended::Stands(standing) => return reply_if_it_stands(ctx, &standing),
+            Ended::NotAcknowledged { got, of, revoked } => {
+                return ctx.reply_error(&Error::NotAcknowledged { got, of, revoked }.to_string());
+            }
+            Ended::Lost => return ctx.reply_error(&Error::NotOwner.to_string()),
+        };
         let error = match decision {
             // It may have closed its half only, and still read: what is revoked must not be told as a grant.
             Decision::Granted(_) if hung_up => Error::HungUp,
@@ -93,6 +133,9 @@ impl BlockedClient for Waits {
 /// A waiter that has not been decided leaves.
 fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
     let Some(id) = driver.blocked.of_handle(handle) else { return };
+    if driver.acknowledgements.remove(id) {
+        driver.revoke(id);
+    }
     driver.locks.leave(id);
     driver.blocked.end(id, Ended::Left);
     driver.plan(ctx);
@@ -111,6 +154,16 @@ fn turn_is_over(ctx: Ctx<'_>) {
             driver.plan_soon(ctx);
         }
     });
+}
+
+/// Replies what a hold is, if it is still there.
+fn reply_if_it_stands(ctx: Ctx<'_>, standing: &Standing) {
+    let Standing { db, key, owner, reply } = standing;
+    let (key, owner) = (Str::new(key), Str::new(owner.as_bytes()));
+    match ctx.in_db(*db, || keyspace::held_by(ctx, &key, &owner)) {
+        Ok(holds) if holds > 0 => reply_grant(ctx, reply),
+        _ => ctx.reply_error(&Error::NotOwner.to_string()),
+    }
 }
 
 /// Answers a grant.

@@ -17,6 +17,7 @@
 //! would get our write before the change that led to it: the lock is marked as ready, and reconciled in a timer that
 //! fires at once.
 
+mod acknowledgements;
 mod alarm;
 mod blocked;
 mod clients;
@@ -30,7 +31,8 @@ mod reconcile;
 mod state;
 mod subscriptions;
 
-pub(crate) use clients::{block, reply_grant};
+pub(crate) use acknowledgements::{Acknowledgement, Standing};
+pub(crate) use clients::{block, block_until_acknowledged, reply_grant};
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, may_be_in_cycle};
 pub(crate) use state::{dispatch, with, Remembered};

@@ -1,5 +1,6 @@
 //! What is done when the timer fires.
 
+use super::acknowledgements;
 use super::reconcile::reconcile;
 use super::state::with;
 use crate::core::MonoUs;
@@ -28,6 +29,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         }
         driver.notice_promotion(ctx);
         driver.ignore_clients(ctx);
+        driver.acknowledgements.ignore(ctx);
         let somebody_waits = driver.locks.waiting_total() > 0;
         if driver.in_cluster && driver.looks.take_all(started, somebody_waits) {
             driver.locks.look_at_all();
@@ -36,10 +38,11 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
             driver.look_at_fragile(started);
         }
     });
+    acknowledgements::end_overdue(ctx);
     while ctx.now().mono.saturating_sub(started) < BUDGET_US {
         let locks = with(ctx, |driver| {
             let locks = driver.locks.tick(ctx.now(), may_write);
-            driver.pass_on_decisions();
+            driver.pass_on_decisions(ctx);
             locks
         });
         for lock in &locks {
@@ -60,7 +63,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         channel::all_freed(ctx, &wanted_here);
     }
     with(ctx, |driver| {
-        driver.pass_on_decisions();
+        driver.pass_on_decisions(ctx);
         driver.plan_beside(ctx, obstacle);
         driver.alarm.rest(ctx);
     });

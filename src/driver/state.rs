@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::ffi::CStr;
 
+use super::acknowledgements::{Acknowledgements, Written};
 use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::looks::Looks;
-use crate::core::{ConnectionId, Hold, Known, LockManager, LockRef, MonoUs, Now, WaiterId};
+use crate::core::{ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, WaiterId};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
 use crate::server::{event_loop, events, Ctx, InCallback, Obstacle, ServerCell};
@@ -33,6 +34,7 @@ pub(crate) struct Driver {
     pub(super) blocked: BlockedClients,
     pub(super) sockets: Sockets,
     pub(super) deliveries: Deliveries,
+    pub(super) acknowledgements: Acknowledgements,
     pub(super) alarm: Alarm,
     pub(super) looks: Looks,
     /// The event loop is listened to, for fragile locks; ends in the timer.
@@ -66,7 +68,7 @@ pub(crate) fn dispatch(ctx: Ctx<'_>) {
         // Mostly nobody waits, and nothing is planned.
         if driver.locks.has_decided() || driver.alarm.is_set() || !driver.is_idle() {
             driver.notice_promotion(ctx);
-            driver.pass_on_decisions();
+            driver.pass_on_decisions(ctx);
             driver.listen_to_clients(ctx);
             driver.plan(ctx);
         }
@@ -80,20 +82,33 @@ impl Driver {
     }
 
     /// As [`LockManager::tables`], of the tables beside it.
-    pub(super) fn tables(&self) -> [(&'static CStr, usize); 4] {
+    pub(super) fn tables(&self) -> [(&'static CStr, usize); 5] {
         let (blocked, handles) = self.blocked.lens();
         [
             (c"table_blocked_clients", blocked),
             (c"table_blocked_handles", handles),
             (c"table_answered_grants", self.deliveries.len()),
+            (c"table_awaiting_replicas", self.acknowledgements.len()),
             (c"table_sockets", self.sockets.len()),
         ]
     }
 
-    pub(super) fn pass_on_decisions(&mut self) {
+    pub(super) fn pass_on_decisions(&mut self, ctx: Ctx<'_>) {
         while let Some((id, decision)) = self.locks.next_decision() {
             self.stats.count(&decision);
-            self.blocked.end(id, Ended::By(decision));
+            match (&decision, self.blocked.wanted(id)) {
+                (Decision::Granted(reply), Some(wanted)) => {
+                    let granted = Written::Grant(reply.clone());
+                    self.acknowledgements.insert(id, wanted, granted, ctx.now().mono);
+                    self.acknowledgements.listen(ctx);
+                }
+                (_, wanted) => {
+                    if wanted.is_some() {
+                        self.acknowledgements.remove(id);
+                    }
+                    self.blocked.end(id, Ended::By(decision));
+                }
+            }
         }
     }
 
@@ -142,6 +157,7 @@ impl Driver {
             && !self.hears_clients
             && !self.flushed
             && self.looks.is_empty()
+            && self.acknowledgements.is_idle()
             && self.locks.plans_nothing()
             && !self.locks.has_bindings()
             && !self.locks.is_demoted()
@@ -173,7 +189,11 @@ impl Driver {
 
     /// True if there is more to plan for than locks.
     fn is_beside_locks(&self) -> bool {
-        self.flushed || self.hears_wakeups || self.listens_in_vain() || !self.looks.is_empty()
+        self.flushed
+            || self.hears_wakeups
+            || self.listens_in_vain()
+            || !self.looks.is_empty()
+            || !self.acknowledgements.is_idle()
     }
 
     /// In how many milliseconds the timer is to fire, of which there is `work` to do with locks.
@@ -188,10 +208,13 @@ impl Driver {
             }
             _ => work,
         };
-        let listening = (self.hears_wakeups || self.listens_in_vain()).then_some(LISTENING_MS);
+        let in_vain = self.listens_in_vain() || self.acknowledgements.listens_in_vain();
+        let listening = (self.hears_wakeups || in_vain).then_some(LISTENING_MS);
         let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
-        let look = self.looks.first().map(|at| at.saturating_sub(now.mono).div_ceil(1000));
-        [work, listening, flushed, look].into_iter().flatten().min()
+        let ms_until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
+        let look = self.looks.first().map(ms_until);
+        let overdue = self.acknowledgements.first_deadline().map(ms_until);
+        [work, listening, flushed, look, overdue].into_iter().flatten().min()
     }
 
     /// Plans for a lock that may have changed.

@@ -85,7 +85,7 @@ fn role_changed(ctx: Ctx<'_>, primary: bool) {
         } else {
             // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
             driver.locks.demote();
-            driver.pass_on_decisions();
+            driver.pass_on_decisions(ctx);
         }
         driver.plan(ctx);
     });

@@ -159,7 +159,7 @@ impl<'a> Ctx<'a> {
     }
 
     /// True while nothing may be sent to replicas but what a client's command leads to.
-    pub(super) fn is_paused(self) -> bool {
+    pub(crate) fn is_paused(self) -> bool {
         // SAFETY: the function only reads the server's state.
         unsafe { call!(RedisModule_AvoidReplicaTraffic()) != 0 }
     }

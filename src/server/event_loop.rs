@@ -10,7 +10,24 @@ use crate::server::{Ctx, ServerCell};
 
 /// Who listens to the event loop, which is one subscription.
 static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
-static TURN_ENDS: Listener<()> = ServerCell::new(Cell::new(None));
+static MESSAGES: Listener<()> = ServerCell::new(Cell::new(None));
+static ACKNOWLEDGEMENTS: Listener<()> = ServerCell::new(Cell::new(None));
+
+/// What the end of turns is listened to for.
+#[derive(Clone, Copy)]
+pub(crate) enum For {
+    Messages,
+    Acknowledgements,
+}
+
+impl For {
+    fn listener(self) -> &'static Listener<()> {
+        match self {
+            For::Messages => &MESSAGES,
+            For::Acknowledgements => &ACKNOWLEDGEMENTS,
+        }
+    }
+}
 
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
 /// [`ignore_wakeups`], as it costs every turn of the loop.
@@ -27,14 +44,14 @@ pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
 
 /// Calls `ends` whenever the event loop has carried out what it has read, before it writes to clients and replicas. Ends with
 /// [`ignore_turns`], as it costs every turn of the loop.
-pub(super) fn listen_to_turns(ctx: Ctx<'_>, ends: fn(Ctx<'_>, ())) {
-    TURN_ENDS.get(ctx).set(Some(ends));
+pub(crate) fn listen_to_turns(ctx: Ctx<'_>, what: For, ends: fn(Ctx<'_>, ())) {
+    what.listener().get(ctx).set(Some(ends));
     listen_to_loop(ctx);
 }
 
 /// Ends [`listen_to_turns`]. Not from inside an event, as [`ignore_wakeups`].
-pub(super) fn ignore_turns(ctx: Ctx<'_>) {
-    TURN_ENDS.get(ctx).set(None);
+pub(crate) fn ignore_turns(ctx: Ctx<'_>, what: For) {
+    what.listener().get(ctx).set(None);
     listen_to_loop(ctx);
 }
 
@@ -46,23 +63,29 @@ fn listen_to_loop(ctx: Ctx<'_>) {
         subevent: u64,
         _data: *mut c_void,
     ) {
-        let listener = match subevent {
-            raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => &TURN_ENDS,
-            raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => &AWAKE,
-            _ => return,
-        };
         // SAFETY: the context is that of this callback.
-        unsafe { tell(listener, ctx, ()) };
+        unsafe {
+            match subevent {
+                raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => {
+                    tell(&MESSAGES, ctx, ());
+                    tell(&ACKNOWLEDGEMENTS, ctx, ());
+                }
+                raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => tell(&AWAKE, ctx, ()),
+                _ => {}
+            }
+        }
     }
-    let anybody = AWAKE.get(ctx).get().is_some() || TURN_ENDS.get(ctx).get().is_some();
+    let anybody =
+        [&AWAKE, &MESSAGES, &ACKNOWLEDGEMENTS].iter().any(|listener| listener.get(ctx).get().is_some());
     let callback: raw::RedisModuleEventCallback = if anybody { Some(turn) } else { None };
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
 }
 
 /// Nobody listens any more, as the module is unloaded.
 pub(super) fn forget(ctx: Ctx<'_>) {
-    AWAKE.get(ctx).set(None);
-    TURN_ENDS.get(ctx).set(None);
+    for listener in [&AWAKE, &MESSAGES, &ACKNOWLEDGEMENTS] {
+        listener.get(ctx).set(None);
+    }
 }
 
 /// Ends the event loop's wait for input, if it is about to begin one. Redis 7.0 works out how long to wait before the

@@ -48,7 +48,7 @@ pub(super) fn send(
     let listening = LISTENING.get(ctx);
     match listening.get() {
         Listening::No => {
-            event_loop::listen_to_turns(ctx, turn_ends);
+            event_loop::listen_to_turns(ctx, event_loop::For::Messages, turn_ends);
             listening.set(Listening::Idle(0));
         }
         Listening::Idle(_) => listening.set(Listening::Idle(0)),
@@ -87,7 +87,7 @@ fn end(ctx: Ctx<'_>) {
     let idle = PENDING.get(ctx).borrow().is_empty();
     LISTENING.get(ctx).set(if idle { Listening::No } else { Listening::Idle(0) });
     if idle {
-        event_loop::ignore_turns(ctx);
+        event_loop::ignore_turns(ctx, event_loop::For::Messages);
     }
 }
 

@@ -35,6 +35,7 @@ pub(crate) mod muted;
 pub(crate) mod notify;
 pub(crate) mod on_behalf;
 pub(crate) mod propagation;
+pub(crate) mod replication;
 pub(crate) mod selected_database;
 pub(crate) mod socket;
 pub(crate) mod string;

@@ -13,6 +13,7 @@ crate::on_every_server!(
     rust_reports_a_lost_lock,
     python_reports_a_lost_lock,
     a_token_keeps_a_late_write_out,
+    the_page_on_fencing_does_what_it_says,
 );
 
 /// The lock that both examples use.
@@ -58,8 +59,30 @@ fn a_token_keeps_a_late_write_out(flavor: Flavor) {
     let (without, with) = printed.stdout.split_once("with fencing tokens:").unwrap();
     assert!(without.contains("alice wakes up and deposits 10\n"), "{printed}");
     assert!(without.contains("the balance is 110: bob's 50 are lost"), "{printed}");
+    let (with, guarded) = with.split_once("with LOCK.GUARD:").unwrap();
     assert!(with.contains("but the store refuses her token"), "{printed}");
-    assert!(with.contains("the balance is 150: alice knows"), "{printed}");
+    assert!(guarded.contains("but the server replies NOTOWNER"), "{printed}");
+    for told in [with, guarded] {
+        assert!(told.contains("the balance is 150: alice knows"), "{printed}");
+    }
+    assert_nothing_stays(server);
+}
+
+/// Every shell script of the page is followed by what it prints.
+fn the_page_on_fencing_does_what_it_says(flavor: Flavor) {
+    let page = include_str!("../../docs/fencing.md");
+    let server = Server::with_module(flavor, &[]);
+    let scripts: Vec<&str> = page.split("```sh\n").skip(1).collect();
+    assert_eq!(scripts.len(), 3);
+    for script in scripts {
+        let (script, rest) = script.split_once("```\n").unwrap();
+        let (printed, _) = rest.split_once("```\n").unwrap().1.split_once("```\n").unwrap();
+        let here = format!("redis-cli() {{ command redis-cli -p {} \"$@\"; }}\n{script}", server.port);
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &here]).current_dir(server.dir.path());
+        let output = Run::spawn(shell).finish();
+        assert_eq!(Printed::new(&output).stdout, printed, "{script}");
+    }
     assert_nothing_stays(server);
 }
 

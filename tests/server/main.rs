@@ -31,6 +31,7 @@ mod pauses;
 mod races;
 mod readers;
 mod redisson;
+mod replicas;
 mod retries;
 mod revoked;
 mod scripts;

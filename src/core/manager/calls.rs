@@ -21,8 +21,13 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
     }
     let others_come_first = step.has_queue() || step.yields(patience.ready_until(step.now));
     if !others_come_first || step.holders.of(request.owner.as_bytes()).is_some() {
-        match step.grant_caller(request) {
-            Ok(Some(reply)) => return Outcome::Granted(reply),
+        let granted = if request.confirmed_later {
+            step.grant_in_flight(request).map(|id| id.map(Outcome::InFlight))
+        } else {
+            step.grant_caller(request).map(|reply| reply.map(Outcome::Granted))
+        };
+        match granted {
+            Ok(Some(outcome)) => return outcome,
             Ok(None) => {}
             Err(refusal) => return Outcome::Refused(refusal),
         }

@@ -21,6 +21,7 @@ use super::binding::Takes;
 use super::granted_keys::GrantedKeys;
 use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
+use super::waiters::WaitState;
 use super::{
     ConnectionId, Decision, Hold, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience,
     Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
@@ -187,6 +188,16 @@ impl LockManager {
     /// The grant's client went away before it could be answered: the grant is revoked when the lock is reconciled.
     pub(crate) fn undelivered(&mut self, id: WaiterId) {
         self.parts.begin_to_revoke(id);
+    }
+
+    /// True if this grant is in flight, and the hold that it gave has not ended.
+    pub(crate) fn is_in_flight(&self, id: WaiterId) -> bool {
+        self.parts.waiters.get(id).is_some_and(|wait| wait.state() == WaitState::Granted)
+    }
+
+    /// Names a wait that is none for a lock.
+    pub(crate) fn next_wait_id(&mut self) -> WaiterId {
+        self.parts.waiters.next_id()
     }
 
     /// A connection was closed. True if there is something to do soon.

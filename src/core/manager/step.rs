@@ -387,6 +387,19 @@ impl<'a> Step<'a> {
         Ok(Some(reply))
     }
 
+    /// Grants the caller's request as one that waits: it can be revoked. `None` if the holders do not admit it.
+    pub(super) fn grant_in_flight(&mut self, request: &Request) -> Result<Option<WaiterId>, Refusal> {
+        let grant = match self.grant(request, To::Waiter) {
+            Ok(grant) => grant,
+            Err(NotGranted::Busy) => return Ok(None),
+            Err(NotGranted::Refused(refusal)) => return Err(refusal),
+        };
+        let id = self.queue(request.clone(), None);
+        let lock = self.known();
+        self.hand_over(lock, id, &request.owner, grant);
+        Ok(Some(id))
+    }
+
     /// Makes the owner's hold depend on a connection.
     fn bind(&mut self, owner: &Owner, bind: (Bind, Takes), id: Option<&RequestId>, lease: Lease) {
         let lock = self.known();
@@ -401,7 +414,11 @@ impl<'a> Step<'a> {
         let on_its_way = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
         let on_its_way = on_its_way.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
         // It has reached its client, but that is on another connection now.
-        if let Some((wait, _)) = on_its_way.and_then(|id| self.parts.confirm(id, self.now)) {
+        if let Some((id, (wait, _))) = on_its_way.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
+        {
+            if wait.request().confirmed_later {
+                self.parts.decisions.push_back((id, Decision::Superseded));
+            }
             self.revoke(wait.lock());
         }
         let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);

@@ -38,6 +38,8 @@ pub(super) struct Call {
     pub(super) keeps: bool,
     pub(super) fence: bool,
     pub(super) id: Option<u8>,
+    /// A grant can be revoked until it is confirmed, even if it was granted at once.
+    pub(super) confirmed_later: bool,
     /// The connection, and whether the hold is renewed while it is open and ends when it closes.
     pub(super) bind: Option<(u64, bool, bool)>,
 }
@@ -57,6 +59,7 @@ impl Call {
                 watchdog,
                 ephemeral,
             }),
+            confirmed_later: self.confirmed_later,
         }
     }
 }
@@ -149,16 +152,19 @@ fn op() -> impl Strategy<Value = Op> {
         })
     };
     let shared = prop::bool::weighted(0.4);
-    let call = (owner.clone(), shared, lease.clone(), prop::bool::weighted(0.3), any::<bool>(), id(), bind())
-        .prop_map(|(owner, shared, lease, keeps, fence, id, bind)| Call {
-            owner,
-            shared,
-            lease,
-            keeps,
-            fence,
-            id,
-            bind,
-        });
+    let later = prop::bool::weighted(0.2);
+    let call =
+        (owner.clone(), shared, lease.clone(), prop::bool::weighted(0.3), any::<bool>(), id(), bind(), later)
+            .prop_map(|(owner, shared, lease, keeps, fence, id, bind, confirmed_later)| Call {
+                owner,
+                shared,
+                lease,
+                keeps,
+                fence,
+                id,
+                confirmed_later,
+                bind,
+            });
     let scope = prop_oneof![
         3 => Just(ReleaseScope::One),
         1 => Just(ReleaseScope::OneOf(Mode::Shared)),

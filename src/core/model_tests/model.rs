@@ -251,12 +251,16 @@ impl Model {
             while let Some(id) = self.whose_turn(lock) {
                 let at = self.locks[lock].queue.iter().position(|waiter| waiter.id == id).unwrap();
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
-                let reply = self.grant(lock, &call, Some(id));
-                let number = self.locks[lock].of(call.owner).unwrap().number;
-                self.decisions.push((id, Decision::Granted(reply)));
-                self.in_flight.push(ModelGrant { id, lock, call, number });
+                self.hand_over(lock, id, call);
             }
         }
+    }
+
+    fn hand_over(&mut self, lock: usize, id: WaiterId, call: Call) {
+        let reply = self.grant(lock, &call, Some(id));
+        let number = self.locks[lock].of(call.owner).unwrap().number;
+        self.decisions.push((id, Decision::Granted(reply)));
+        self.in_flight.push(ModelGrant { id, lock, call, number });
     }
 
     fn whose_turn(&self, lock: usize) -> Option<WaiterId> {
@@ -615,6 +619,9 @@ impl Model {
                     is_same && Some(grant.number) == number
                 };
                 if let Some(at) = self.in_flight.iter().position(same) {
+                    let (id, confirmed_later) =
+                        (self.in_flight[at].id, self.in_flight[at].call.confirmed_later);
+                    self.decisions.extend(confirmed_later.then_some((id, Decision::Superseded)));
                     self.arrived(at, false);
                 }
                 let now_us = self.now_us();
@@ -640,6 +647,13 @@ impl Model {
         }
         let locked = &self.locks[lock];
         let comes_first = locked.queue.is_empty() || locked.of(call.owner).is_some();
+        if comes_first && locked.admits(call.owner, call.shared) && call.confirmed_later {
+            self.waiters_ever += 1;
+            let id = WaiterId(self.waiters_ever);
+            self.hand_over(lock, id, call.clone());
+            return Seen::Waits(id);
+        }
+        let locked = &self.locks[lock];
         if comes_first && locked.admits(call.owner, call.shared) {
             let reply = self.grant(lock, call, None);
             self.bind(lock, call, Takes::Part);

@@ -270,6 +270,7 @@ impl Real {
         })?;
         match outcome {
             Outcome::Granted(reply) => Ok(Seen::Granted(reply)),
+            Outcome::InFlight(id) => Ok(Seen::Waits(id)),
             Outcome::Queued(id) => {
                 let search = Search::cycle(&self.locks, id, now).unwrap();
                 let found = self.search(search).0;

@@ -1,0 +1,429 @@
+//! Grants and renewals that replicas have acknowledged before they are answered: a failover keeps what was promised (5, 8).
+
+use std::collections::BTreeSet;
+
+use redis::Value;
+
+use crate::support::{in_world, until, Client, Flavor, Server, World};
+
+crate::on_every_server!(
+    an_acknowledged_grant_is_on_the_replica,
+    it_is_an_acquire_like_any_other,
+    what_cannot_be_acknowledged_is_refused_at_once,
+    a_grant_that_is_not_acknowledged_is_undone,
+    a_renewal_that_is_not_acknowledged_stands,
+    who_is_next_wants_replicas_too,
+    who_leaves_meanwhile_keeps_nothing,
+    a_hold_that_ends_meanwhile_is_not_told,
+    a_lease_is_not_shortened_before,
+    a_pause_delays_what_is_undone,
+    who_waits_for_replicas_hears_of_a_demotion,
+    replicas_are_asked_once_a_turn,
+    a_repeated_call_takes_over,
+    a_failover_keeps_every_grant,
+);
+
+/// Waits until so many replicas are online.
+fn until_online(client: &mut Client, replicas: usize) {
+    until("the replicas are online", || match client.call_value("ROLE") {
+        Value::Array(role) => matches!(&role[2], Value::Array(list) if list.len() == replicas),
+        _ => false,
+    });
+}
+
+fn with_replica(flavor: Flavor, scenario: impl FnOnce(&World)) {
+    in_world(flavor, |world| {
+        let mut client = world.client();
+        until_online(&mut client, 1);
+        scenario(world);
+        world.replica.signal(libc::SIGCONT);
+        until("nobody waits for replicas", || client.info("lock", "lock_table_awaiting_replicas") == "0");
+    });
+}
+
+fn prefix(reply: &str) -> &str {
+    reply.split(' ').next().unwrap()
+}
+
+fn an_acknowledged_grant_is_on_the_replica(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let (mut a, mut there) = (world.client(), world.replica.client());
+        for round in 0..100 {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE k{round} a PX 100000 REPLICAS 1")), "1");
+            // On another connection, which was not told anything.
+            assert_eq!(there.call(&format!("HGETALL k{round}")), "[a, 1]");
+        }
+        a.call("LOCK.RENEW k1 a PX 500000");
+        assert_eq!(a.call("LOCK.RENEW k1 a PX 900000 REPLICAS 1 WITHIN 20000"), "1");
+        assert!(there.number("PTTL k1") > 800_000);
+    });
+}
+
+fn it_is_an_acquire_like_any_other(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000 REPLICAS 1"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE k a replicas 1 within 20000 PX 100000"), "2");
+        assert_eq!(b.call("LOCK.ACQUIRE k b REPLICAS 1"), "nil");
+        assert_eq!(b.call("LOCK.ACQUIRE k b REPLICAS 1 BLOCK 20"), "nil");
+        b.send("LOCK.ACQUIRE k b PX 100000 REPLICAS 1 BLOCK 0 FENCE");
+        world.until_blocked(&b);
+        a.call("LOCK.RELEASE k a ALL");
+        assert!(b.recv().starts_with("[owner, b, holds, 1, token, "));
+        assert!(world.replica.client().call("HGETALL k").contains("#fence"));
+        a.call("LOCK.BREAK k");
+        for reader in 0..20 {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE s r{reader} SHARED REPLICAS 1 PX 100000")), "1");
+        }
+        assert!(a.call("LOCK.ACQUIRE * * REPLICAS 1").starts_with("[owner, "));
+        // What depends on the connection begins with the answer.
+        let mut c = world.client();
+        assert_eq!(c.call("LOCK.ACQUIRE e c PX 100000 EPHEMERAL WATCHDOG REPLICAS 1"), "1");
+        c.close();
+        until("it is free", || a.call("EXISTS e") == "0");
+        assert_eq!(a.call("LOCK.RENEW k nobody REPLICAS 1"), a.call("LOCK.RENEW k nobody"));
+    });
+}
+
+fn what_cannot_be_acknowledged_is_refused_at_once(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        for call in [
+            "LOCK.ACQUIRE k a REPLICAS 2",
+            "LOCK.ACQUIRE k a REPLICAS 2 BLOCK 0",
+            "LOCK.RENEW k a REPLICAS 1000000",
+        ] {
+            assert!(a.call(call).starts_with("NOREPLICAS 1 replicas are online, not "), "{call}");
+        }
+        assert_eq!(a.call("EXISTS k"), "0");
+        for (call, problem) in [
+            (
+                "LOCK.ACQUIRE k a REPLICAS 0",
+                "ERR REPLICAS is out of range, must be 1 to 2147483647, in 'lock.acquire' command",
+            ),
+            ("LOCK.ACQUIRE k a REPLICAS", "ERR REPLICAS needs a value in 'lock.acquire' command"),
+            (
+                "LOCK.ACQUIRE k a REPLICAS 1 REPLICAS 1",
+                "ERR REPLICAS is given twice in 'lock.acquire' command",
+            ),
+            ("LOCK.ACQUIRE k a WITHIN 5", "ERR WITHIN needs REPLICAS in 'lock.acquire' command"),
+            (
+                "LOCK.ACQUIRE k a REPLICAS 1 WITHIN 0",
+                "ERR WITHIN is out of range, must be 1 to 9007199254740991, in 'lock.acquire' command",
+            ),
+            ("LOCK.RENEW k a WITHIN 5", "ERR WITHIN needs REPLICAS in 'lock.renew' command"),
+        ] {
+            assert_eq!(a.call(call), problem);
+        }
+        let script = "return redis.call('LOCK.ACQUIRE', 'k', 'a', 'REPLICAS', 1)";
+        assert!(a
+            .call_args(&[b"EVAL", script.as_bytes(), b"0"])
+            .contains("REPLICAS is not possible in MULTI, a script"));
+        a.call("MULTI");
+        a.call("LOCK.ACQUIRE k a REPLICAS 1");
+        a.call("LOCK.RENEW k a REPLICAS 1");
+        assert_eq!(a.call("EXEC").matches("ERR REPLICAS is not possible in MULTI").count(), 2);
+        assert_eq!(a.call("EXISTS k"), "0");
+        a.call("LOCK.ACQUIRE k a");
+        assert!(a
+            .call_args(&[b"LOCK.GUARD", b"k", b"OWNER", b"a", b"EVAL", script.as_bytes(), b"0"])
+            .contains("REPLICAS is not"));
+    });
+}
+
+fn a_grant_that_is_not_acknowledged_is_undone(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        world.replica.signal(libc::SIGSTOP);
+        let reply = a.call("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 50");
+        assert!(
+            reply.starts_with("NOREPLICAS 0 of 1 replicas acknowledged the grant in time; it is undone"),
+            "{reply}"
+        );
+        until("it is undone", || a.call("EXISTS k") == "0");
+        // The lock excludes others while it is waited for replicas; then the next in line has it.
+        let mut held = world.waiting("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 300");
+        assert_eq!(a.call("LOCK.ACQUIRE k b"), "nil");
+        let mut b = world.waiting("LOCK.ACQUIRE k b PX 100000 BLOCK 0");
+        assert_eq!(prefix(&held.recv()), "NOREPLICAS");
+        assert_eq!(b.recv(), "1");
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+        // A re-entry that is undone takes nothing but itself.
+        let end = b.number("PEXPIRETIME k");
+        assert_eq!(prefix(&b.call("LOCK.ACQUIRE k b PX 200 REPLICAS 1 WITHIN 20")), "NOREPLICAS");
+        until("it is undone", || b.call("HGETALL k") == "[b, 1]");
+        assert_eq!(b.number("PEXPIRETIME k"), end);
+        // With an ID it is not remembered.
+        assert_eq!(prefix(&b.call("LOCK.ACQUIRE l b REPLICAS 1 WITHIN 20 ID x")), "NOREPLICAS");
+        until("it is undone", || b.call("EXISTS l lock_request:{l}:b:x") == "0");
+        world.replica.signal(libc::SIGCONT);
+        assert_eq!(b.call("LOCK.ACQUIRE l b REPLICAS 1 WITHIN 20000 ID x"), "1");
+    });
+}
+
+fn a_renewal_that_is_not_acknowledged_stands(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        a.call("WAIT 1 20000");
+        world.replica.signal(libc::SIGSTOP);
+        let reply = a.call("LOCK.RENEW k a PX 900000 REPLICAS 1 WITHIN 20");
+        assert!(
+            reply.starts_with("NOREPLICAS 0 of 1 replicas acknowledged the lease in time; the hold stands"),
+            "{reply}"
+        );
+        assert!(a.number("PTTL k") > 800_000);
+        assert_eq!(prefix(&a.call("LOCK.RENEW k b REPLICAS 1 WITHIN 20")), "NOTOWNER");
+    });
+}
+
+fn who_is_next_wants_replicas_too(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let waiters = ["b", "c", "d"]
+            .map(|owner| world.waiting(&format!("LOCK.ACQUIRE k {owner} BLOCK 0 REPLICAS 1 WITHIN 60000")));
+        let mut last = world.waiting("LOCK.ACQUIRE k e BLOCK 0 PX 100000");
+        let mut there = world.replica.client();
+        there.call("REPLICAOF NO ONE");
+        until_online(&mut a, 0);
+        // None is online: nobody waits for as long as that.
+        a.call("LOCK.RELEASE k a");
+        for mut waiter in waiters {
+            assert_eq!(prefix(&waiter.recv()), "NOREPLICAS");
+        }
+        assert_eq!(last.recv(), "1");
+        there.call(&format!("REPLICAOF 127.0.0.1 {}", world.primary.port));
+        until_online(&mut a, 1);
+    });
+}
+
+fn who_leaves_meanwhile_keeps_nothing(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        world.replica.signal(libc::SIGSTOP);
+        let wait = "LOCK.ACQUIRE k b PX 100000 REPLICAS 1 WITHIN 60000 ID x";
+        let leaves = |a: &mut Client, leave: &mut dyn FnMut(Client, &mut Client)| {
+            let waiter = world.waiting(wait);
+            assert_eq!(a.call("HGETALL k"), "[b, 1]");
+            let mut next = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
+            leave(waiter, a);
+            assert_eq!(next.recv(), "1");
+            assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+            assert_eq!(a.info("lock", "lock_table_awaiting_replicas"), "0");
+        };
+        leaves(&mut a, &mut |waiter, _| waiter.close());
+        leaves(&mut a, &mut |mut waiter, a| {
+            assert_eq!(a.call(&format!("CLIENT KILL ID {}", waiter.id)), "1");
+            until("it is closed", || waiter.is_closed());
+        });
+        leaves(&mut a, &mut |mut waiter, a| {
+            assert_eq!(a.call("LOCK.CANCEL k b ID x"), "1");
+            assert_eq!(prefix(&waiter.recv()), "UNBLOCKED");
+            a.call("DEL lock_request:{k}:b:x");
+        });
+        if flavor.may_unblock() {
+            leaves(&mut a, &mut |mut waiter, a| {
+                assert_eq!(a.call(&format!("CLIENT UNBLOCK {} ERROR", waiter.id)), "1");
+                assert_eq!(prefix(&waiter.recv()), "UNBLOCKED");
+            });
+            leaves(&mut a, &mut |mut waiter, a| {
+                assert_eq!(a.call(&format!("CLIENT UNBLOCK {}", waiter.id)), "1");
+                assert_eq!(waiter.recv(), "nil");
+            });
+        }
+        // One that waits for a renewal keeps its hold.
+        a.call("LOCK.ACQUIRE k b PX 100000");
+        let waiter = world.waiting("LOCK.RENEW k b PX 100000 REPLICAS 1 WITHIN 60000");
+        waiter.close();
+        until("it is gone", || a.info("lock", "lock_table_awaiting_replicas") == "0");
+        assert_eq!(a.call("HGETALL k"), "[b, 1]");
+    });
+}
+
+fn a_hold_that_ends_meanwhile_is_not_told(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        for ends in ["LOCK.BREAK k", "LOCK.RELEASE k b", "DEL k", "FLUSHALL", "PEXPIRE k 1", "RENAME k l"] {
+            for call in [
+                "LOCK.ACQUIRE k b PX 100000 REPLICAS 1 WITHIN 60000",
+                "LOCK.RENEW k b REPLICAS 1 WITHIN 60000",
+            ] {
+                if call.starts_with("LOCK.RENEW") {
+                    a.call("LOCK.ACQUIRE k b PX 100000");
+                }
+                world.replica.signal(libc::SIGSTOP);
+                let mut waiter = world.waiting(call);
+                a.call(ends);
+                until("it is gone", || a.call("EXISTS k") == "0");
+                world.replica.signal(libc::SIGCONT);
+                assert_eq!(prefix(&waiter.recv()), "NOTOWNER", "{call}, {ends}");
+                a.call("DEL l");
+                assert_eq!(a.call("WAIT 1 20000"), "1");
+            }
+        }
+    });
+}
+
+fn a_lease_is_not_shortened_before(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let end = a.number("PEXPIRETIME k");
+        world.replica.signal(libc::SIGSTOP);
+        let mut again = world.waiting("LOCK.ACQUIRE k a PX 5000 REPLICAS 1 WITHIN 60000");
+        assert_eq!(a.call("HGETALL k"), "[a, 2]");
+        assert_eq!(a.number("PEXPIRETIME k"), end, "the lease that was promised");
+        world.replica.signal(libc::SIGCONT);
+        assert_eq!(again.recv(), "2");
+        until("the lease is what was asked for", || a.number("PTTL k") <= 5000);
+    });
+}
+
+fn a_pause_delays_what_is_undone(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        world.replica.signal(libc::SIGSTOP);
+        let mut waiter = world.waiting("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 100");
+        a.call("CLIENT PAUSE 60000 WRITE");
+        assert_eq!(prefix(&waiter.recv()), "NOREPLICAS", "the answer is not delayed");
+        assert_eq!(a.call("EXISTS k"), "1", "nothing may be written");
+        a.call("CLIENT UNPAUSE");
+        until("it is undone", || a.call("EXISTS k") == "0");
+        world.replica.signal(libc::SIGCONT);
+        // What is written just before a pause is acknowledged in it: replicas report by themselves.
+        world.replica.signal(libc::SIGSTOP);
+        let mut waiter = world.waiting("LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 60000");
+        a.call("CLIENT PAUSE 60000 WRITE");
+        world.replica.signal(libc::SIGCONT);
+        assert_eq!(waiter.recv(), "1");
+        a.call("CLIENT UNPAUSE");
+    });
+}
+
+fn who_waits_for_replicas_hears_of_a_demotion(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        let mut other = Server::start(flavor, &[]);
+        for call in [
+            "LOCK.ACQUIRE k b PX 100000 REPLICAS 1 WITHIN 60000",
+            "LOCK.RENEW k b PX 100000 REPLICAS 1 WITHIN 60000",
+        ] {
+            until_online(&mut a, 1);
+            world.replica.signal(libc::SIGSTOP);
+            let mut waiter = world.waiting(call);
+            // Of itself: so it keeps what it has.
+            a.call(&format!("REPLICAOF 127.0.0.1 {}", other.port));
+            assert_eq!(prefix(&waiter.recv()), "UNBLOCKED");
+            a.call("REPLICAOF NO ONE");
+            world.replica.signal(libc::SIGCONT);
+            if a.call("EXISTS k") == "0" {
+                a.call("LOCK.ACQUIRE k b PX 100000");
+            }
+            assert_eq!(a.call("HGETALL k"), "[b, 1]");
+        }
+        until_online(&mut a, 1);
+        other.assert_healthy();
+    });
+}
+
+fn replicas_are_asked_once_a_turn(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        let mut monitor = world.replica.client();
+        assert_eq!(monitor.call("MONITOR"), "OK");
+        let mut asked = |a: &mut Client| {
+            a.call("SET end of-stream");
+            let mut asked = 0;
+            loop {
+                let line = monitor.recv().to_ascii_lowercase();
+                asked += usize::from(line.contains("\"getack\""));
+                if line.contains("\"end\"") {
+                    return asked;
+                }
+            }
+        };
+        a.call("LOCK.ACQUIRE k a");
+        a.call("LOCK.RELEASE k a");
+        assert_eq!(asked(&mut a), 0, "nobody wanted that");
+        // The server reads what all have sent in one turn.
+        let mut clients: Vec<Client> = (0..50).map(|_| world.client()).collect();
+        world.primary.signal(libc::SIGSTOP);
+        for (at, client) in clients.iter_mut().enumerate() {
+            client.send(&format!("LOCK.ACQUIRE k{at} a PX 100000 REPLICAS 1 WITHIN 20000"));
+        }
+        world.primary.signal(libc::SIGCONT);
+        for client in &mut clients {
+            assert_eq!(client.recv(), "1");
+        }
+        let asked = asked(&mut a);
+        assert!((1..=5).contains(&asked), "asked {asked} times");
+        assert_eq!(a.info("lock", "lock_table_awaiting_replicas"), "0");
+    });
+}
+
+/// A connection breaks while it is waited for replicas. The call comes again, on another one.
+fn a_repeated_call_takes_over(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        world.replica.signal(libc::SIGSTOP);
+        let call = "LOCK.ACQUIRE k a PX 100000 REPLICAS 1 WITHIN 60000 ID x";
+        let mut first = world.waiting(call);
+        let mut second = world.waiting(call);
+        assert!(first.recv().starts_with("UNBLOCKED the same request was sent again on another connection"));
+        assert_eq!(a.call("HGETALL k"), "[a, 1]");
+        first.close();
+        world.replica.signal(libc::SIGCONT);
+        assert_eq!(second.recv(), "1");
+        assert_eq!(a.call(call), "1");
+        assert_eq!(a.call("HGETALL k"), "[a, 1]", "it counts once");
+    });
+}
+
+/// The primary is killed while clients acquire. What was granted with `REPLICAS` is on every replica.
+fn a_failover_keeps_every_grant(flavor: Flavor) {
+    let rounds = std::env::var("REPLICA_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
+    let mut promised = 0;
+    for round in 0..rounds {
+        let primary = Server::with_module(flavor, &[]);
+        let replicas = [Server::start(flavor, &[]), Server::start(flavor, &[])];
+        for replica in &replicas {
+            replica.client().call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+        }
+        until_online(&mut primary.client(), 2);
+        let mut clients: Vec<Client> = (0..20).map(|_| primary.client()).collect();
+        for (at, client) in clients.iter_mut().enumerate() {
+            let calls: Vec<String> = (0..50)
+                .map(|call| format!("LOCK.ACQUIRE k{at}:{call} a PX 100000 REPLICAS 2 WITHIN 20000"))
+                .collect();
+            client.send_at_once(&calls.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+        // In the middle of it.
+        assert_eq!(clients[round % 20].recv(), "1");
+        let folder = primary.stop();
+        let mut kept = BTreeSet::new();
+        for (at, client) in clients.iter_mut().enumerate() {
+            let from = usize::from(at == round % 20);
+            if from > 0 {
+                kept.insert(format!("k{at}:0"));
+            }
+            for call in from.. {
+                match client.try_recv() {
+                    Ok(Value::Int(1)) => kept.insert(format!("k{at}:{call}")),
+                    _ => break,
+                };
+            }
+        }
+        assert!(kept.len() < 1000, "all was granted before the end");
+        for replica in &replicas {
+            let mut promoted = replica.client();
+            promoted.call("REPLICAOF NO ONE");
+            for lock in &kept {
+                assert_eq!(promoted.call(&format!("HGETALL {lock}")), "[a, 1]", "{lock} is lost");
+            }
+        }
+        promised += kept.len();
+        drop(folder);
+    }
+    println!("{promised} grants were promised in {rounds} failovers, and all were kept");
+}
