@@ -12,7 +12,7 @@ PORT := 6379
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
 # What `make bench` runs, each also alone: cargo bench --bench NAME.
-BENCHES := instructions throughput handover sleeping contention latency stalls cost memory
+BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory
 
 .PHONY: help run setup clients test test-all bench guard guard-record lint clean
 

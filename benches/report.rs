@@ -6,13 +6,14 @@ use support::machine::machine;
 use support::results::{self, print_table, Results};
 use support::{asked, Outcome};
 
-const BENCHES: [&str; 9] = [
+const BENCHES: [&str; 10] = [
     "instructions",
     "throughput",
     "handover",
     "sleeping",
     "contention",
     "latency",
+    "replicas",
     "stalls",
     "cost",
     "memory",

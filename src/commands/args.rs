@@ -6,9 +6,8 @@ use crate::driver::Acknowledgement;
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
-use crate::server::replication::{self, Progress};
 use crate::server::string::decimal;
-use crate::server::{ask, Ctx, Str};
+use crate::server::{ask, replication, Ctx, Str};
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 1024;
@@ -173,7 +172,7 @@ impl<'a> Cursor<'a> {
         }
         // On a replica the call is refused for that.
         if flags.is_primary() {
-            let online = Progress::of(ctx).map_or(0, |progress| progress.received.len());
+            let online = replication::online(ctx);
             if online < replicas {
                 return Err(Error::TooFewReplicas { online, of: replicas });
             }

@@ -6,10 +6,10 @@ use crate::error::Error;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
-const LINES: [&CStr; 40] = [
+const LINES: [&CStr; 43] = [
     c"LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     c"ACQUIRE <key> <owner|*> [PX <milliseconds> | EX <seconds>] [BLOCK <milliseconds>]",
-    c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [ID <request>]",
+    c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [REPLICAS <n> [WITHIN <milliseconds>]] [ID <request>]",
     c"    Take a lock: the owner's hold count, or nil if somebody else holds it.",
     c"    * makes a random owner.",
     c"    BLOCK waits in the server, 0 without limit.",
@@ -17,10 +17,12 @@ const LINES: [&CStr; 40] = [
     c"    FENCE asks for a token that is greater than all before.",
     c"    WATCHDOG renews the lease as long as this connection is open.",
     c"    EPHEMERAL releases the lock when this connection closes.",
+    c"    REPLICAS answers when so many replicas have acknowledged it, or undoes it.",
     c"    ID makes a repeated call do nothing and get the first one's answer.",
     c"RELEASE <key> <owner> [PX <milliseconds> | EX <seconds>] [SHARED | ALL] [ID <request>]",
     c"    Give back one hold, a shared one, or all: the holds that are left.",
     c"RENEW <key> <owner> [PX <milliseconds> | EX <seconds>] [WATCHDOG] [EPHEMERAL]",
+    c"    [REPLICAS <n> [WITHIN <milliseconds>]]",
     c"    Set the lease anew: the hold count.",
     c"CANCEL <key> <owner> ID <request>",
     c"    Undo the acquire with this ID, whether it waits, was granted, or is still to come:",
@@ -44,6 +46,7 @@ const LINES: [&CStr; 40] = [
     c"A lease that is not given is lock.default-lease milliseconds long.",
     c"Errors begin with ERR, or with one of these words:",
     c"    NOTOWNER: this owner holds nothing here, or not any more; or a newer token was granted.",
+    c"    NOREPLICAS: too few replicas are online, or acknowledged it in time.",
     c"    WRONGTYPE: the key holds something that is no lock of this kind.",
     c"    DEADLOCK: waiting could never end. UNBLOCKED: a wait was ended from outside.",
     c"    Nothing is changed by a call that fails.",

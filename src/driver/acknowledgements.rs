@@ -165,10 +165,11 @@ fn look(ctx: Ctx<'_>) -> bool {
     let progress = Progress::of(ctx);
     with(ctx, |driver| {
         let (ended, ask) = driver.acknowledgements.end(progress.as_ref(), ctx.now().mono);
+        let mut revoked = false;
         for (id, written, end) in &ended {
-            driver.end_acknowledged(*id, written, end);
+            revoked |= driver.end_acknowledged(*id, written, end);
         }
-        if !ended.is_empty() {
+        if revoked {
             driver.plan_soon(ctx);
         }
         ask
@@ -176,13 +177,16 @@ fn look(ctx: Ctx<'_>) -> bool {
 }
 
 impl Driver {
-    fn end_acknowledged(&mut self, id: WaiterId, written: &Written, end: &End) {
+    /// Ends a call that has waited for replicas. Returns whether its grant is revoked.
+    fn end_acknowledged(&mut self, id: WaiterId, written: &Written, end: &End) -> bool {
+        let mut revoked = false;
         let ended = match (written, end) {
             (_, End::Demoted) => Ended::By(Decision::Demoted),
             (Written::Grant(_), _) if !self.locks.is_in_flight(id) => Ended::Lost,
             (Written::Grant(reply), End::Acknowledged) => Ended::By(Decision::Granted(reply.clone())),
             (Written::Grant(_), End::Missed { got, of }) => {
                 self.revoke(id);
+                revoked = true;
                 Ended::NotAcknowledged { got: *got, of: *of, revoked: true }
             }
             (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing.clone()),
@@ -191,5 +195,6 @@ impl Driver {
             }
         };
         self.blocked.end(id, ended);
+        revoked
     }
 }

@@ -4,13 +4,15 @@
 //! `WAIT` does. The module's own question has to be a step of its own, after the one that is to be acknowledged: in the
 //! transaction of that step a replica would report where the transaction began.
 
+use std::cell::{Cell, OnceCell};
+use std::ffi::c_void;
+
 use redis_module::raw;
 
 use crate::server::ask::text_of;
+use crate::server::ctx::enter;
 use crate::server::load::knows_command;
-use crate::server::{Ctx, ServerCell};
-
-use std::cell::OnceCell;
+use crate::server::{subscribe, Ctx, ServerCell};
 
 /// Where a primary and its replicas are in the stream.
 pub(crate) struct Progress {
@@ -54,6 +56,42 @@ impl Progress {
     pub(crate) fn count(&self, offset: i64) -> usize {
         self.received.iter().filter(|received| **received >= offset).count()
     }
+}
+
+/// How many replicas are online, as long as no event has told of another.
+static ONLINE: ServerCell<Cell<Option<usize>>> = ServerCell::new(Cell::new(None));
+static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// How many replicas are online.
+pub(crate) fn online(ctx: Ctx<'_>) -> usize {
+    unsafe extern "C" fn changed(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, forget) };
+    }
+    if !LISTENS.get(ctx).get() {
+        LISTENS.get(ctx).set(subscribe::listen(ctx, raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(changed)));
+    }
+    ONLINE.get(ctx).get().unwrap_or_else(|| {
+        let online = Progress::of(ctx).map_or(0, |progress| progress.received.len());
+        ONLINE.get(ctx).set(LISTENS.get(ctx).get().then_some(online));
+        online
+    })
+}
+
+/// Another number of replicas may be online.
+fn forget(ctx: Ctx<'_>) {
+    ONLINE.get(ctx).set(None);
+}
+
+/// Forgets all, as the module is unloaded.
+pub(crate) fn stop(ctx: Ctx<'_>) {
+    forget(ctx);
+    LISTENS.get(ctx).set(false);
 }
 
 /// True if the server has the commands that are needed for this: an operator may have renamed them.
