@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::core::Refusal;
-use crate::server::on_behalf::Refused;
 
 /// Every error that a client can get from the module; the text tells what to do. The prefixes are part of the
 /// wire contract.
@@ -18,7 +17,7 @@ pub(crate) enum Error {
     /// A newer token than this one was granted, or it is not known whether one was.
     OldToken,
     /// A command that is to be guarded is not carried out.
-    NotGuarded(Refused),
+    NotGuarded(NotGuarded),
     /// Too few replicas are online, for what a call asks for. Nothing has happened.
     TooFewReplicas {
         /// How many are.
@@ -62,6 +61,19 @@ pub(crate) enum Error {
     CannotBlock,
 }
 
+/// Why a command is not carried out on behalf of somebody. Nothing has happened then.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotGuarded {
+    /// Not one that can be carried out on behalf of somebody.
+    NotAllowed,
+    /// The caller may not call it, or not with these keys or channels.
+    NoPermission,
+    /// It has keys of another slot.
+    CrossSlot,
+    /// It has keys that are not here while the slot is on its way to another node, or from it.
+    TryAgain,
+}
+
 const CANCELLED: &str =
     "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
 
@@ -98,17 +110,17 @@ impl fmt::Display for Error {
                  lose it"
             ),
             Error::NotGuarded(refused) => f.write_str(match refused {
-                Refused::NotAllowed => {
+                NotGuarded::NotAllowed => {
                     "ERR this command cannot be guarded, only one that a script may call, and EVAL, EVALSHA and FCALL \
                      outside of scripts, in 'lock.guard' command"
                 }
                 // As the server words these two.
-                Refused::NoPermission => {
+                NotGuarded::NoPermission => {
                     "NOPERM this user has no permissions to run the guarded command or to access one of the keys or \
                      channels used as arguments"
                 }
-                Refused::CrossSlot => "CROSSSLOT Keys in request don't hash to the same slot",
-                Refused::TryAgain => TRY_AGAIN,
+                NotGuarded::CrossSlot => "CROSSSLOT Keys in request don't hash to the same slot",
+                NotGuarded::TryAgain => TRY_AGAIN,
             }),
             Error::Moved => f.write_str(
                 "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",

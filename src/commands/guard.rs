@@ -2,7 +2,7 @@
 
 use super::args::Cursor;
 use super::claim::Claim;
-use crate::error::Error;
+use crate::error::{Error, NotGuarded};
 use crate::keyspace;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{on_behalf, Ctx};
@@ -43,7 +43,7 @@ impl Command for Guard {
         if reply.pass_on(ctx) {
             Ok(())
         } else {
-            Err(Error::NotGuarded(on_behalf::Refused::NotAllowed))
+            Err(Error::NotGuarded(NotGuarded::NotAllowed))
         }
     }
 }

@@ -7,10 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use super::blocked::Ended;
-use super::state::{with, Driver};
-use crate::core::{Decision, MonoUs, Owner, Reply, WaiterId};
-use crate::server::replication::{self, Progress};
+use crate::core::{MonoUs, Owner, Reply, WaiterId};
+use crate::server::replication::Progress;
 use crate::server::{event_loop, Ctx};
 
 /// What a call asks for.
@@ -53,11 +51,18 @@ struct Call {
 #[derive(Default)]
 pub(super) struct Acknowledgements {
     calls: BTreeMap<WaiterId, Call>,
+    /// What is called at the end of turns.
+    turn_ends: Option<fn(Ctx<'_>, ())>,
     /// The end of turns is listened to; ends in the timer.
     hears_turns: bool,
 }
 
 impl Acknowledgements {
+    /// This is called at the end of turns, as long as a call waits for replicas.
+    pub(super) fn calls(&mut self, turn_ends: fn(Ctx<'_>, ())) {
+        self.turn_ends = Some(turn_ends);
+    }
+
     pub(super) fn insert(&mut self, id: WaiterId, wanted: Acknowledgement, written: Written, now: MonoUs) {
         let deadline = now.saturating_add(wanted.within_ms.saturating_mul(1000));
         self.calls.insert(id, Call { written, replicas: wanted.replicas, deadline, offset: None });
@@ -88,7 +93,8 @@ impl Acknowledgements {
 
     /// Listens to the end of turns, if that matters.
     pub(super) fn listen(&mut self, ctx: Ctx<'_>) {
-        if !self.calls.is_empty() && !std::mem::replace(&mut self.hears_turns, true) {
+        let Some(turn_ends) = self.turn_ends.filter(|_| !self.calls.is_empty()) else { return };
+        if !std::mem::replace(&mut self.hears_turns, true) {
             event_loop::listen_to_turns(ctx, event_loop::For::Acknowledgements, turn_ends);
         }
     }
@@ -101,35 +107,37 @@ impl Acknowledgements {
         }
     }
 
-    /// How the calls end that end now. Those that are new are to be acknowledged up to where the stream is. Returns true
-    /// with them if the replicas are to be asked.
-    fn end(&mut self, progress: Option<&Progress>, now: MonoUs) -> (Vec<(WaiterId, Written, End)>, bool) {
-        let mut ask = false;
-        let mut end = |call: &mut Call| {
+    /// The turn ends: those calls that came in it are to be acknowledged up to where the stream is. Returns whether there are any,
+    /// so that the replicas are to be asked.
+    pub(super) fn begin(&mut self, progress: &Progress) -> bool {
+        let new = self.calls.values_mut().filter(|call| call.offset.is_none());
+        new.map(|call| call.offset = Some(progress.sent)).count() > 0
+    }
+
+    /// Takes out the calls that end now, with how they do. `None` if this server is not the primary.
+    pub(super) fn end(&mut self, progress: Option<&Progress>, now: MonoUs) -> Vec<(WaiterId, Written, End)> {
+        let end = |call: &Call| {
             let Some(progress) = progress else { return Some(End::Demoted) };
-            let Some(offset) = call.offset else {
-                if progress.received.len() < call.replicas {
-                    return Some(End::Missed { got: progress.received.len(), of: call.replicas });
-                }
-                ask = true;
-                call.offset = Some(progress.sent);
-                return None;
-            };
-            let got = progress.count(offset);
+            let got = call.offset.map_or(0, |offset| progress.count(offset));
+            let online = progress.received.len();
             if got >= call.replicas {
-                return Some(End::Acknowledged);
+                Some(End::Acknowledged)
+            } else if call.offset.is_none() && online < call.replicas {
+                // Who was granted the lock after a wait, need not wait for nothing.
+                Some(End::Missed { got: online, of: call.replicas })
+            } else {
+                (now >= call.deadline).then_some(End::Missed { got, of: call.replicas })
             }
-            (now >= call.deadline).then_some(End::Missed { got, of: call.replicas })
         };
         let ends: Vec<(WaiterId, End)> =
-            self.calls.iter_mut().filter_map(|(id, call)| Some((*id, end(call)?))).collect();
+            self.calls.iter().filter_map(|(id, call)| Some((*id, end(call)?))).collect();
         let ended = |(id, end)| self.calls.remove(&id).map(|call| (id, call.written, end));
-        (ends.into_iter().filter_map(ended).collect(), ask)
+        ends.into_iter().filter_map(ended).collect()
     }
 }
 
 /// How it ends that a call waits for replicas.
-enum End {
+pub(super) enum End {
     Acknowledged,
     /// Only so many have acknowledged it in time.
     Missed {
@@ -138,63 +146,4 @@ enum End {
     },
     /// This server is not the primary any more.
     Demoted,
-}
-
-/// The event loop has carried out what it has read, and has not written to clients and replicas yet.
-fn turn_ends(ctx: Ctx<'_>, (): ()) {
-    if with(ctx, |driver| driver.acknowledgements.calls.is_empty()) {
-        return;
-    }
-    let ask = look(ctx);
-    // While clients are paused nothing may be sent. Replicas then report by themselves, once a second.
-    if ask && !ctx.is_paused() {
-        replication::ask_replicas(ctx);
-    }
-}
-
-/// The calls that have waited for too long, end. To be called from the timer.
-pub(super) fn end_overdue(ctx: Ctx<'_>) {
-    let now = ctx.now().mono;
-    if with(ctx, |driver| driver.acknowledgements.first_deadline()).is_some_and(|at| at <= now) {
-        look(ctx);
-    }
-}
-
-/// Ends the calls that can end. Returns whether the replicas are to be asked.
-fn look(ctx: Ctx<'_>) -> bool {
-    let progress = Progress::of(ctx);
-    with(ctx, |driver| {
-        let (ended, ask) = driver.acknowledgements.end(progress.as_ref(), ctx.now().mono);
-        let mut revoked = false;
-        for (id, written, end) in &ended {
-            revoked |= driver.end_acknowledged(*id, written, end);
-        }
-        if revoked {
-            driver.plan_soon(ctx);
-        }
-        ask
-    })
-}
-
-impl Driver {
-    /// Ends a call that has waited for replicas. Returns whether its grant is revoked.
-    fn end_acknowledged(&mut self, id: WaiterId, written: &Written, end: &End) -> bool {
-        let mut revoked = false;
-        let ended = match (written, end) {
-            (_, End::Demoted) => Ended::By(Decision::Demoted),
-            (Written::Grant(_), _) if !self.locks.is_in_flight(id) => Ended::Lost,
-            (Written::Grant(reply), End::Acknowledged) => Ended::By(Decision::Granted(reply.clone())),
-            (Written::Grant(_), End::Missed { got, of }) => {
-                self.revoke(id);
-                revoked = true;
-                Ended::NotAcknowledged { got: *got, of: *of, revoked: true }
-            }
-            (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing.clone()),
-            (Written::Hold(_), End::Missed { got, of }) => {
-                Ended::NotAcknowledged { got: *got, of: *of, revoked: false }
-            }
-        };
-        self.blocked.end(id, ended);
-        revoked
-    }
 }

@@ -28,6 +28,7 @@ pub(crate) mod info;
 mod looks;
 mod on_timer;
 mod reconcile;
+mod replicas;
 mod state;
 mod subscriptions;
 
@@ -45,7 +46,10 @@ use subscriptions::KeyEvents;
 /// Starts to listen to what external clients have to be told of, whether a lock was used here or not. False if the
 /// server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
-    with(ctx, |driver| driver.alarm.calls(on_timer::on_timer));
+    with(ctx, |driver| {
+        driver.alarm.calls(on_timer::on_timer);
+        driver.acknowledgements.calls(replicas::turn_ends);
+    });
     // The first tick says that the module has been loaded: see `unloading`.
     events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
     unloading::watch(ctx) && events::listen_to_databases::<KeyEvents>(ctx)

@@ -1,7 +1,7 @@
 //! What is done when the timer fires.
 
-use super::acknowledgements;
 use super::reconcile::reconcile;
+use super::replicas;
 use super::state::with;
 use crate::core::MonoUs;
 use crate::keyspace::channel;
@@ -38,7 +38,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
             driver.look_at_fragile(started);
         }
     });
-    acknowledgements::end_overdue(ctx);
+    replicas::end_overdue(ctx);
     while ctx.now().mono.saturating_sub(started) < BUDGET_US {
         let locks = with(ctx, |driver| {
             let locks = driver.locks.tick(ctx.now(), may_write);

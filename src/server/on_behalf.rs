@@ -10,22 +10,10 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
+use crate::error::NotGuarded;
 use crate::server::ask::{reply_type, text_of};
 use crate::server::load::{knows_command, Args};
 use crate::server::{field_ends, selected_database, version, Ctx, ServerCell, Str};
-
-/// Why a command is not carried out. Nothing has happened then.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// Not one that can be carried out on behalf of somebody.
-    NotAllowed,
-    /// The caller may not call it, or not with these keys or channels.
-    NoPermission,
-    /// It has keys of another slot.
-    CrossSlot,
-    /// It has keys that are not here while the slot is on its way to another node, or from it.
-    TryAgain,
-}
 
 /// What the command has replied.
 pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
@@ -81,9 +69,9 @@ pub(crate) struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// The command that these words are. [`Refused::NotAllowed`] if it is none that can be carried out.
-    pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, Refused> {
-        let name = words.c_str(0).ok_or(Refused::NotAllowed)?;
+    /// The command that these words are. [`NotGuarded::NotAllowed`] if it is none that can be carried out.
+    pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, NotGuarded> {
+        let name = words.c_str(0).ok_or(NotGuarded::NotAllowed)?;
         let kind = match are_renamed(ctx).then(|| original_name(ctx, name)).flatten() {
             Some(original) => Kind::of(&original),
             None => Kind::of(name.to_bytes()),
@@ -98,7 +86,7 @@ impl<'a> Command<'a> {
             Kind::Other => false,
         };
         if is_refused || depth >= DEEPEST {
-            return Err(Refused::NotAllowed);
+            return Err(NotGuarded::NotAllowed);
         }
         Ok(command)
     }
@@ -110,9 +98,9 @@ impl<'a> Command<'a> {
 
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
     /// no key be open: events about what it changes come meanwhile.
-    pub(crate) fn carry_out(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, Refused> {
+    pub(crate) fn carry_out(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, NotGuarded> {
         if is_cluster(ctx) && !self.keys(ctx).iter().all(|other| share_slot(ctx, key, other)) {
-            return Err(Refused::CrossSlot);
+            return Err(NotGuarded::CrossSlot);
         }
         let depth = DEPTH.get(ctx);
         depth.set(depth.get() + 1);
@@ -123,7 +111,7 @@ impl<'a> Command<'a> {
         done
     }
 
-    fn call(&self, ctx: Ctx<'_>) -> Result<Reply, Refused> {
+    fn call(&self, ctx: Ctx<'_>) -> Result<Reply, NotGuarded> {
         let (mut reply, mut why) = self.call_as(ctx, true);
         if why != 0 {
             // Who calls without a user may do everything: another module, for one.
@@ -132,11 +120,11 @@ impl<'a> Command<'a> {
             }
             // Commands may leave any number of an error behind, so the text is looked at, too.
             match why {
-                libc::ESPIPE if reply.has_error(b"on script mode") => return Err(Refused::NotAllowed),
+                libc::ESPIPE if reply.has_error(b"on script mode") => return Err(NotGuarded::NotAllowed),
                 libc::EACCES if reply.has_error(b"acl verification failed") => {
-                    return Err(Refused::NoPermission)
+                    return Err(NotGuarded::NoPermission)
                 }
-                libc::EPERM if reply.has_error(b"non local key") => return Err(Refused::TryAgain),
+                libc::EPERM if reply.has_error(b"non local key") => return Err(NotGuarded::TryAgain),
                 _ => {}
             }
         }

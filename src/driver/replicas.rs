@@ -1,0 +1,65 @@
+//! When calls that wait for replicas are looked at, and how they end.
+
+use super::acknowledgements::{End, Written};
+use super::blocked::Ended;
+use super::state::{with, Driver};
+use crate::core::{Decision, WaiterId};
+use crate::server::replication::{self, Progress};
+use crate::server::Ctx;
+
+/// The event loop has carried out what it has read, and has not written to clients and replicas yet.
+pub(super) fn turn_ends(ctx: Ctx<'_>, (): ()) {
+    if with(ctx, |driver| driver.acknowledgements.len() == 0) {
+        return;
+    }
+    let progress = Progress::of(ctx);
+    end_calls(ctx, progress.as_ref());
+    let Some(progress) = progress else { return };
+    let asks = with(ctx, |driver| driver.acknowledgements.begin(&progress));
+    // While clients are paused nothing may be sent. Replicas then report by themselves, once a second.
+    if asks && !ctx.is_paused() {
+        replication::ask_replicas(ctx);
+    }
+}
+
+/// The calls that have waited for too long, end. To be called from the timer.
+pub(super) fn end_overdue(ctx: Ctx<'_>) {
+    let now = ctx.now().mono;
+    if with(ctx, |driver| driver.acknowledgements.first_deadline()).is_some_and(|at| at <= now) {
+        end_calls(ctx, Progress::of(ctx).as_ref());
+    }
+}
+
+/// Ends the calls that can end.
+fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
+    with(ctx, |driver| {
+        let mut revoked = false;
+        for (id, written, end) in driver.acknowledgements.end(progress, ctx.now().mono) {
+            revoked |= end_call(driver, id, &written, &end);
+        }
+        if revoked {
+            driver.plan_soon(ctx);
+        }
+    });
+}
+
+/// Ends a call that has waited for replicas. Returns whether its grant is revoked.
+fn end_call(driver: &mut Driver, id: WaiterId, written: &Written, end: &End) -> bool {
+    let mut revoked = false;
+    let ended = match (written, end) {
+        (_, End::Demoted) => Ended::By(Decision::Demoted),
+        (Written::Grant(_), _) if !driver.locks.is_in_flight(id) => Ended::Lost,
+        (Written::Grant(reply), End::Acknowledged) => Ended::By(Decision::Granted(reply.clone())),
+        (Written::Grant(_), End::Missed { got, of }) => {
+            driver.revoke(id);
+            revoked = true;
+            Ended::NotAcknowledged { got: *got, of: *of, revoked: true }
+        }
+        (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing.clone()),
+        (Written::Hold(_), End::Missed { got, of }) => {
+            Ended::NotAcknowledged { got: *got, of: *of, revoked: false }
+        }
+    };
+    driver.blocked.end(id, ended);
+    revoked
+}
