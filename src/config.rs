@@ -35,14 +35,16 @@ static PUBLISH_REPLICAS: AtomicI64 = AtomicI64::new(0);
 static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
 static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
+static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [Number; 5] = [
+const NUMBERS: [Number; 6] = [
     Number { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     Number { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     Number { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
     Number { name: c"fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
     Number { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
+    Number { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
 ];
 
 /// A setting that is one of some words. Its value is the place of the chosen one, 0 unless `default` says else.
@@ -116,6 +118,11 @@ pub(crate) fn fence_retention() -> Option<i64> {
 /// How many milliseconds the reply to a request with an id is remembered.
 pub(crate) fn request_ttl() -> i64 {
     REQUEST_TTL.load(Ordering::Relaxed)
+}
+
+/// How many milliseconds nothing is granted after locks may have been forgotten, if that is so.
+pub(crate) fn quarantine() -> Option<u64> {
+    Some(QUARANTINE.load(Ordering::Relaxed).unsigned_abs()).filter(|ms| *ms > 0)
 }
 
 /// Whether an owner that would wait for itself is told so.

@@ -18,6 +18,11 @@ pub(crate) enum Error {
     OldToken,
     /// A command that is to be guarded is not carried out.
     NotGuarded(NotGuarded),
+    /// Locks may have been forgotten whose leases still run, and nothing is granted.
+    Quarantine {
+        /// For how long, in milliseconds.
+        ms: u64,
+    },
     /// Too few replicas are online, for what a call asks for. Nothing has happened.
     TooFewReplicas {
         /// How many are.
@@ -95,6 +100,10 @@ impl fmt::Display for Error {
             ),
             Error::OldToken => f.write_str(
                 "NOTOWNER this token is out of date: a newer one was granted since, or its counter is gone; stop, and acquire anew",
+            ),
+            Error::Quarantine { ms } => write!(
+                f,
+                "QUARANTINE locks may be forgotten here, so none is granted for {ms} ms more; try again then, or wait with BLOCK"
             ),
             Error::TooFewReplicas { online, of } => {
                 write!(f, "NOREPLICAS {online} replicas are online, not {of}; nothing has happened, try again later")

@@ -61,6 +61,7 @@ impl Command for Acquire {
                 return Err(Error::FairLock);
             }
             let (outcome, in_hand) = driver::with(ctx, |driver| {
+                driver.keep_quarantine(now);
                 driver.locks.acquire(
                     known,
                     &mut lock.holders,
@@ -100,6 +101,10 @@ impl Command for Acquire {
                 return driver::block(ctx, id, call.wanted);
             }
             Outcome::Busy => ctx.reply_null(),
+            Outcome::Quarantined => {
+                let left = driver::with(ctx, |driver| driver.quarantine_left(now));
+                return Err(Error::Quarantine { ms: left.map_or(0, |us| us.div_ceil(1000)) });
+            }
         }
         Ok(())
     }

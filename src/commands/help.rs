@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
-const LINES: [&CStr; 43] = [
+const LINES: [&CStr; 44] = [
     c"LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     c"ACQUIRE <key> <owner|*> [PX <milliseconds> | EX <seconds>] [BLOCK <milliseconds>]",
     c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [REPLICAS <n> [WITHIN <milliseconds>]] [ID <request>]",
@@ -46,6 +46,7 @@ const LINES: [&CStr; 43] = [
     c"A lease that is not given is lock.default-lease milliseconds long.",
     c"Errors begin with ERR, or with one of these words:",
     c"    NOTOWNER: this owner holds nothing here, or not any more; or a newer token was granted.",
+    c"    QUARANTINE: locks may be forgotten, and none is granted for a while.",
     c"    NOREPLICAS: too few replicas are online, or acknowledged it in time.",
     c"    WRONGTYPE: the key holds something that is no lock of this kind.",
     c"    DEADLOCK: waiting could never end. UNBLOCKED: a wait was ended from outside.",

@@ -158,6 +158,9 @@ pub(crate) enum Outcome {
     InFlight(WaiterId),
     /// It would have to wait.
     Busy,
+    /// It would have to wait, though nobody is known to hold the lock: see
+    /// [`LockManager::quarantine`](super::LockManager::quarantine).
+    Quarantined,
     /// It waits.
     Queued(WaiterId),
     Refused(Refusal),

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 
 use super::state::with;
 use crate::keyspace::kept;
+use crate::server::ctx::now;
 use crate::server::info::{self, Info, InfoSection};
 use crate::server::{long_reply, Ctx, InCallback};
 
@@ -15,6 +16,7 @@ impl InfoSection for Section {
         if !info.section(c"") {
             return;
         }
+        let now = now(proof);
         with(proof, |driver| {
             info.number(c"waiters", driver.locks.waiting_total());
             info.number(c"contended_locks", driver.locks.contended());
@@ -28,6 +30,8 @@ impl InfoSection for Section {
             let (watchdogs, ephemeral) = driver.locks.bound();
             info.number(c"watchdogs", watchdogs);
             info.number(c"ephemeral_holds", ephemeral);
+            let quarantine = driver.quarantine_left(now).unwrap_or_default().div_ceil(1000);
+            info.number(c"quarantine_left_ms", usize::try_from(quarantine).unwrap_or(usize::MAX));
             for (table, size) in driver.locks.tables().chain(driver.tables()) {
                 info.number(table, size);
             }

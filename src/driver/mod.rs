@@ -27,6 +27,7 @@ mod delivery;
 pub(crate) mod info;
 mod looks;
 mod on_timer;
+mod quarantine;
 mod reconcile;
 mod replicas;
 mod state;
@@ -50,9 +51,13 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
         driver.alarm.calls(on_timer::on_timer);
         driver.acknowledgements.calls(replicas::turn_ends);
     });
+    quarantine::start(ctx);
     // The first tick says that the module has been loaded: see `unloading`.
     events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
-    unloading::watch(ctx) && events::listen_to_databases::<KeyEvents>(ctx)
+    unloading::watch(ctx)
+        && events::listen_to_databases::<KeyEvents>(ctx)
+        && events::listen_to_role(ctx, subscriptions::role_changed)
+        && events::listen_to_loading(ctx, quarantine::loaded)
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.

@@ -28,6 +28,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
             driver.locks.demote();
         }
         driver.notice_promotion(ctx);
+        driver.keep_quarantine(ctx.now());
         driver.ignore_clients(ctx);
         driver.acknowledgements.ignore(ctx);
         let somebody_waits = driver.locks.waiting_total() > 0;

@@ -8,6 +8,7 @@ use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::looks::Looks;
+use crate::config;
 use crate::core::{ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, WaiterId};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
@@ -41,6 +42,8 @@ pub(crate) struct Driver {
     pub(super) hears_wakeups: bool,
     /// The end of connections is listened to; ends in the timer.
     pub(super) hears_clients: bool,
+    /// When locks may have been forgotten whose leases still run, on the clock of times to wait.
+    pub(super) memory_lost: Option<MonoUs>,
     /// This server is a node of a cluster, which does not change.
     pub(super) in_cluster: bool,
     /// All keys of a database may be gone: external clients have not been told yet.
@@ -115,7 +118,34 @@ impl Driver {
     /// Goes on if this server is the primary again, should that not have been told.
     pub(super) fn notice_promotion(&mut self, ctx: Ctx<'_>) {
         if self.locks.is_demoted() && ctx.is_primary() {
-            self.locks.promote();
+            self.promote(ctx);
+        }
+    }
+
+    /// This server has become the primary. What the one before has granted last, it may not have heard.
+    pub(super) fn promote(&mut self, ctx: Ctx<'_>) {
+        self.memory_lost = Some(ctx.now().mono);
+        self.locks.promote();
+        self.keep_quarantine(ctx.now());
+    }
+
+    /// For how many more microseconds nothing is granted, as locks may have been forgotten.
+    pub(crate) fn quarantine_left(&self, now: Now) -> Option<MonoUs> {
+        let end = self.end_of_quarantine()?;
+        end.checked_sub(now.mono).filter(|left| *left > 0)
+    }
+
+    fn end_of_quarantine(&self) -> Option<MonoUs> {
+        let lost = self.memory_lost?;
+        config::quarantine().map(|ms| lost.saturating_add(ms.saturating_mul(1000)))
+    }
+
+    /// Nothing is granted that must not be, now that it is so late, and as the setting is.
+    pub(crate) fn keep_quarantine(&mut self, now: Now) {
+        if let Some(end) = self.end_of_quarantine() {
+            self.locks.quarantine(Some(end), now);
+        } else if self.memory_lost.is_some() {
+            self.locks.quarantine(None, now);
         }
     }
 

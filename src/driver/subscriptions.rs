@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use super::quarantine;
 use super::state::with;
 use crate::core::{KeyChange, LockRef};
 use crate::keyspace::kept;
@@ -49,7 +50,7 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     if LISTENS.get(ctx).replace(true) {
         return;
     }
-    if !(events::listen_to_keys::<KeyEvents>(ctx) && events::listen_to_role(ctx, role_changed)) {
+    if !events::listen_to_keys::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
     }
     // From now on nothing is said that nobody hears, as far as the server lets us know.
@@ -77,11 +78,12 @@ pub(super) fn forget(ctx: Ctx<'_>) {
 }
 
 /// This server has become the primary, or has ceased to be it.
-fn role_changed(ctx: Ctx<'_>, primary: bool) {
+pub(super) fn role_changed(ctx: Ctx<'_>, primary: bool) {
     kept::forget_all(ctx);
     with(ctx, |driver| {
         if primary {
-            driver.locks.promote();
+            driver.promote(ctx);
+            quarantine::promoted(ctx);
         } else {
             // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
             driver.locks.demote();

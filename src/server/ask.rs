@@ -131,7 +131,7 @@ pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {
 }
 
 /// A setting of the server; `None` if it has none of this name, or refuses to say.
-pub(super) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
+pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements, which come in pairs
     // of a name and a value; as an array, as no other kind of reply was asked for.
     unsafe {

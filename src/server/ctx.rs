@@ -122,10 +122,7 @@ impl<'a> Ctx<'a> {
     }
 
     pub(crate) fn now(self) -> Now {
-        // SAFETY: both functions only read a clock.
-        unsafe {
-            Now { wall: call!(RedisModule_Milliseconds()), mono: call!(RedisModule_MonotonicMicroseconds()) }
-        }
+        now(self)
     }
 
     /// The server's time of day in microseconds since the epoch.
@@ -230,6 +227,15 @@ impl<'a> Ctx<'a> {
     pub(crate) fn reply_wrong_arity(self) {
         // SAFETY: the context is that of a running command.
         unsafe { call!(RedisModule_WrongArity(self.as_ptr())) };
+    }
+}
+
+/// The time on both clocks.
+#[inline]
+pub(crate) fn now(_in_callback: impl Into<InCallback>) -> Now {
+    // SAFETY: both functions only read a clock.
+    unsafe {
+        Now { wall: call!(RedisModule_Milliseconds()), mono: call!(RedisModule_MonotonicMicroseconds()) }
     }
 }
 

@@ -102,6 +102,34 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
     listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
 }
 
+/// Calls `loaded` whenever this server has read its data from files: true if from an AOF. False if the server refuses.
+pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, bool)) -> bool {
+    static LOADED: Listener<bool> = ServerCell::new(Cell::new(None));
+    static FROM_AOF: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+    unsafe extern "C" fn loading(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            match subevent {
+                raw::REDISMODULE_SUBEVENT_LOADING_ENDED => {
+                    let from_aof = enter(ctx, |ctx| FROM_AOF.get(ctx).get()) == Some(true);
+                    tell(&LOADED, ctx, from_aof);
+                }
+                start => {
+                    let is_aof = start == raw::REDISMODULE_SUBEVENT_LOADING_AOF_START;
+                    enter(ctx, |ctx| FROM_AOF.get(ctx).set(is_aof));
+                }
+            }
+        }
+    }
+    LOADED.get(ctx).set(Some(loaded));
+    listen(ctx, raw::REDISMODULE_EVENT_LOADING, Some(loading))
+}
+
 /// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
 pub(crate) fn listen_to_settings(
     ctx: Ctx<'_>,

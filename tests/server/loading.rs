@@ -49,6 +49,7 @@ fn settings_have_bounds(flavor: Flavor) {
         ("lock.max-waiters", "0", &["0", "1", "4294967295"], &["-1", "4294967296", ""]),
         ("lock.fence-retention", "604800000", &["0", "1", "9007199254740991"], &["-1", "x"]),
         ("lock.request-ttl", "20000", &["1", "9007199254740991"], &["0", "-1", "x"]),
+        ("lock.quarantine", "0", &["1", "9007199254740991", "0"], &["-1", "9007199254740992", "x"]),
         ("lock.deadlock-detection", "yes", &["no", "YES"], &["on", "1", ""]),
         ("lock.allow-unload", "no", &["yes", "NO"], &["on", "1", ""]),
         ("lock.publish-replicas", "yes", &["no", "YES"], &["on", "0", ""]),

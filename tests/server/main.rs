@@ -28,6 +28,7 @@ mod loading;
 mod messages;
 mod moving;
 mod pauses;
+mod quarantine;
 mod races;
 mod readers;
 mod redisson;

@@ -32,7 +32,9 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
             Err(refusal) => return Outcome::Refused(refusal),
         }
     }
-    let Patience::Waits { deadline, at_most, on_primary } = patience else { return Outcome::Busy };
+    let Patience::Waits { deadline, at_most, on_primary } = patience else {
+        return if step.is_quarantined(request) { Outcome::Quarantined } else { Outcome::Busy };
+    };
     if !on_primary {
         // A replica that accepts writes: nothing here could hand the lock on.
         return Outcome::Refused(Refusal::Replica);

@@ -60,13 +60,19 @@ pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u6
     if parts.table.any_ready() {
         return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
     }
-    let planned = earlier(parts.sessions.next_renewal(), parts.windows.first()).map(until);
+    let planned = earlier(parts.sessions.next_renewal(), parts.windows.first());
+    let planned = earlier(planned, end_of_quarantine(parts)).map(until);
     // At least 1: a key may outlive its lease by the age of the clock that the server decides by.
     let lease = parts.leases.first();
     let lease = lease.map(|end| end.saturating_sub(now.wall).saturating_add(1).max(1).unsigned_abs());
     let work = earlier(planned, lease);
     let work = if may_write { work } else { work.map(|ms| ms.max(PAUSE_RETRY_MS)) };
     earlier(without_writing, work)
+}
+
+/// When those can be granted a lock who wait for a quarantine to end, if there are any.
+fn end_of_quarantine(parts: &Parts) -> Option<MonoUs> {
+    parts.quarantined_until.filter(|_| parts.waiters.queued_len() > 0)
 }
 
 /// See [`LockManager::next_deadline`](super::LockManager::next_deadline).
@@ -80,6 +86,7 @@ pub(super) fn plans_nothing(parts: &Parts) -> bool {
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()
+        && end_of_quarantine(parts).is_none()
         && parts.sessions.plans_nothing()
 }
 
@@ -90,5 +97,6 @@ pub(super) fn only_forgets(parts: &Parts) -> bool {
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()
+        && end_of_quarantine(parts).is_none()
         && parts.sessions.renews_nothing()
 }

@@ -23,8 +23,8 @@ use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
-    ConnectionId, Decision, Hold, Holders, LockId, LockRef, NotOwner, NotReleased, Now, Outcome, Patience,
-    Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
+    ConnectionId, Decision, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased, Now, Outcome,
+    Patience, Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
 };
 use parts::Parts;
 use step::Step;
@@ -270,6 +270,16 @@ impl LockManager {
             if self.parts.state(lock).is_some_and(|state| !state.queue.is_empty()) {
                 self.parts.table.set_ready(lock);
             }
+        }
+    }
+
+    /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten. That is to be
+    /// said again with each input.
+    pub(crate) fn quarantine(&mut self, until: Option<MonoUs>, now: Now) {
+        let until = until.filter(|until| now.mono < *until);
+        let before = std::mem::replace(&mut self.parts.quarantined_until, until);
+        if before.is_some() && until.is_none() {
+            self.look_at_all();
         }
     }
 

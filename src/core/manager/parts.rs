@@ -44,6 +44,8 @@ pub(super) struct Parts {
     pub(super) granted_keys: GrantedKeys,
     /// No hold is remembered of a lock that nobody waits for.
     pub(super) forgets_holds: bool,
+    /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
+    pub(super) quarantined_until: Option<MonoUs>,
     /// This server is not the primary.
     pub(super) demoted: bool,
     pub(super) windows_given: usize,

@@ -240,8 +240,7 @@ impl<'a> Step<'a> {
     fn next_in_line(&self, lock: LockIdx) -> Option<WaiterId> {
         self.parts.state(lock)?.queue.next(|id, mode| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
-            wait.is_over(self.now)
-                || self.holders.admits(wait.request().owner.as_bytes(), mode) != Admission::Busy
+            wait.is_over(self.now) || self.admits(wait.request().owner.as_bytes(), mode) != Admission::Busy
         })
     }
 
@@ -303,6 +302,21 @@ impl<'a> Step<'a> {
             && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
     }
 
+    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten.
+    fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
+        match self.parts.quarantined_until {
+            Some(until) if self.now.mono < until && self.holders.of(owner).is_none() => Admission::Busy,
+            _ => self.holders.admits(owner, mode),
+        }
+    }
+
+    /// True if nobody who is known to hold the lock excludes this request, but maybe somebody who is not.
+    pub(super) fn is_quarantined(&self, request: &Request) -> bool {
+        let owner = request.owner.as_bytes();
+        self.holders.admits(owner, request.mode) != Admission::Busy
+            && self.admits(owner, request.mode) == Admission::Busy
+    }
+
     /// True if somebody stands in the queue.
     pub(super) fn has_queue(&self) -> bool {
         self.state().is_some_and(|state| !state.queue.is_empty())
@@ -322,7 +336,7 @@ impl<'a> Step<'a> {
     /// Grants a request that comes first, if the holders admit it.
     fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
-        let holds = match self.holders.admits(owner, request.mode) {
+        let holds = match self.admits(owner, request.mode) {
             Admission::Busy => return Err(NotGranted::Busy),
             Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
             Admission::Grant(holds) => holds,

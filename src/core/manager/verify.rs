@@ -56,6 +56,10 @@ impl LockManager {
     /// True if somebody waits for the lock, and nothing plans to reconcile it: it is then held without a lease.
     fn is_stuck(&self, lock: LockIdx) -> bool {
         let parts = &self.parts;
+        if parts.quarantined_until.is_some() {
+            // Its end leads to a look at all.
+            return false;
+        }
         let Some(state) = parts.state(lock) else { return false };
         !state.queue.is_empty()
             && !parts.table.is_ready(lock)

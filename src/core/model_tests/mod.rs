@@ -582,3 +582,37 @@ fn many_locks_that_end_at_once_are_reconciled_in_portions() {
     assert_eq!(seen.len(), 1000);
     assert_eq!(locks.take_decisions().len(), 1000);
 }
+
+/// While others may hold a lock of which nothing is known, it is granted to those only who are known to hold it.
+#[test]
+fn in_quarantine_only_holders_are_granted_anything() {
+    let mut locks = LockManager::default();
+    let at_ms = |ms: u64| Now { wall: ms as i64, mono: ms * 1000 };
+    let (mut free, mut held) = (Holders::Free, Holders::from_holds(vec![hold(OWNERS[0], 1, 0)]).unwrap());
+    let mut beside = Beside::default();
+    let waits = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+    let until = Some(100_000);
+    let mut acquire = |locks: &mut LockManager, key, holders: &mut Holders, owner, patience, ms| {
+        locks.quarantine(until, at_ms(ms));
+        let request = Call { owner, lease: 1000, ..Call::default() }.request();
+        let outcome =
+            locks.acquire(locks.look_up(at(key)), holders, &mut beside, &request, patience, at_ms(ms)).0;
+        locks.verify();
+        outcome
+    };
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 1, Patience::Leaves, 0), Outcome::Quarantined);
+    assert_eq!(
+        acquire(&mut locks, b"h", &mut held, 1, Patience::Leaves, 0),
+        Outcome::Busy,
+        "it is known who holds it"
+    );
+    assert!(matches!(acquire(&mut locks, b"h", &mut held, 0, Patience::Leaves, 0), Outcome::Granted(_)));
+    assert!(matches!(acquire(&mut locks, b"k", &mut free, 1, waits, 0), Outcome::Queued(_)));
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, Patience::Leaves, 99), Outcome::Quarantined);
+    assert!(free.is_free() && locks.next_decision().is_none());
+    assert_eq!(locks.next_wakeup(at_ms(40), true), Some(60), "the end of it");
+    // Who waits, comes first when it is over.
+    assert_eq!(acquire(&mut locks, b"k", &mut free, 2, Patience::Leaves, 100), Outcome::Busy);
+    assert!(matches!(locks.next_decision(), Some((_, Decision::Granted(_)))));
+    assert_eq!(free.of(OWNERS[1]).map(Hold::total), Some(1));
+}

@@ -283,6 +283,7 @@ impl Real {
                 Ok(Seen::Waits(id))
             }
             Outcome::Busy => Ok(Seen::Busy),
+            Outcome::Quarantined => panic!("there is no quarantine"),
             Outcome::Refused(Refusal::Cancelled) => Ok(Seen::Unblocked),
             Outcome::Refused(refusal) => panic!("{refusal:?}"),
         }

@@ -1,0 +1,193 @@
+//! After a start or a promotion from which locks may be missing, nothing is granted that somebody may still hold (1).
+
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use crate::support::server::module;
+use crate::support::{until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    a_start_without_data_grants_nothing_at_first,
+    who_waits_is_granted_it_in_order_when_it_is_over,
+    holders_go_on,
+    a_restart_after_a_kill,
+    a_promotion,
+    a_failover,
+    it_is_off_unless_set,
+);
+
+/// Longer than any test.
+const LONG: &str = "1000000";
+
+fn server(flavor: Flavor, dir: TempDir, quarantine: &str, args: &[&str]) -> Server {
+    let load = ["--loadmodule", module().to_str().unwrap(), "lock.quarantine", quarantine];
+    Server::start_in(flavor, dir, &[&load, args].concat())
+}
+
+fn fresh(flavor: Flavor, quarantine: &str, args: &[&str]) -> Server {
+    server(flavor, tempfile::tempdir().unwrap(), quarantine, args)
+}
+
+/// For how many milliseconds more, by the error's text.
+fn left(reply: &str) -> u64 {
+    let (_, rest) = reply.split_once("so none is granted for ").unwrap_or_else(|| panic!("{reply}"));
+    assert!(reply.starts_with("QUARANTINE "), "{reply}");
+    rest.split(' ').next().unwrap().parse().unwrap()
+}
+
+fn is_quarantined(client: &mut Client) -> bool {
+    let reply = client.call("LOCK.ACQUIRE quarantined a");
+    if reply.starts_with("QUARANTINE ") {
+        return true;
+    }
+    assert_eq!(reply, "1");
+    assert_eq!(client.call("LOCK.RELEASE quarantined a"), "0");
+    false
+}
+
+fn a_start_without_data_grants_nothing_at_first(flavor: Flavor) {
+    let mut server = fresh(flavor, LONG, &[]);
+    let mut a = server.client();
+    for call in [
+        "LOCK.ACQUIRE k a",
+        "LOCK.ACQUIRE k a SHARED",
+        "LOCK.ACQUIRE k a FENCE WATCHDOG EPHEMERAL",
+        "LOCK.ACQUIRE k * ID x",
+    ] {
+        assert!((900_000..=1_000_000).contains(&left(&a.call(call))), "{call}");
+    }
+    assert_eq!(a.call("KEYS *"), "[]", "nothing is changed by that");
+    assert!(a.info("lock", "lock_quarantine_left_ms").parse::<u64>().unwrap() > 900_000);
+    let waiter = server.waiting("LOCK.ACQUIRE k b BLOCK 0");
+    left(&a.call("LOCK.ACQUIRE k a"));
+    assert_eq!(a.call("LOCK.INFO k"), "nil");
+    assert_eq!(a.call("LOCK.BREAK k"), "0");
+    assert!(a.call("LOCK.RELEASE k a").starts_with("NOTOWNER"));
+    assert_eq!(a.call("LOCK.ACQUIRE k c BLOCK 20"), "nil", "the time to wait ends as ever");
+    assert!(a.call("LOCK.WAITERS k").starts_with("[[owner, b, "));
+    a.call("MULTI");
+    a.call("LOCK.ACQUIRE k a BLOCK 0");
+    assert!(a.call("EXEC").starts_with("[QUARANTINE "));
+    assert!(server
+        .log()
+        .contains("redis-lock: the last locks of the server that ran before may be forgotten"));
+    waiter.close();
+    until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+    server.assert_healthy();
+}
+
+fn who_waits_is_granted_it_in_order_when_it_is_over(flavor: Flavor) {
+    let started = Instant::now();
+    let mut server = fresh(flavor, "1500", &[]);
+    let mut a = server.client();
+    let mut waiters = ["b", "c"].map(|owner| server.waiting(&format!("LOCK.ACQUIRE k {owner} BLOCK 0")));
+    let mut elsewhere = server.waiting("LOCK.ACQUIRE l d BLOCK 0 SHARED");
+    assert_eq!(waiters[0].recv(), "1");
+    let waited = started.elapsed().as_millis();
+    assert!(waited >= 1400, "granted after {waited} ms");
+    assert_eq!(elsewhere.recv(), "1");
+    assert!(waiters[1].has_nothing());
+    assert_eq!(waiters[0].call("LOCK.RELEASE k b"), "0");
+    assert_eq!(waiters[1].recv(), "1");
+    assert!(!is_quarantined(&mut a));
+    assert_eq!(a.info("lock", "lock_quarantine_left_ms"), "0");
+    server.assert_healthy();
+}
+
+fn holders_go_on(flavor: Flavor) {
+    let server_before = Server::with_module(flavor, &["--appendonly", "yes"]);
+    let mut a = server_before.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE s a SHARED PX 100000"), "1");
+    // Whatever was written, is there.
+    a.call("CONFIG SET appendfsync always");
+    a.call("SET last write");
+    let server = server(flavor, server_before.stop(), LONG, &["--appendonly", "yes"]);
+    let mut a = server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "2");
+    assert_eq!(a.call("LOCK.ACQUIRE k b"), "nil", "it is known who holds it");
+    left(&a.call("LOCK.ACQUIRE s b SHARED"));
+    assert_eq!(a.call("LOCK.ACQUIRE s a"), "2", "an upgrade");
+    assert_eq!(a.call("LOCK.RENEW k a PX 100000"), "2");
+    assert_eq!(a.call("LOCK.CHECK k OWNER a"), "2");
+    let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 0");
+    assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
+    // It was free, and nothing is known of others who may hold it.
+    left(&a.call("LOCK.ACQUIRE k a"));
+    a.call("CONFIG SET lock.quarantine 0");
+    assert_eq!(a.call("LOCK.ACQUIRE k a"), "nil", "who waits comes first");
+    assert_eq!(b.recv(), "1");
+}
+
+fn a_restart_after_a_kill(flavor: Flavor) {
+    let aof = |sync: &'static str| ["--appendonly", "yes", "--appendfsync", sync];
+    for (args, is_certain) in [
+        (vec!["--save", ""], false),
+        (aof("everysec").to_vec(), false),
+        (aof("always").to_vec(), true),
+        ([&aof("always")[..], &["--no-appendfsync-on-rewrite", "yes"]].concat(), false),
+    ] {
+        let before = fresh(flavor, "0", &args);
+        assert_eq!(before.client().call("LOCK.ACQUIRE k a PX 100000"), "1");
+        // `stop` kills it.
+        let after = server(flavor, before.stop(), LONG, &args);
+        let mut a = after.client();
+        assert_eq!(!is_quarantined(&mut a), is_certain, "{args:?}");
+        let emptied = fresh(flavor, LONG, &args);
+        assert!(is_quarantined(&mut emptied.client()), "without its data, {args:?}");
+    }
+}
+
+fn a_promotion(flavor: Flavor) {
+    // A server that has all its data, but not that of its primary.
+    let args = ["--appendonly", "yes", "--appendfsync", "always"];
+    let primary = fresh(flavor, "0", &[]);
+    let before = fresh(flavor, "0", &args);
+    let mut replica = server(flavor, before.stop(), LONG, &args);
+    let mut there = replica.client();
+    assert!(!is_quarantined(&mut there));
+    there.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+    until("the replica is in sync", || there.info("replication", "master_link_status") == "up");
+    let mut a = primary.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+    assert_eq!(a.call("WAIT 1 10000"), "1");
+    drop(primary);
+    there.call("REPLICAOF NO ONE");
+    assert!(is_quarantined(&mut there));
+    assert_eq!(there.call("LOCK.ACQUIRE k a PX 100000"), "2", "what is known counts");
+    assert!(replica.log().contains("redis-lock: promoted: "));
+    replica.assert_healthy();
+}
+
+fn a_failover(flavor: Flavor) {
+    let [first, second] = [0, 1].map(|_| fresh(flavor, "0", &[]));
+    let (mut a, mut b) = (first.client(), second.client());
+    for client in [&mut a, &mut b] {
+        assert!(!is_quarantined(client));
+    }
+    b.call(&format!("REPLICAOF 127.0.0.1 {}", first.port));
+    until("the replica is in sync", || b.info("replication", "master_link_status") == "up");
+    until("the primary knows", || a.call("INFO replication").contains("state=online"));
+    for client in [&mut a, &mut b] {
+        client.call(&format!("CONFIG SET lock.quarantine {LONG}"));
+    }
+    a.call("CONFIG SET lock.quarantine 1");
+    assert_eq!(a.call("FAILOVER"), "OK");
+    until("it is the primary", || b.info("replication", "role") == "master");
+    assert!(is_quarantined(&mut b));
+    until("it is a replica", || a.info("replication", "role") == "slave");
+    assert!(a.call("LOCK.ACQUIRE k a").starts_with("READONLY"));
+}
+
+fn it_is_off_unless_set(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    assert_eq!(a.call("CONFIG GET lock.quarantine"), "[lock.quarantine, 0]");
+    assert!(!is_quarantined(&mut a));
+    // It counts from the start, whenever it is set.
+    a.call(&format!("CONFIG SET lock.quarantine {LONG}"));
+    assert!(is_quarantined(&mut a));
+    a.call("CONFIG SET lock.quarantine 1");
+    until("it is over", || !is_quarantined(&mut a));
+}
