@@ -71,6 +71,8 @@ pub(crate) enum Error {
 pub(crate) enum NotGuarded {
     /// Not one that can be carried out on behalf of somebody.
     NotAllowed,
+    /// A script, which can look at the lock itself.
+    Script,
     /// The caller may not call it, or not with these keys or channels.
     NoPermission,
     /// It has keys of another slot.
@@ -120,8 +122,10 @@ impl fmt::Display for Error {
             ),
             Error::NotGuarded(refused) => f.write_str(match refused {
                 NotGuarded::NotAllowed => {
-                    "ERR this command cannot be guarded, only one that a script may call, and EVAL, EVALSHA and FCALL \
-                     outside of scripts, in 'lock.guard' command"
+                    "ERR this command cannot be guarded, only one that a script may call, in 'lock.guard' command"
+                }
+                NotGuarded::Script => {
+                    "ERR a script cannot be guarded, let it call LOCK.CHECK before it writes, in 'lock.guard' command"
                 }
                 // As the server words these two.
                 NotGuarded::NoPermission => {

@@ -90,11 +90,7 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     }
     config::register(ctx, args)?;
     if !server::info::register::<driver::info::Section>(ctx)
-        || !server::events::listen_to_settings(
-            ctx,
-            &driver::info::EVICTION_SETTINGS,
-            driver::info::warn_if_evicts,
-        )
+        || !server::events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::settings_changed)
         || !driver::start(ctx)
         || !server::selected_database::watch_copies(ctx)
     {
@@ -129,7 +125,7 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }
-    driver::info::warn_if_evicts(ctx, ());
+    driver::info::warn_if_evicts(ctx);
     Ok(())
 }
 

@@ -84,8 +84,9 @@ impl Command for Acquire {
             Outcome::Granted(reply) => match call.wanted {
                 // It was granted before: whether the replicas have it or not, it stands.
                 Some(wanted) => {
-                    let owner = reply.owner.clone().unwrap_or(call.request.owner);
-                    let standing = Standing { db: ctx.db(), key: call.key.as_bytes().to_vec(), owner, reply };
+                    let owner = reply.owner.as_ref().unwrap_or(&call.request.owner).clone();
+                    let (key, request) = (call.key.as_bytes().to_vec(), call.request.id);
+                    let standing = Standing { db: ctx.db(), key, owner, reply, request };
                     return driver::block_until_acknowledged(ctx, wanted, standing);
                 }
                 None => driver::reply_grant(ctx, &reply),

@@ -1,7 +1,9 @@
 //! A cursor over the arguments of a command.
 
+use std::num::NonZeroU32;
+
 use crate::config::{self, MAX_MS};
-use crate::core::{Bind, ConnectionId, RequestId, Token};
+use crate::core::{Bind, ConnectionId, Refusal, RequestId, Token};
 use crate::driver::Acknowledgement;
 use crate::error::{shown, Error};
 use crate::keyspace::names;
@@ -28,8 +30,8 @@ pub(super) struct ByConnection {
 /// What a call says about replicas.
 #[derive(Default)]
 pub(super) struct Replicas {
-    replicas: Option<usize>,
-    within_ms: Option<u64>,
+    replicas: Option<NonZeroU32>,
+    within_ms: Option<u32>,
 }
 
 impl Replicas {
@@ -40,7 +42,7 @@ impl Replicas {
 }
 
 /// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
-const WITHIN_MS: u64 = 1000;
+const WITHIN_MS: u32 = 1000;
 
 /// The arguments that are still to be read, and the command's name for error texts.
 pub(super) struct Cursor<'a> {
@@ -139,10 +141,12 @@ impl<'a> Cursor<'a> {
     pub(super) fn replicas(&mut self, option: &[u8], given: &mut Replicas) -> Result<bool, Error> {
         if option.eq_ignore_ascii_case(b"REPLICAS") {
             let replicas = self.integer("REPLICAS", 1, i64::from(i32::MAX))?;
-            self.once("REPLICAS", &mut given.replicas, usize::try_from(replicas).unwrap_or(usize::MAX))?;
+            let replicas = u32::try_from(replicas).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX);
+            self.once("REPLICAS", &mut given.replicas, replicas)?;
         } else if option.eq_ignore_ascii_case(b"WITHIN") {
             let within = self.integer("WITHIN", 1, MAX_MS)?;
-            self.once("WITHIN", &mut given.within_ms, within.unsigned_abs())?;
+            // 49 days are enough.
+            self.once("WITHIN", &mut given.within_ms, u32::try_from(within).unwrap_or(u32::MAX))?;
         } else {
             return Ok(false);
         }
@@ -150,16 +154,21 @@ impl<'a> Cursor<'a> {
     }
 
     /// Which replicas have to acknowledge the call, if any have. Fails if they cannot.
+    #[inline]
     pub(super) fn acknowledgement(
         &self,
         ctx: Ctx<'_>,
         given: &Replicas,
     ) -> Result<Option<Acknowledgement>, Error> {
+        match given {
+            Replicas { replicas: None, within_ms: None } => Ok(None),
+            given => self.acknowledgement_of(ctx, given),
+        }
+    }
+
+    fn acknowledgement_of(&self, ctx: Ctx<'_>, given: &Replicas) -> Result<Option<Acknowledgement>, Error> {
         let Some(replicas) = given.replicas else {
-            return match given.within_ms {
-                Some(_) => Err(self.problem("WITHIN needs REPLICAS".to_owned())),
-                None => Ok(None),
-            };
+            return Err(self.problem("WITHIN needs REPLICAS".to_owned()));
         };
         let flags = ctx.flags();
         if flags.denies_blocking() {
@@ -170,12 +179,14 @@ impl<'a> Cursor<'a> {
                 self.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
             );
         }
-        // On a replica the call is refused for that.
-        if flags.is_primary() {
-            let online = replication::online(ctx);
-            if online < replicas {
-                return Err(Error::TooFewReplicas { online, of: replicas });
-            }
+        if !flags.is_primary() {
+            // One that accepts writes: what is granted there is nobody's promise.
+            return Err(Error::Refused(Refusal::Replica));
+        }
+        let online = replication::online(ctx);
+        let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
+        if online < of {
+            return Err(Error::TooFewReplicas { online, of });
         }
         Ok(Some(Acknowledgement { replicas, within_ms: given.within_ms.unwrap_or(WITHIN_MS) }))
     }

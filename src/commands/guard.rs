@@ -4,6 +4,7 @@ use super::args::Cursor;
 use super::claim::Claim;
 use crate::error::{Error, NotGuarded};
 use crate::keyspace;
+use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{on_behalf, Ctx};
 
@@ -28,17 +29,14 @@ impl Command for Guard {
         let claim = Claim::parse(&mut args, ctx, &key)?;
         let command = on_behalf::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
         let proof = claim.prove(ctx, &key)?;
-        let raise = |is_time: bool| {
-            if let Some(token) = proof.ahead.filter(|_| is_time) {
-                keyspace::raise_counter(ctx, &key, token);
-            }
-        };
-        // Beforehand for a script, as that can acquire the lock and get a token. Otherwise once the command was not refused, as what
-        // fails changes nothing.
-        raise(command.runs_script());
+        if proof.ahead.is_some() && !Caller::of(ctx).reader().may_write(key.as_bytes()) {
+            // It would end the tokens of others, which is more than to read.
+            return Err(Error::NotGuarded(NotGuarded::NoPermission));
+        }
         let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded)?;
-        if proof.ahead.is_some() {
-            raise(!command.runs_script() && !reply.is_error());
+        // What fails changes nothing.
+        if let Some(token) = proof.ahead.filter(|_| !reply.is_error()) {
+            keyspace::raise_counter(ctx, &key, token);
         }
         if reply.pass_on(ctx) {
             Ok(())

@@ -58,7 +58,8 @@ impl Command for Renew {
             return Ok(());
         };
         let reply = Reply { mode: Mode::Exclusive, holds, token: None, owner: None };
-        let standing = Standing { db: ctx.db(), key: key.as_bytes().to_vec(), owner: call.owner, reply };
+        let standing =
+            Standing { db: ctx.db(), key: key.as_bytes().to_vec(), owner: call.owner, reply, request: None };
         driver::block_until_acknowledged(ctx, wanted, standing)
     }
 }

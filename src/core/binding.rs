@@ -123,12 +123,21 @@ impl Binding {
         let renewed = Some(self.lease_ms).filter(|_| lease.keeps_longer && !self.watchdogs.is_empty());
         self.lease_ms = renewed.map_or(lease.ms, |renewed| renewed.max(lease.ms));
         self.lease_end = lease.end;
-        self.plan_renewal(now.mono.saturating_add(self.interval_us()));
+        self.plan_renewal(self.due_by_end(now));
     }
 
-    /// The owner's lease ends then, but what is renewed stays as it is.
-    pub(super) fn lease_end_was_set(&mut self, end: WallMs) {
+    /// The owner's lease ends then, but what is renewed stays as it is. That may be due earlier now.
+    pub(super) fn lease_end_was_set(&mut self, end: WallMs, now: Now) {
         self.lease_end = end;
+        let due = self.due_by_end(now);
+        self.due = self.due.map(|planned| planned.min(due));
+    }
+
+    /// When a third of the lease is over. Some of it may be over already: a grant may have been confirmed late.
+    fn due_by_end(&self, now: Now) -> MonoUs {
+        let left = self.lease_end.saturating_sub(now.wall);
+        let over_us = self.lease_ms.saturating_sub(left).max(0).unsigned_abs().saturating_mul(1000);
+        now.mono.saturating_add(self.interval_us().saturating_sub(over_us))
     }
 
     /// Plans a renewal, if there are any.

@@ -115,11 +115,13 @@ impl Sessions {
         plan(&mut self.renewals, &(lock, owner.clone()), before, after);
     }
 
-    /// The owner's lease ends then, but what is renewed stays as it is.
-    pub(super) fn lease_end_was_set(&mut self, lock: LockIdx, owner: &Owner, end: WallMs) {
-        if let Some(binding) = self.binding(lock, owner) {
-            binding.lease_end_was_set(end);
-        }
+    /// The owner's lease ends then, but what is renewed stays as it is. That may be due earlier now.
+    pub(super) fn lease_end_was_set(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
+        let Some(binding) = self.binding(lock, owner) else { return };
+        let before = binding.due();
+        binding.lease_end_was_set(end, now);
+        let after = binding.due();
+        plan(&mut self.renewals, &(lock, owner.clone()), before, after);
     }
 
     /// True if this request bound the owner's hold to a connection before.

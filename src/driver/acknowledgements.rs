@@ -6,8 +6,9 @@
 //! replicas are asked once, whatever the number of those who wait. Their answers wake the event loop up.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
-use crate::core::{MonoUs, Owner, Reply, WaiterId};
+use crate::core::{MonoUs, Owner, Reply, RequestId, WaiterId};
 use crate::server::replication::Progress;
 use crate::server::{event_loop, Ctx};
 
@@ -15,9 +16,9 @@ use crate::server::{event_loop, Ctx};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acknowledgement {
     /// How many replicas.
-    pub(crate) replicas: usize,
+    pub(crate) replicas: NonZeroU32,
     /// For how long it is waited for them, in milliseconds.
-    pub(crate) within_ms: u64,
+    pub(crate) within_ms: u32,
 }
 
 /// What the replicas are to acknowledge.
@@ -36,6 +37,8 @@ pub(crate) struct Standing {
     pub(crate) key: Vec<u8>,
     pub(crate) owner: Owner,
     pub(crate) reply: Reply,
+    /// The request that got it, if the call is a repetition.
+    pub(crate) request: Option<RequestId>,
 }
 
 /// A call that waits for replicas.
@@ -51,6 +54,8 @@ struct Call {
 #[derive(Default)]
 pub(super) struct Acknowledgements {
     calls: BTreeMap<WaiterId, Call>,
+    /// The replicas are still to be asked, for calls of this turn or an earlier one.
+    unasked: bool,
     /// What is called at the end of turns.
     turn_ends: Option<fn(Ctx<'_>, ())>,
     /// The end of turns is listened to; ends in the timer.
@@ -64,8 +69,9 @@ impl Acknowledgements {
     }
 
     pub(super) fn insert(&mut self, id: WaiterId, wanted: Acknowledgement, written: Written, now: MonoUs) {
-        let deadline = now.saturating_add(wanted.within_ms.saturating_mul(1000));
-        self.calls.insert(id, Call { written, replicas: wanted.replicas, deadline, offset: None });
+        let deadline = now.saturating_add(MonoUs::from(wanted.within_ms).saturating_mul(1000));
+        let replicas = usize::try_from(wanted.replicas.get()).unwrap_or(usize::MAX);
+        self.calls.insert(id, Call { written, replicas, deadline, offset: None });
     }
 
     /// The call has come to another end. Returns whether a grant was not acknowledged yet.
@@ -107,11 +113,12 @@ impl Acknowledgements {
         }
     }
 
-    /// The turn ends: those calls that came in it are to be acknowledged up to where the stream is. Returns whether there are any,
-    /// so that the replicas are to be asked.
-    pub(super) fn begin(&mut self, progress: &Progress) -> bool {
+    /// The turn ends: those calls that came in it are to be acknowledged up to where the stream is. Returns whether the replicas
+    /// are to be asked, if they can be now.
+    pub(super) fn begin(&mut self, progress: &Progress, can_ask: bool) -> bool {
         let new = self.calls.values_mut().filter(|call| call.offset.is_none());
-        new.map(|call| call.offset = Some(progress.sent)).count() > 0
+        self.unasked |= new.map(|call| call.offset = Some(progress.sent)).count() > 0;
+        can_ask && std::mem::take(&mut self.unasked)
     }
 
     /// Takes out the calls that end now, with how they do. `None` if this server is not the primary.

@@ -63,6 +63,8 @@ pub(super) struct BlockedClients {
     waits: HashMap<WaiterId, Wait>,
     /// On old servers the handle is all that a callback gets.
     by_handle: HashMap<Handle, WaiterId>,
+    /// How many of them want a grant to be acknowledged.
+    wanting: usize,
 }
 
 impl BlockedClients {
@@ -74,6 +76,7 @@ impl BlockedClients {
         (client, socket): (u64, Option<Socket>),
         wanted: Option<Acknowledgement>,
     ) {
+        self.wanting += usize::from(wanted.is_some());
         self.waits.insert(id, Wait { handle, client, socket, wanted, hung_up: false, ended: None });
         self.by_handle.insert(handle, id);
     }
@@ -96,7 +99,8 @@ impl BlockedClients {
 
     /// Who has to acknowledge a grant before this client is told.
     pub(super) fn wanted(&self, id: WaiterId) -> Option<Acknowledgement> {
-        self.waits.get(&id)?.wanted
+        // Mostly nobody does.
+        (self.wanting > 0).then(|| self.waits.get(&id)?.wanted).flatten()
     }
 
     /// The server is about to answer this client: what with, and whether the client has hung up.
@@ -110,6 +114,7 @@ impl BlockedClients {
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Wait> {
         let wait = self.waits.remove(&id)?;
         self.by_handle.remove(&wait.handle);
+        self.wanting -= usize::from(wait.wanted.is_some());
         if self.waits.is_empty() && self.waits.capacity() > 1024 {
             *self = BlockedClients::default();
         }

@@ -12,23 +12,19 @@ use crate::server::{turn, Ctx, Str};
 
 /// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted.
 pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> Result<(), Error> {
-    let blocked = block_client(ctx, id, wanted);
-    with(ctx, |driver| match blocked {
-        Ok(()) => {
-            driver.listen_to_clients(ctx);
-            if driver.in_cluster {
-                driver.looks.plan_all(ctx.now().mono);
-            }
-            driver.pass_on_decisions(ctx);
-            driver.plan(ctx);
+    let blocked = block_client(ctx, id, wanted, |driver| {
+        driver.listen_to_clients(ctx);
+        if driver.in_cluster {
+            driver.looks.plan_all(ctx.now().mono);
         }
-        Err(_) => {
+        driver.pass_on_decisions(ctx);
+    });
+    if blocked.is_err() {
+        with(ctx, |driver| {
             if !driver.locks.leave(id) {
                 driver.revoke(id);
             }
-        }
-    });
-    if blocked.is_err() {
+        });
         dispatch(ctx);
     }
     blocked
@@ -41,16 +37,20 @@ pub(crate) fn block_until_acknowledged(
     standing: Standing,
 ) -> Result<(), Error> {
     let id = with(ctx, |driver| driver.locks.next_wait_id());
-    block_client(ctx, id, Some(wanted))?;
-    with(ctx, |driver| {
+    block_client(ctx, id, Some(wanted), |driver| {
         driver.acknowledgements.insert(id, wanted, Written::Hold(standing), ctx.now().mono);
         driver.acknowledgements.listen(ctx);
-        driver.plan(ctx);
-    });
-    Ok(())
+    })
 }
 
-fn block_client(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> Result<(), Error> {
+/// Blocks the calling client, and then does what follows.
+#[inline]
+fn block_client(
+    ctx: Ctx<'_>,
+    id: WaiterId,
+    wanted: Option<Acknowledgement>,
+    then: impl FnOnce(&mut Driver),
+) -> Result<(), Error> {
     let handle = blocked::block::<Waits>(ctx).ok_or(Error::CannotBlock)?;
     let client = ctx.client_id();
     let known = with(ctx, |driver| driver.sockets.get(client));
@@ -60,6 +60,8 @@ fn block_client(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> 
             driver.sockets.put(client, socket);
         }
         driver.blocked.insert(id, handle, (client, socket), wanted);
+        then(driver);
+        driver.plan(ctx);
     });
     Ok(())
 }
@@ -156,13 +158,21 @@ fn turn_is_over(ctx: Ctx<'_>) {
     });
 }
 
-/// Replies what a hold is, if it is still there.
+/// Replies what a hold is, if it is still there; or what its request got, as long as that is remembered.
 fn reply_if_it_stands(ctx: Ctx<'_>, standing: &Standing) {
-    let Standing { db, key, owner, reply } = standing;
+    let Standing { db, key, owner, reply, request } = standing;
     let (key, owner) = (Str::new(key), Str::new(owner.as_bytes()));
-    match ctx.in_db(*db, || keyspace::held_by(ctx, &key, &owner)) {
-        Ok(holds) if holds > 0 => reply_grant(ctx, reply),
-        _ => ctx.reply_error(&Error::NotOwner.to_string()),
+    if !ctx.is_primary() {
+        return ctx.reply_error(&Error::Demoted.to_string());
+    }
+    let stands = ctx.in_db(*db, || match request {
+        Some(request) => keyspace::granted(ctx, &key, request).map_err(Error::Refused),
+        None => keyspace::held_by(ctx, &key, &owner).map(|holds| (holds > 0).then(|| reply.clone())),
+    });
+    match stands {
+        Ok(Some(reply)) => reply_grant(ctx, &reply),
+        Ok(None) => ctx.reply_error(&Error::NotOwner.to_string()),
+        Err(error) => ctx.reply_error(&error.to_string()),
     }
 }
 

@@ -43,8 +43,8 @@ impl InfoSection for Section {
     }
 }
 
-/// The settings that decide whether locks can be evicted.
-pub(crate) const EVICTION_SETTINGS: [&CStr; 2] = [c"maxmemory-policy", c"maxmemory"];
+/// The settings that decide whether locks can be evicted, or are granted at all.
+pub(crate) const SETTINGS: [&CStr; 3] = [c"maxmemory-policy", c"maxmemory", c"lock.quarantine"];
 
 /// True if the server may evict lock keys when its memory is full, and so let two owners in.
 fn evicts() -> bool {
@@ -52,7 +52,7 @@ fn evicts() -> bool {
 }
 
 /// Warns an operator whose server may evict locks: at the start, and when that is set.
-pub(crate) fn warn_if_evicts(ctx: Ctx<'_>, (): ()) {
+pub(crate) fn warn_if_evicts(ctx: Ctx<'_>) {
     if evicts() {
         ctx.warn(
             "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \

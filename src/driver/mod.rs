@@ -39,6 +39,7 @@ pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, may_be_in_cycle};
 pub(crate) use state::{dispatch, with, Remembered};
 
+use crate::config;
 use crate::core::{KeyChange, LockRef};
 use crate::keyspace::kept;
 use crate::server::{events, replication, turn, unloading, Ctx};
@@ -52,12 +53,26 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
         driver.acknowledgements.calls(replicas::turn_ends);
     });
     quarantine::start(ctx);
+    let in_time = config::quarantine().is_none() || {
+        subscriptions::listen_to_role(ctx);
+        events::listen_to_loading(ctx, quarantine::loaded)
+    };
     // The first tick says that the module has been loaded: see `unloading`.
     events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
-    unloading::watch(ctx)
-        && events::listen_to_databases::<KeyEvents>(ctx)
-        && events::listen_to_role(ctx, subscriptions::role_changed)
-        && events::listen_to_loading(ctx, quarantine::loaded)
+    unloading::watch(ctx) && events::listen_to_databases::<KeyEvents>(ctx) && in_time
+}
+
+/// `CONFIG SET` has set what matters to operators.
+pub(crate) fn settings_changed(ctx: Ctx<'_>, (): ()) {
+    info::warn_if_evicts(ctx);
+    if config::quarantine().is_some() {
+        subscriptions::listen_to_role(ctx);
+    }
+    // Who waits for the end of a quarantine may have to wait no more.
+    with(ctx, |driver| {
+        driver.keep_quarantine(ctx.now());
+        driver.plan(ctx);
+    });
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.

@@ -15,9 +15,9 @@ pub(super) fn turn_ends(ctx: Ctx<'_>, (): ()) {
     let progress = Progress::of(ctx);
     end_calls(ctx, progress.as_ref());
     let Some(progress) = progress else { return };
-    let asks = with(ctx, |driver| driver.acknowledgements.begin(&progress));
     // While clients are paused nothing may be sent. Replicas then report by themselves, once a second.
-    if asks && !ctx.is_paused() {
+    let can_ask = !ctx.is_paused();
+    if with(ctx, |driver| driver.acknowledgements.begin(&progress, can_ask)) {
         replication::ask_replicas(ctx);
     }
 }

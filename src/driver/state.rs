@@ -141,11 +141,11 @@ impl Driver {
     }
 
     /// Nothing is granted that must not be, now that it is so late, and as the setting is.
+    #[inline]
     pub(crate) fn keep_quarantine(&mut self, now: Now) {
-        if let Some(end) = self.end_of_quarantine() {
-            self.locks.quarantine(Some(end), now);
-        } else if self.memory_lost.is_some() {
-            self.locks.quarantine(None, now);
+        // Mostly there is none.
+        if config::quarantine().is_some() || self.locks.is_quarantined() {
+            self.locks.quarantine(self.end_of_quarantine(), now);
         }
     }
 

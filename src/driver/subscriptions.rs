@@ -50,6 +50,9 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     if LISTENS.get(ctx).replace(true) {
         return;
     }
+    // What is read from now on, is a primary's.
+    events::ignore_loading(ctx);
+    listen_to_role(ctx);
     if !events::listen_to_keys::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
     }
@@ -70,6 +73,13 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     });
 }
 
+/// Listens to changes of this server's role.
+pub(super) fn listen_to_role(ctx: Ctx<'_>) {
+    if !events::listen_to_role(ctx, role_changed) {
+        ctx.warn("redis-lock: the server refuses a subscription; who waits hears nothing of a failover");
+    }
+}
+
 /// The server forgets all subscriptions.
 pub(super) fn forget(ctx: Ctx<'_>) {
     events::forget(ctx);
@@ -78,7 +88,7 @@ pub(super) fn forget(ctx: Ctx<'_>) {
 }
 
 /// This server has become the primary, or has ceased to be it.
-pub(super) fn role_changed(ctx: Ctx<'_>, primary: bool) {
+fn role_changed(ctx: Ctx<'_>, primary: bool) {
     kept::forget_all(ctx);
     with(ctx, |driver| {
         if primary {

@@ -318,6 +318,11 @@ pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>
     token_in(&muted(ctx, || OwnKey::open_for_read(ctx, name)))
 }
 
+/// The reply to this acquire, if it was made before and was not cancelled. On a primary.
+pub(crate) fn granted(ctx: Ctx<'_>, lock: &Str<'_>, id: &RequestId) -> Result<Option<Reply>, Refusal> {
+    core::Records::granted(&mut Records::of(ctx, lock), id)
+}
+
 /// No token that is granted from now on is less than this one.
 pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) {
     let mut records = Records::of(ctx, lock);
@@ -328,6 +333,8 @@ pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) {
     let propagation = Propagation::of(ctx);
     if records.store(propagation) {
         propagation.count();
+        // Who watches the lock for a token that it has checked, has lost it.
+        notify::signal_modified(ctx, lock);
     }
 }
 

@@ -96,7 +96,7 @@ fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     }
 }
 
-/// Which keys somebody may read. Not to be kept beyond the callback: users can be deleted.
+/// Which keys somebody may read, and write. Not to be kept beyond the callback: users can be deleted.
 pub(crate) enum Reader {
     Everything,
     Nothing,
@@ -105,12 +105,20 @@ pub(crate) enum Reader {
 
 impl Reader {
     pub(crate) fn may_read(&self, key: &[u8]) -> bool {
+        self.may(key, raw::REDISMODULE_CMD_KEY_ACCESS)
+    }
+
+    pub(crate) fn may_write(&self, key: &[u8]) -> bool {
+        self.may(key, raw::REDISMODULE_CMD_KEY_UPDATE)
+    }
+
+    fn may(&self, key: &[u8], what: u32) -> bool {
         match self {
             Reader::Everything => true,
             Reader::Nothing => false,
             Reader::User(user) => {
                 let key = Str::new(key);
-                let flags = i32::try_from(raw::REDISMODULE_CMD_KEY_ACCESS).unwrap_or(0);
+                let flags = i32::try_from(what).unwrap_or(0);
                 // SAFETY: the user was found in this callback; the key outlives the call.
                 unsafe { call!(RedisModule_ACLCheckKeyPermissions(*user, key.as_ptr(), flags)) == OK }
             }

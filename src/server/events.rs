@@ -130,6 +130,11 @@ pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, bool)) -> bool
     listen(ctx, raw::REDISMODULE_EVENT_LOADING, Some(loading))
 }
 
+/// Ends [`listen_to_loading`]: each subscription costs every event something. Not from inside an event, as [`ignore_cron`].
+pub(crate) fn ignore_loading(ctx: Ctx<'_>) {
+    listen(ctx, raw::REDISMODULE_EVENT_LOADING, None);
+}
+
 /// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
 pub(crate) fn listen_to_settings(
     ctx: Ctx<'_>,

@@ -21,18 +21,19 @@ pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
 /// The commands that are refused although scripts may call them:
 ///
 /// * `WAIT` and `WAITAOF` end Redis 7.0, Valkey 8.0 and Valkey 8.1, and would say nothing about the caller's writes;
+/// * `CLUSTER SETSLOT` ends Valkey 8.1 and 9.1;
 /// * `PFDEBUG` and `PFSELFTEST` are the server's own tests;
 /// * the module's own: one that carries out itself, that again itself, and so on, needs a stack without end.
-const REFUSED: [&[u8]; 4] = [b"wait", b"waitaof", b"pfdebug", b"pfselftest"];
+const REFUSED: [&[u8]; 5] = [b"wait", b"waitaof", b"cluster", b"pfdebug", b"pfselftest"];
 const OWN: &[u8] = b"lock.";
 
-/// The commands that run a script. The server refuses them for a script, and ends if a module calls one in a script.
+/// The commands that run a script. While a script is slow the server protects the client that has called it from being freed. If
+/// a module calls it, that is a client of the module's, and the server ends when the real one hangs up. (All servers do so: tried on
+/// Redis 7.0, 8.0 and 8.6, and on Valkey 8.1 and 9.1.) A script can call `LOCK.CHECK` instead.
 const SCRIPTS: [&[u8]; 6] = [b"eval", b"evalsha", b"eval_ro", b"evalsha_ro", b"fcall", b"fcall_ro"];
 
-/// How many commands are being carried out, one within the other.
+/// How many commands are being carried out, one within the other: those of other modules could call each other without end.
 static DEPTH: ServerCell<Cell<u32>> = ServerCell::new(Cell::new(0));
-
-/// A script that is carried out may carry out a command, and no more.
 const DEEPEST: u32 = 2;
 
 /// What matters of a command's name.
@@ -49,7 +50,7 @@ impl Kind {
     fn of(name: &[u8]) -> Kind {
         let is = |known: &&[u8]| known.eq_ignore_ascii_case(name);
         match name.first().map(u8::to_ascii_lowercase) {
-            Some(b'w' | b'p') if REFUSED.iter().any(is) => Kind::Refused,
+            Some(b'w' | b'p' | b'c') if REFUSED.iter().any(is) => Kind::Refused,
             Some(b'l') if name.get(..OWN.len()).is_some_and(|start| start.eq_ignore_ascii_case(OWN)) => {
                 Kind::Refused
             }
@@ -64,7 +65,6 @@ impl Kind {
 pub(crate) struct Command<'a> {
     /// Of the first word, which the server ends with a NUL, as it does with every string.
     name: &'a CStr,
-    kind: Kind,
     args: Args<'a>,
 }
 
@@ -76,24 +76,17 @@ impl<'a> Command<'a> {
             Some(original) => Kind::of(&original),
             None => Kind::of(name.to_bytes()),
         };
-        let command = Command { name, kind, args: words.from(1) };
-        let depth = DEPTH.get(ctx).get();
-        let is_refused = match kind {
-            Kind::Refused => true,
-            Kind::Script => depth > 0 || ctx.is_script(),
+        let command = Command { name, args: words.from(1) };
+        match kind {
+            Kind::Script => Err(NotGuarded::Script),
+            Kind::Refused => Err(NotGuarded::NotAllowed),
             // Into another database: it would be replicated for the wrong one.
-            Kind::Copy => command.args.len() > 2 && selected_database::is_lent(),
-            Kind::Other => false,
-        };
-        if is_refused || depth >= DEEPEST {
-            return Err(NotGuarded::NotAllowed);
+            Kind::Copy if command.args.len() > 2 && selected_database::is_lent() => {
+                Err(NotGuarded::NotAllowed)
+            }
+            _ if DEPTH.get(ctx).get() >= DEEPEST => Err(NotGuarded::NotAllowed),
+            Kind::Copy | Kind::Other => Ok(command),
         }
-        Ok(command)
-    }
-
-    /// True if it runs a script or a function, which can call any command.
-    pub(crate) fn runs_script(&self) -> bool {
-        self.kind == Kind::Script
     }
 
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
@@ -136,12 +129,8 @@ impl<'a> Command<'a> {
         // "s" takes a string, "v" a list of strings with its length, which costs the server an allocation more. "!": it is
         // replicated as it replicates itself. "C": with the caller's permissions. "S": what a script may call. "M": not if memory
         // is full and it needs some. "E": a refusal is a reply, too. "0": in the caller's protocol.
-        let (strings, list) = match (self.runs_script(), as_caller) {
-            (false, true) => (c"ssssssss!CSME0", c"v!CSME0"),
-            (false, false) => (c"ssssssss!SME0", c"v!SME0"),
-            (true, true) => (c"ssssssss!CME0", c"v!CME0"),
-            (true, false) => (c"ssssssss!ME0", c"v!ME0"),
-        };
+        let (strings, list) =
+            if as_caller { (c"ssssssss!CSME0", c"v!CSME0") } else { (c"ssssssss!SME0", c"v!SME0") };
         let argv = self.args.raw();
         let strings =
             8_usize.checked_sub(argv.len()).and_then(|left_out| strings.to_bytes_with_nul().get(left_out..));

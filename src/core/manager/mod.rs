@@ -283,6 +283,11 @@ impl LockManager {
         }
     }
 
+    /// True if it was said last that nothing is granted but to holders.
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.parts.quarantined_until.is_some()
+    }
+
     /// This server is not the primary: it grants nothing, and ends every wait.
     pub(crate) fn demote(&mut self) {
         let parts = &mut self.parts;

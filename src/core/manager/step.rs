@@ -189,7 +189,7 @@ impl<'a> Step<'a> {
         }
         let Some(state) = self.parts.state_mut(lock) else { return };
         for (owner, end) in state.unconfirmed.settle(self.holders, self.now) {
-            self.parts.sessions.lease_end_was_set(lock, &owner, end);
+            self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
         }
     }
 
@@ -245,12 +245,14 @@ impl<'a> Step<'a> {
     }
 
     /// Ends a wait with a grant that is to be delivered.
+    // A grant is large: it is passed on where it stays.
+    #[inline(always)]
     fn hand_over(&mut self, lock: LockIdx, id: WaiterId, owner: &Owner, grant: Grant) {
         let Grant { reply, set, before, written } = grant;
         self.parts.grant_wait(id);
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
-            self.parts.sessions.lease_end_was_set(lock, owner, written);
+            self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
         }
         // What else the owner waits for here is not in line behind others any more.
         self.parts.move_waits_ahead(lock, owner);
@@ -303,6 +305,7 @@ impl<'a> Step<'a> {
     }
 
     /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten.
+    #[inline(always)]
     fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
         match self.parts.quarantined_until {
             Some(until) if self.now.mono < until && self.holders.of(owner).is_none() => Admission::Busy,
@@ -402,6 +405,7 @@ impl<'a> Step<'a> {
     }
 
     /// Grants the caller's request as one that waits: it can be revoked. `None` if the holders do not admit it.
+    #[cold]
     pub(super) fn grant_in_flight(&mut self, request: &Request) -> Result<Option<WaiterId>, Refusal> {
         let grant = match self.grant(request, To::Waiter) {
             Ok(grant) => grant,

@@ -155,6 +155,14 @@ struct ModelBinding {
     plain: BTreeSet<u64>,
 }
 
+impl ModelBinding {
+    /// When a third of the lease is over, or now.
+    fn due_by_end(&self, now_us: i64) -> i64 {
+        let over_us = (self.lease * 1000 - (self.lease_end * 1000 - now_us)).max(0);
+        now_us + ((self.lease * 1000 / 3).max(1000) - over_us).max(0)
+    }
+}
+
 pub(super) struct ModelGrant {
     pub(super) id: WaiterId,
     pub(super) lock: usize,
@@ -359,10 +367,12 @@ impl Model {
     fn lease_was_set(&mut self, lock: usize, call: &Call) {
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
+        let written = self.locks[lock].of(call.owner).unwrap().written;
         if let Some(binding) = self.locks[lock].bindings.get_mut(&call.owner) {
             let longer = if call.keeps && !binding.watchdogs.is_empty() { binding.lease } else { 0 };
             binding.lease = lease.max(longer);
-            binding.due_us = now_us + (binding.lease * 1000 / 3).max(1000);
+            binding.lease_end = written;
+            binding.due_us = binding.due_by_end(now_us);
         }
     }
 
@@ -374,10 +384,12 @@ impl Model {
 
     /// It was this server that has set the owner's lease.
     fn note_end(&mut self, lock: usize, owner: usize) {
+        let now_us = self.now_us();
         let lock = &mut self.locks[lock];
         let hold = lock.holds.iter().find(|hold| hold.owner == owner);
         if let (Some(hold), Some(binding)) = (hold, lock.bindings.get_mut(&owner)) {
             binding.lease_end = hold.written;
+            binding.due_us = binding.due_us.min(binding.due_by_end(now_us));
         }
     }
 
