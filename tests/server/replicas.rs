@@ -19,6 +19,7 @@ crate::on_every_server!(
     who_waits_for_replicas_hears_of_a_demotion,
     replicas_are_asked_once_a_turn,
     a_repeated_call_takes_over,
+    a_replica_that_accepts_writes_refuses,
     what_is_cancelled_is_not_told,
     a_watchdog_renews_what_is_acknowledged_late,
     a_failover_keeps_every_grant,
@@ -375,6 +376,22 @@ fn a_repeated_call_takes_over(flavor: Flavor) {
         assert_eq!(a.call(call), "1");
         assert_eq!(a.call("HGETALL k"), "[a, 1]", "it counts once");
     });
+}
+
+/// A replica that accepts writes promises nothing to anybody.
+fn a_replica_that_accepts_writes_refuses(flavor: Flavor) {
+    let (primary, replica) =
+        (Server::with_module(flavor, &[]), Server::with_module(flavor, &["--replica-read-only", "no"]));
+    let mut there = replica.client();
+    there.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+    until("the replica is in sync", || there.info("replication", "master_link_status") == "up");
+    assert_eq!(there.call("LOCK.ACQUIRE k a"), "1");
+    for call in
+        ["LOCK.ACQUIRE l a REPLICAS 1", "LOCK.ACQUIRE l a REPLICAS 1 BLOCK 0", "LOCK.RENEW k a REPLICAS 1"]
+    {
+        assert_eq!(prefix(&there.call(call)), "READONLY", "{call}");
+    }
+    assert_eq!(there.call("EXISTS l"), "0");
 }
 
 /// What is cancelled while it is waited for replicas is not told as a grant, also to who has taken over the call.
