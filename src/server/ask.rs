@@ -130,6 +130,22 @@ pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {
     }
 }
 
+/// The slot of a key in a cluster; `None` if the server refuses to say.
+pub(super) fn slot_of(ctx: Ctx<'_>, key: &Str<'_>) -> Option<i64> {
+    // SAFETY: "cs" takes a C string and one of the server's. The reply is null or the server's.
+    unsafe {
+        let (command, keyslot) = (c"CLUSTER".as_ptr(), c"KEYSLOT".as_ptr());
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cs".as_ptr(), keyslot, key.as_ptr()));
+        if reply.is_null() {
+            return None;
+        }
+        let is_number = call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_INTEGER);
+        let slot = is_number.then(|| call!(RedisModule_CallReplyInteger(reply)));
+        call!(RedisModule_FreeCallReply(reply));
+        slot
+    }
+}
+
 /// A setting of the server; `None` if it has none of this name, or refuses to say.
 pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements, which come in pairs

@@ -1,5 +1,6 @@
 //! The context of a callback: where it runs, what time it is, and what leaves the server from it.
 
+use std::cell::OnceCell;
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -8,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis_module::raw;
 
 use crate::core::Now;
-use crate::server::cell::InCallback;
+use crate::server::cell::{InCallback, ServerCell};
 use crate::server::{guard, OK};
 
 /// The context in which the server has called the module. It is never null, and its lifetime ends with that call: a callback
@@ -151,8 +152,10 @@ impl<'a> Ctx<'a> {
         self.flags().is_primary()
     }
 
+    /// True if this server belongs to a cluster, which it cannot join later: it is asked once.
     pub(crate) fn is_cluster(self) -> bool {
-        self.flags().is_cluster()
+        static IS_CLUSTER: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
+        *IS_CLUSTER.get(self).get_or_init(|| self.flags().is_cluster())
     }
 
     /// True while nothing may be sent to replicas but what a client's command leads to.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::ask::reply_type;
+use crate::server::ask::{reply_type, text_of};
 use crate::server::ctx::warn;
 use crate::server::guard::INTERNAL_ERROR;
 use crate::server::version::Version;
@@ -207,23 +207,25 @@ pub(crate) fn set_options(ctx: Ctx<'_>, server: Version) {
 
 /// True if the server knows this command under this name: an operator may have renamed it.
 pub(crate) fn knows_command(ctx: Ctx<'_>, name: &CStr) -> bool {
-    // SAFETY: "cc" takes two C strings. The reply is an array with one element, null if there is none such.
+    original_name(ctx, name).is_some()
+}
+
+/// What the server itself calls the command that has this name here; `None` if there is none, or if the server does not say.
+pub(super) fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
+    // SAFETY: "cc" takes two C strings. The reply is an array with one element, null if there is none such, else an array that
+    // begins with the name.
     unsafe {
-        let reply = call!(RedisModule_Call(
-            ctx.as_ptr(),
-            c"COMMAND".as_ptr(),
-            c"cc".as_ptr(),
-            c"INFO".as_ptr(),
-            name.as_ptr()
-        ));
+        let (command, info) = (c"COMMAND".as_ptr(), c"INFO".as_ptr());
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cc".as_ptr(), info, name.as_ptr()));
         if reply.is_null() {
-            return false;
+            return None;
         }
-        let element = call!(RedisModule_CallReplyArrayElement(reply, 0));
-        let known = !element.is_null()
-            && call!(RedisModule_CallReplyType(element)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
+        let entry = call!(RedisModule_CallReplyArrayElement(reply, 0));
+        let is_there = !entry.is_null()
+            && call!(RedisModule_CallReplyType(entry)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
+        let original = is_there.then(|| text_of(call!(RedisModule_CallReplyArrayElement(entry, 0))));
         call!(RedisModule_FreeCallReply(reply));
-        known
+        original
     }
 }
 

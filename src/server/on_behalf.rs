@@ -5,59 +5,68 @@
 //! that nobody expects inside of another command: the server refuses it (`S`). Some that a script may call end some servers
 //! when a module calls them; those are refused here, by what they are called in the sources of the server.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, LazyCell, OnceCell};
 use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
 use crate::error::NotGuarded;
 use crate::server::ask::{reply_type, text_of};
-use crate::server::load::{knows_command, Args};
-use crate::server::{field_ends, selected_database, version, Ctx, ServerCell, Str};
+use crate::server::load::{self, Args};
+use crate::server::{ask, field_ends, selected_database, version, Ctx, ServerCell, Str};
 
 /// What the command has replied.
 pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
 
-/// The commands that are refused although scripts may call them:
-///
-/// * `WAIT` and `WAITAOF` end Redis 7.0, Valkey 8.0 and Valkey 8.1, and would say nothing about the caller's writes;
-/// * `CLUSTER SETSLOT` ends Valkey 8.1 and 9.1;
-/// * `PFDEBUG` and `PFSELFTEST` are the server's own tests;
-/// * the module's own: one that carries out itself, that again itself, and so on, needs a stack without end.
-const REFUSED: [&[u8]; 5] = [b"wait", b"waitaof", b"cluster", b"pfdebug", b"pfselftest"];
-const OWN: &[u8] = b"lock.";
+/// What matters of a command's name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Refused although scripts may call it.
+    Refused,
+    /// It runs a script. While a script is slow the server protects the client that has called it from being freed. If a module
+    /// calls it, that is a client of the module's, and the server ends when the real one hangs up. (All servers do so: tried on
+    /// Redis 7.0, 8.0 and 8.6, and on Valkey 8.1 and 9.1.) A script can call `LOCK.CHECK` instead. The server refuses these, too
+    /// (`S`), but does not say what to do.
+    Script,
+    /// Into another database it would be replicated for the wrong one, see [`selected_database`].
+    Copy,
+    Other,
+}
 
-/// The commands that run a script. While a script is slow the server protects the client that has called it from being freed. If
-/// a module calls it, that is a client of the module's, and the server ends when the real one hangs up. (All servers do so: tried on
-/// Redis 7.0, 8.0 and 8.6, and on Valkey 8.1 and 9.1.) A script can call `LOCK.CHECK` instead.
-const SCRIPTS: [&[u8]; 6] = [b"eval", b"evalsha", b"eval_ro", b"evalsha_ro", b"fcall", b"fcall_ro"];
+/// The commands that are known by their names. `WAIT` and `WAITAOF` end Redis 7.0, Valkey 8.0 and Valkey 8.1, and would say
+/// nothing about the caller's writes; `CLUSTER SETSLOT` ends Valkey 8.1 and 9.1; `PFDEBUG` and `PFSELFTEST` are the server's own
+/// tests.
+const KNOWN: [(&CStr, Kind); 12] = [
+    (c"wait", Kind::Refused),
+    (c"waitaof", Kind::Refused),
+    (c"cluster", Kind::Refused),
+    (c"pfdebug", Kind::Refused),
+    (c"pfselftest", Kind::Refused),
+    (c"copy", Kind::Copy),
+    (c"eval", Kind::Script),
+    (c"evalsha", Kind::Script),
+    (c"eval_ro", Kind::Script),
+    (c"evalsha_ro", Kind::Script),
+    (c"fcall", Kind::Script),
+    (c"fcall_ro", Kind::Script),
+];
+
+/// The module's own commands begin like this: one that carries out itself, that again itself, and so on, needs a stack without
+/// end.
+const OWN: &[u8] = b"lock.";
 
 /// How many commands are being carried out, one within the other: those of other modules could call each other without end.
 static DEPTH: ServerCell<Cell<u32>> = ServerCell::new(Cell::new(0));
 const DEEPEST: u32 = 2;
 
-/// What matters of a command's name.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Refused,
-    Script,
-    Copy,
-    Other,
-}
-
 impl Kind {
-    /// Of a command that is known by this name.
+    /// Of a command that the server itself calls so.
     fn of(name: &[u8]) -> Kind {
-        let is = |known: &&[u8]| known.eq_ignore_ascii_case(name);
-        match name.first().map(u8::to_ascii_lowercase) {
-            Some(b'w' | b'p' | b'c') if REFUSED.iter().any(is) => Kind::Refused,
-            Some(b'l') if name.get(..OWN.len()).is_some_and(|start| start.eq_ignore_ascii_case(OWN)) => {
-                Kind::Refused
-            }
-            Some(b'e' | b'f') if SCRIPTS.iter().any(is) => Kind::Script,
-            Some(b'c') if is(&&b"copy"[..]) => Kind::Copy,
-            _ => Kind::Other,
+        if name.get(..OWN.len()).is_some_and(|start| start.eq_ignore_ascii_case(OWN)) {
+            return Kind::Refused;
         }
+        let known = KNOWN.iter().find(|(known, _)| known.to_bytes().eq_ignore_ascii_case(name));
+        known.map_or(Kind::Other, |(_, kind)| *kind)
     }
 }
 
@@ -72,7 +81,7 @@ impl<'a> Command<'a> {
     /// The command that these words are. [`NotGuarded::NotAllowed`] if it is none that can be carried out.
     pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, NotGuarded> {
         let name = words.c_str(0).ok_or(NotGuarded::NotAllowed)?;
-        let kind = match are_renamed(ctx).then(|| original_name(ctx, name)).flatten() {
+        let kind = match are_renamed(ctx).then(|| load::original_name(ctx, name)).flatten() {
             Some(original) => Kind::of(&original),
             None => Kind::of(name.to_bytes()),
         };
@@ -80,7 +89,6 @@ impl<'a> Command<'a> {
         match kind {
             Kind::Script => Err(NotGuarded::Script),
             Kind::Refused => Err(NotGuarded::NotAllowed),
-            // Into another database: it would be replicated for the wrong one.
             Kind::Copy if command.args.len() > 2 && selected_database::is_lent() => {
                 Err(NotGuarded::NotAllowed)
             }
@@ -92,8 +100,14 @@ impl<'a> Command<'a> {
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
     /// no key be open: events about what it changes come meanwhile.
     pub(crate) fn carry_out(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, NotGuarded> {
-        if is_cluster(ctx) && !self.keys(ctx).iter().all(|other| share_slot(ctx, key, other)) {
-            return Err(NotGuarded::CrossSlot);
+        if ctx.is_cluster() {
+            let here = LazyCell::new(|| ask::slot_of(ctx, key));
+            let is_here = |other: &Str<'_>| {
+                other.as_bytes() == key.as_bytes() || here.is_some() && ask::slot_of(ctx, other) == *here
+            };
+            if !self.keys(ctx).iter().all(is_here) {
+                return Err(NotGuarded::CrossSlot);
+            }
         }
         let depth = DEPTH.get(ctx);
         depth.set(depth.get() + 1);
@@ -226,60 +240,16 @@ impl Drop for Reply {
     }
 }
 
-/// True if one of the commands that are known by their names may have another one.
+/// True if a command that is known by its name may have another one. What the server refuses anyway may have any.
 fn are_renamed(ctx: Ctx<'_>) -> bool {
     static ARE_RENAMED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
     *ARE_RENAMED.get(ctx).get_or_init(|| {
-        let has = |name| knows_command(ctx, name);
+        let is_old = version::server_version().is_none_or(|version| version < WAITAOF_SINCE);
+        let matter = KNOWN.iter().filter(|(_, kind)| *kind != Kind::Script).map(|(name, _)| *name);
         // What a server does not have, is not renamed either.
-        let all = [c"wait", c"pfdebug", c"pfselftest", c"copy", c"eval", c"evalsha", c"fcall", c"eval_ro"];
-        !all.into_iter().all(has)
-            || version::server_version().is_some_and(|version| version >= WAITAOF_SINCE) && !has(c"waitaof")
+        matter.filter(|name| !(is_old && *name == c"waitaof")).any(|name| !load::knows_command(ctx, name))
     })
 }
 
 /// Since when there is `WAITAOF`.
 const WAITAOF_SINCE: version::Version = version::Version::new(7, 2, 0);
-
-/// What the server itself calls a command; `None` if there is none of this name, or if the server does not say.
-fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
-    // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements.
-    unsafe {
-        let (command, info) = (c"COMMAND".as_ptr(), c"INFO".as_ptr());
-        let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cc".as_ptr(), info, name.as_ptr()));
-        if reply.is_null() {
-            return None;
-        }
-        let entry = call!(RedisModule_CallReplyArrayElement(reply, 0));
-        let entry = if entry.is_null() { entry } else { call!(RedisModule_CallReplyArrayElement(entry, 0)) };
-        let original = text_of(entry);
-        call!(RedisModule_FreeCallReply(reply));
-        (!original.is_empty()).then_some(original)
-    }
-}
-
-/// True if this server belongs to a cluster, which it cannot join later. To ask each time takes longer.
-fn is_cluster(ctx: Ctx<'_>) -> bool {
-    static IS_CLUSTER: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
-    *IS_CLUSTER.get(ctx).get_or_init(|| ctx.is_cluster())
-}
-
-/// True if both keys are in one slot, as the server reckons.
-fn share_slot(ctx: Ctx<'_>, a: &Str<'_>, b: &Str<'_>) -> bool {
-    let slot = |key: &Str<'_>| {
-        // SAFETY: "cs" takes a C string and one of the server's. The reply is null or the server's.
-        unsafe {
-            let (command, keyslot) = (c"CLUSTER".as_ptr(), c"KEYSLOT".as_ptr());
-            let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cs".as_ptr(), keyslot, key.as_ptr()));
-            if reply.is_null() {
-                return None;
-            }
-            let is_number =
-                call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_INTEGER);
-            let slot = is_number.then(|| call!(RedisModule_CallReplyInteger(reply)));
-            call!(RedisModule_FreeCallReply(reply));
-            slot
-        }
-    };
-    a.as_bytes() == b.as_bytes() || slot(a).is_some_and(|here| slot(b) == Some(here))
-}

@@ -514,17 +514,22 @@ fn in_scripts_transactions_and_functions(flavor: Flavor) {
     });
 }
 
-/// `WAIT` under another name ends some servers all the same.
+/// `WAIT` and `CLUSTER SETSLOT` end some servers under another name, too.
 fn renamed_commands_are_known(flavor: Flavor) {
     let args = ["--rename-command", "WAIT", "myWAIT", "--rename-command", "PFSELFTEST", "myPFSELFTEST"];
-    let mut server = Server::with_module(flavor, &args);
+    are_known(flavor, &args, &["myWAIT 5 0", "MYwait 5 0", "myPFSELFTEST"]);
+    are_known(flavor, &["--rename-command", "CLUSTER", "myCLUSTER"], &["myCLUSTER INFO", "WAIT 5 0"]);
+}
+
+fn are_known(flavor: Flavor, args: &[&str], names: &[&str]) {
+    let mut server = Server::with_module(flavor, args);
     let mut a = server.client();
     a.call("LOCK.ACQUIRE k a PX 100000");
-    for name in ["myWAIT 5 0", "MYwait 5 0", "myPFSELFTEST"] {
+    for name in names {
         let reply = a.call(&format!("LOCK.GUARD k OWNER a {name}"));
         assert!(reply.starts_with("ERR this command cannot be guarded"), "{name}: {reply}");
         let script = "return redis.call('LOCK.GUARD', 'k', 'OWNER', 'a', unpack(ARGV))";
-        let words = [vec!["EVAL", script, "0"], name.split(' ').collect()].concat();
+        let words = [vec!["EVAL", script, "0"], name.split(' ').collect::<Vec<_>>()].concat();
         let reply = a.call_args(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
         assert!(reply.contains("cannot be guarded"), "{name}: {reply}");
     }
