@@ -20,7 +20,8 @@ fn main() -> Outcome<()> {
     let load_before = load();
     let mut server = Setup::new().start()?;
     let _replica = server.start_replica()?;
-    let acquire = |reply: &str| (packed("LOCK.ACQUIRE k owner PX 60000 REPLICAS 1"), vec![reply.to_owned()]);
+    let acquire = (packed("LOCK.ACQUIRE k owner PX 60000 REPLICAS 1"), vec![":1".to_owned()]);
+    let ping = (packed("PING"), vec!["+PONG".to_owned()]);
     let release = packed("LOCK.RELEASE k owner");
     let set_wait = [packed("SET s owner PX 60000"), packed("WAIT 1 1000")].concat();
     let set_wait = (set_wait, vec!["+OK".to_owned(), ":1".to_owned()]);
@@ -28,8 +29,8 @@ fn main() -> Outcome<()> {
     let [mut sets, mut acquires, mut pings] = <[Samples; 3]>::default();
     for _ in 0..unless_quick(5_000, 300) {
         sets.0.push(timed(&mut caller, &set_wait)?);
-        acquires.0.push(timed(&mut caller, &acquire(":1"))?);
-        pings.0.push(timed(&mut caller, &(packed("PING"), vec!["+PONG".to_owned()]))?);
+        acquires.0.push(timed(&mut caller, &acquire)?);
+        pings.0.push(timed(&mut caller, &ping)?);
         caller.send(&release)?;
         expect(&mut caller, ":0")?;
     }

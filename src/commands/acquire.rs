@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::args::{ByConnection, Cursor, Replicas};
 use crate::config;
 use crate::core::{Mode, Outcome, Owner, Patience, Records, Request};
-use crate::driver::{self, Acknowledgement, Standing};
+use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
@@ -81,12 +81,11 @@ impl Command for Acquire {
             driver::dispatch(ctx);
         }
         match outcome {
-            Outcome::Granted(reply) => match call.wanted {
+            Outcome::Granted(reply) => match call.wanted.zip(call.request.id) {
                 // It was granted before: whether the replicas have it or not, it stands.
-                Some(wanted) => {
-                    let owner = reply.owner.as_ref().unwrap_or(&call.request.owner).clone();
-                    let (key, request) = (call.key.as_bytes().to_vec(), call.request.id);
-                    let standing = Standing { db: ctx.db(), key, owner, reply, request };
+                Some((wanted, request)) => {
+                    let (key, whose) = (call.key.as_bytes().to_vec(), Whose::Request(request));
+                    let standing = Standing { db: ctx.db(), key, whose };
                     return driver::block_until_acknowledged(ctx, wanted, standing);
                 }
                 None => driver::reply_grant(ctx, &reply),

@@ -29,7 +29,7 @@ impl Command for Guard {
         let claim = Claim::parse(&mut args, ctx, &key)?;
         let command = on_behalf::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
         let proof = claim.prove(ctx, &key)?;
-        if proof.ahead.is_some() && !Caller::of(ctx).reader().may_write(key.as_bytes()) {
+        if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
             // It would end the tokens of others, which is more than to read.
             return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }

@@ -2,8 +2,8 @@
 
 use super::args::{ByConnection, Cursor, Replicas};
 use crate::config;
-use crate::core::{Mode, Owner, Renewal, Reply};
-use crate::driver::{self, Standing};
+use crate::core::{Owner, Renewal};
+use crate::driver::{self, Standing, Whose};
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
@@ -57,9 +57,8 @@ impl Command for Renew {
             ctx.reply_integer(holds);
             return Ok(());
         };
-        let reply = Reply { mode: Mode::Exclusive, holds, token: None, owner: None };
-        let standing =
-            Standing { db: ctx.db(), key: key.as_bytes().to_vec(), owner: call.owner, reply, request: None };
+        let whose = Whose::Owner(call.owner, holds);
+        let standing = Standing { db: ctx.db(), key: key.as_bytes().to_vec(), whose };
         driver::block_until_acknowledged(ctx, wanted, standing)
     }
 }

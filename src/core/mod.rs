@@ -58,6 +58,7 @@ pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,
     RequestId,
 };
+pub(crate) use schedule::Schedule;
 pub(crate) use table::Known;
 pub(crate) use waits_for::{Search, Waits};
 

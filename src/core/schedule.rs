@@ -6,7 +6,7 @@ use std::hash::Hash;
 use foldhash::HashMap;
 
 /// Times of things. A thing has one time at most.
-pub(super) struct Schedule<T, K> {
+pub(crate) struct Schedule<T, K> {
     /// When each of them is due.
     at: HashMap<K, T>,
     /// All that is in `at`, in the order of the times.
@@ -21,7 +21,7 @@ impl<T, K> Default for Schedule<T, K> {
 
 impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     /// Sets when this is due, whenever it was due before; `None` takes it off the schedule.
-    pub(super) fn set(&mut self, key: &K, at: Option<T>) {
+    pub(crate) fn set(&mut self, key: &K, at: Option<T>) {
         let before = match at {
             Some(at) => self.at.insert(key.clone(), at),
             None if self.at.is_empty() => return,
@@ -44,7 +44,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     }
 
     /// When the next thing is due.
-    pub(super) fn first(&self) -> Option<T> {
+    pub(crate) fn first(&self) -> Option<T> {
         self.due.first().map(|(at, _)| *at)
     }
 

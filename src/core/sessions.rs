@@ -108,20 +108,23 @@ impl Sessions {
 
     /// The owner has set its lease: the next renewal is a third of that away.
     pub(super) fn lease_was_set(&mut self, lock: LockIdx, owner: &Owner, lease: Lease, now: Now) {
-        let Some(binding) = self.binding(lock, owner) else { return };
-        let before = binding.due();
-        binding.lease_was_set(lease, now);
-        let after = binding.due();
-        plan(&mut self.renewals, &(lock, owner.clone()), before, after);
+        self.plan_anew(lock, owner, |binding| binding.lease_was_set(lease, now));
     }
 
     /// The owner's lease ends then, but what is renewed stays as it is. That may be due earlier now.
     pub(super) fn lease_end_was_set(&mut self, lock: LockIdx, owner: &Owner, end: WallMs, now: Now) {
+        self.plan_anew(lock, owner, |binding| binding.lease_end_was_set(end, now));
+    }
+
+    /// Changes the binding of an owner's hold, if there is one, and when it is to be renewed.
+    fn plan_anew(&mut self, lock: LockIdx, owner: &Owner, change: impl FnOnce(&mut Binding)) {
         let Some(binding) = self.binding(lock, owner) else { return };
         let before = binding.due();
-        binding.lease_end_was_set(end, now);
+        change(binding);
         let after = binding.due();
-        plan(&mut self.renewals, &(lock, owner.clone()), before, after);
+        if before != after {
+            plan(&mut self.renewals, &(lock, owner.clone()), before, after);
+        }
     }
 
     /// True if this request bound the owner's hold to a connection before.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::core::{MonoUs, Owner, Reply, RequestId, WaiterId};
+use crate::core::{MonoUs, Owner, Reply, RequestId, Schedule, WaiterId};
 use crate::server::replication::Progress;
 use crate::server::{event_loop, Ctx};
 
@@ -22,7 +22,6 @@ pub(crate) struct Acknowledgement {
 }
 
 /// What the replicas are to acknowledge.
-#[derive(Clone, Debug)]
 pub(super) enum Written {
     /// A grant that is revoked if they do not.
     Grant(Reply),
@@ -30,15 +29,21 @@ pub(super) enum Written {
     Hold(Standing),
 }
 
-/// A hold of which it was replied what it is, and whose lock may be lost meanwhile.
-#[derive(Clone, Debug)]
+/// A hold that may be lost before the replicas have acknowledged it.
+#[derive(Clone)]
 pub(crate) struct Standing {
     pub(crate) db: i32,
     pub(crate) key: Vec<u8>,
-    pub(crate) owner: Owner,
-    pub(crate) reply: Reply,
-    /// The request that got it, if the call is a repetition.
-    pub(crate) request: Option<RequestId>,
+    pub(crate) whose: Whose,
+}
+
+/// By what such a hold is known, and what is replied.
+#[derive(Clone)]
+pub(crate) enum Whose {
+    /// That of an owner, who has renewed it and holds so much.
+    Owner(Owner, i64),
+    /// What a request got, which came again.
+    Request(RequestId),
 }
 
 /// A call that waits for replicas.
@@ -54,6 +59,8 @@ struct Call {
 #[derive(Default)]
 pub(super) struct Acknowledgements {
     calls: BTreeMap<WaiterId, Call>,
+    /// Until when each of them waits.
+    deadlines: Schedule<MonoUs, WaiterId>,
     /// The replicas are still to be asked, for calls of this turn or an earlier one.
     unasked: bool,
     /// What is called at the end of turns.
@@ -72,11 +79,17 @@ impl Acknowledgements {
         let deadline = now.saturating_add(MonoUs::from(wanted.within_ms).saturating_mul(1000));
         let replicas = usize::try_from(wanted.replicas.get()).unwrap_or(usize::MAX);
         self.calls.insert(id, Call { written, replicas, deadline, offset: None });
+        self.deadlines.set(&id, Some(deadline));
     }
 
     /// The call has come to another end. Returns whether a grant was not acknowledged yet.
     pub(super) fn remove(&mut self, id: WaiterId) -> bool {
-        self.calls.remove(&id).is_some_and(|call| matches!(call.written, Written::Grant(_)))
+        self.take(id).is_some_and(|written| matches!(written, Written::Grant(_)))
+    }
+
+    fn take(&mut self, id: WaiterId) -> Option<Written> {
+        self.deadlines.set(&id, None);
+        self.calls.remove(&id).map(|call| call.written)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -94,7 +107,7 @@ impl Acknowledgements {
 
     /// When the first call has waited for too long.
     pub(super) fn first_deadline(&self) -> Option<MonoUs> {
-        self.calls.values().map(|call| call.deadline).min()
+        self.deadlines.first()
     }
 
     /// Listens to the end of turns, if that matters.
@@ -138,7 +151,7 @@ impl Acknowledgements {
         };
         let ends: Vec<(WaiterId, End)> =
             self.calls.iter().filter_map(|(id, call)| Some((*id, end(call)?))).collect();
-        let ended = |(id, end)| self.calls.remove(&id).map(|call| (id, call.written, end));
+        let ended = |(id, end)| self.take(id).map(|written| (id, written, end));
         ends.into_iter().filter_map(ended).collect()
     }
 }

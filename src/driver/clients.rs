@@ -1,6 +1,6 @@
 //! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
 
-use super::acknowledgements::{Acknowledgement, Standing, Written};
+use super::acknowledgements::{Acknowledgement, Standing, Whose, Written};
 use super::blocked::Ended;
 use super::state::{dispatch, with, Driver};
 use crate::core::{Decision, Reply, WaiterId};
@@ -159,20 +159,27 @@ fn turn_is_over(ctx: Ctx<'_>) {
 }
 
 /// Replies what a hold is, if it is still there; or what its request got, as long as that is remembered.
-fn reply_if_it_stands(ctx: Ctx<'_>, standing: &Standing) {
-    let Standing { db, key, owner, reply, request } = standing;
-    let (key, owner) = (Str::new(key), Str::new(owner.as_bytes()));
+fn reply_if_it_stands(ctx: Ctx<'_>, Standing { db, key, whose }: &Standing) {
     if !ctx.is_primary() {
         return ctx.reply_error(&Error::Demoted.to_string());
     }
-    let stands = ctx.in_db(*db, || match request {
-        Some(request) => keyspace::granted(ctx, &key, request).map_err(Error::Refused),
-        None => keyspace::held_by(ctx, &key, &owner).map(|holds| (holds > 0).then(|| reply.clone())),
+    let key = Str::new(key);
+    let replied = ctx.in_db(*db, || match whose {
+        Whose::Request(request) => {
+            let granted = keyspace::granted(ctx, &key, request).map_err(Error::Refused)?;
+            reply_grant(ctx, &granted.ok_or(Error::NotOwner)?);
+            Ok(())
+        }
+        Whose::Owner(owner, holds) => {
+            if keyspace::held_by(ctx, &key, &Str::new(owner.as_bytes()))? == 0 {
+                return Err(Error::NotOwner);
+            }
+            ctx.reply_integer(*holds);
+            Ok(())
+        }
     });
-    match stands {
-        Ok(Some(reply)) => reply_grant(ctx, &reply),
-        Ok(None) => ctx.reply_error(&Error::NotOwner.to_string()),
-        Err(error) => ctx.reply_error(&error.to_string()),
+    if let Err(error) = replied {
+        ctx.reply_error(&error.to_string());
     }
 }
 

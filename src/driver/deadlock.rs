@@ -28,7 +28,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId) -> Option<String> {
             edges.iter().map(|edge| edge.by).filter(hung_up).collect()
         });
         let text = gone.is_empty().then(|| {
-            let reader = Caller::of(ctx).reader();
+            let reader = Caller::of(ctx).access();
             describe(&edges, |edge| reader.may_read(&edge.lock.key))
         });
         with(ctx, |driver| {

@@ -33,7 +33,7 @@ mod replicas;
 mod state;
 mod subscriptions;
 
-pub(crate) use acknowledgements::{Acknowledgement, Standing};
+pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
 pub(crate) use clients::{block, block_until_acknowledged, reply_grant};
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, may_be_in_cycle};
@@ -80,7 +80,7 @@ pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_all(ctx);
     kept::forget_all(ctx);
     turn::stop(ctx);
-    replication::stop(ctx);
+    replication::forget(ctx);
     subscriptions::forget(ctx);
 }
 

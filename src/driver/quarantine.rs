@@ -24,12 +24,8 @@ pub(super) fn start(ctx: Ctx<'_>) {
 pub(super) fn loaded(ctx: Ctx<'_>, from_aof: bool) {
     let is = |name, value: &[u8]| ask::setting(ctx, name).is_some_and(|set| set == value);
     let had_all = from_aof && is(c"appendfsync", b"always") && is(c"no-appendfsync-on-rewrite", b"no");
-    with(ctx, |driver| {
-        if had_all {
-            driver.memory_lost = None;
-        }
-    });
     if had_all {
+        with(ctx, |driver| driver.memory_lost = None);
         note(ctx, |_| "an AOF that is synced always was read, so no lock is forgotten".to_owned());
     }
 }

@@ -2,8 +2,8 @@
 
 use super::acknowledgements::{End, Written};
 use super::blocked::Ended;
-use super::state::{with, Driver};
-use crate::core::{Decision, WaiterId};
+use super::state::with;
+use crate::core::Decision;
 use crate::server::replication::{self, Progress};
 use crate::server::Ctx;
 
@@ -33,33 +33,27 @@ pub(super) fn end_overdue(ctx: Ctx<'_>) {
 /// Ends the calls that can end.
 fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
     with(ctx, |driver| {
-        let mut revoked = false;
+        let mut any_revoked = false;
         for (id, written, end) in driver.acknowledgements.end(progress, ctx.now().mono) {
-            revoked |= end_call(driver, id, &written, &end);
+            let is_in_flight = driver.locks.is_in_flight(id);
+            let ended = match (written, end) {
+                (_, End::Demoted) => Ended::By(Decision::Demoted),
+                (Written::Grant(_), _) if !is_in_flight => Ended::Lost,
+                (Written::Grant(reply), End::Acknowledged) => Ended::By(Decision::Granted(reply)),
+                (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing),
+                (Written::Grant(_), End::Missed { got, of }) => {
+                    driver.revoke(id);
+                    any_revoked = true;
+                    Ended::NotAcknowledged { got, of, revoked: true }
+                }
+                (Written::Hold(_), End::Missed { got, of }) => {
+                    Ended::NotAcknowledged { got, of, revoked: false }
+                }
+            };
+            driver.blocked.end(id, ended);
         }
-        if revoked {
+        if any_revoked {
             driver.plan_soon(ctx);
         }
     });
-}
-
-/// Ends a call that has waited for replicas. Returns whether its grant is revoked.
-fn end_call(driver: &mut Driver, id: WaiterId, written: &Written, end: &End) -> bool {
-    let mut revoked = false;
-    let ended = match (written, end) {
-        (_, End::Demoted) => Ended::By(Decision::Demoted),
-        (Written::Grant(_), _) if !driver.locks.is_in_flight(id) => Ended::Lost,
-        (Written::Grant(reply), End::Acknowledged) => Ended::By(Decision::Granted(reply.clone())),
-        (Written::Grant(_), End::Missed { got, of }) => {
-            driver.revoke(id);
-            revoked = true;
-            Ended::NotAcknowledged { got: *got, of: *of, revoked: true }
-        }
-        (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing.clone()),
-        (Written::Hold(_), End::Missed { got, of }) => {
-            Ended::NotAcknowledged { got: *got, of: *of, revoked: false }
-        }
-    };
-    driver.blocked.end(id, ended);
-    revoked
 }

@@ -65,17 +65,17 @@ impl Caller {
         self.address.as_deref()
     }
 
-    /// What it may read.
-    pub(crate) fn reader(&self) -> Reader {
+    /// What it may read and write.
+    pub(crate) fn access(&self) -> Access {
         let Some(user) = &self.user else {
-            return if self.unrestricted { Reader::Everything } else { Reader::Nothing };
+            return if self.unrestricted { Access::Everything } else { Access::Nothing };
         };
         // SAFETY: the name outlives the call; null is the answer for a user that there is not any more.
         let user = unsafe { call!(RedisModule_GetModuleUserFromUserName(Str::new(user).as_ptr())) };
         if user.is_null() {
-            return Reader::Nothing;
+            return Access::Nothing;
         }
-        Reader::User(user)
+        Access::User(user)
     }
 }
 
@@ -97,13 +97,13 @@ fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
 }
 
 /// Which keys somebody may read, and write. Not to be kept beyond the callback: users can be deleted.
-pub(crate) enum Reader {
+pub(crate) enum Access {
     Everything,
     Nothing,
     User(*mut raw::RedisModuleUser),
 }
 
-impl Reader {
+impl Access {
     pub(crate) fn may_read(&self, key: &[u8]) -> bool {
         self.may(key, raw::REDISMODULE_CMD_KEY_ACCESS)
     }
@@ -114,9 +114,9 @@ impl Reader {
 
     fn may(&self, key: &[u8], what: u32) -> bool {
         match self {
-            Reader::Everything => true,
-            Reader::Nothing => false,
-            Reader::User(user) => {
+            Access::Everything => true,
+            Access::Nothing => false,
+            Access::User(user) => {
                 let key = Str::new(key);
                 let flags = i32::try_from(what).unwrap_or(0);
                 // SAFETY: the user was found in this callback; the key outlives the call.
@@ -126,10 +126,10 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for Access {
     fn drop(&mut self) {
-        if let Reader::User(user) = self {
-            // SAFETY: it was made by `reader` and is freed once; the server's user stays.
+        if let Access::User(user) = self {
+            // SAFETY: it was made by `access` and is freed once; the server's user stays.
             unsafe { call!(RedisModule_FreeModuleUser(*user)) };
         }
     }

@@ -60,7 +60,6 @@ impl Progress {
 
 /// How many replicas are online, as long as no event has told of another.
 static ONLINE: ServerCell<Cell<Option<usize>>> = ServerCell::new(Cell::new(None));
-static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// How many replicas are online.
 pub(crate) fn online(ctx: Ctx<'_>) -> usize {
@@ -73,25 +72,18 @@ pub(crate) fn online(ctx: Ctx<'_>) -> usize {
         // SAFETY: the context is that of this callback.
         unsafe { enter(ctx, forget) };
     }
-    if !LISTENS.get(ctx).get() {
-        LISTENS.get(ctx).set(subscribe::listen(ctx, raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(changed)));
-    }
+    let event = raw::REDISMODULE_EVENT_REPLICA_CHANGE;
+    let is_told = subscribe::listens(ctx, event) || subscribe::listen(ctx, event, Some(changed));
     ONLINE.get(ctx).get().unwrap_or_else(|| {
         let online = Progress::of(ctx).map_or(0, |progress| progress.received.len());
-        ONLINE.get(ctx).set(LISTENS.get(ctx).get().then_some(online));
+        ONLINE.get(ctx).set(is_told.then_some(online));
         online
     })
 }
 
-/// Another number of replicas may be online.
-fn forget(ctx: Ctx<'_>) {
+/// Another number of replicas may be online, or the module is unloaded.
+pub(crate) fn forget(ctx: Ctx<'_>) {
     ONLINE.get(ctx).set(None);
-}
-
-/// Forgets all, as the module is unloaded.
-pub(crate) fn stop(ctx: Ctx<'_>) {
-    forget(ctx);
-    LISTENS.get(ctx).set(false);
 }
 
 /// True if the server has the commands that are needed for this: an operator may have renamed them.

@@ -47,6 +47,11 @@ pub(super) fn listen(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallb
     accepted
 }
 
+/// True if this event is listened to.
+pub(super) fn listens(ctx: Ctx<'_>, id: u64) -> bool {
+    LISTENED.get(ctx).get() & (1 << id) != 0
+}
+
 fn subscribe(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
     let event = raw::RedisModuleEvent { id, dataver: 1 };
     // SAFETY: the callback has the type that the server calls it with; none ends the subscription.

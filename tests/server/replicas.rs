@@ -450,12 +450,14 @@ fn a_failover_keeps_every_grant(flavor: Flavor) {
         assert_eq!(missing, 0, "of {promised} grants in round {round}");
         kept += promised;
     }
-    // Without it some are lost, or this test would prove nothing.
-    for round in 0..3 {
-        lost += fail_over(flavor, round, "").1;
+    // Without it some are lost sooner or later, or this test would prove nothing.
+    let mut others = 0;
+    while lost == 0 && others < 100 {
+        lost = fail_over(flavor, others, "").1;
+        others += 1;
     }
     assert!(lost > 0, "nothing is lost anyway");
-    println!("{kept} grants were promised before {rounds} failovers, and all were kept; {lost} others were lost in 3");
+    println!("{kept} grants were promised before {rounds} failovers, and all were kept; {lost} others were lost in {others}");
 }
 
 /// How many grants clients were told of before their primary was killed, and how many of those a replica lacks.

@@ -273,8 +273,8 @@ impl LockManager {
         }
     }
 
-    /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten. That is to be
-    /// said again with each input.
+    /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten. When it is
+    /// over, that is to be said again: who waits is served then.
     pub(crate) fn quarantine(&mut self, until: Option<MonoUs>, now: Now) {
         let until = until.filter(|until| now.mono < *until);
         let before = std::mem::replace(&mut self.parts.quarantined_until, until);

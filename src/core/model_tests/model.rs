@@ -659,14 +659,13 @@ impl Model {
         }
         let locked = &self.locks[lock];
         let comes_first = locked.queue.is_empty() || locked.of(call.owner).is_some();
-        if comes_first && locked.admits(call.owner, call.shared) && call.confirmed_later {
-            self.waiters_ever += 1;
-            let id = WaiterId(self.waiters_ever);
-            self.hand_over(lock, id, call.clone());
-            return Seen::Waits(id);
-        }
-        let locked = &self.locks[lock];
         if comes_first && locked.admits(call.owner, call.shared) {
+            if call.confirmed_later {
+                self.waiters_ever += 1;
+                let id = WaiterId(self.waiters_ever);
+                self.hand_over(lock, id, call.clone());
+                return Seen::Waits(id);
+            }
             let reply = self.grant(lock, call, None);
             self.bind(lock, call, Takes::Part);
             return Seen::Granted(reply);
