@@ -37,7 +37,7 @@ fn acquire(client: &mut Client, command: &str) -> i64 {
     token_of(&reply)
 }
 
-fn token_of(reply: &str) -> i64 {
+pub(crate) fn token_of(reply: &str) -> i64 {
     let token = reply.trim_end_matches(']').split("token, ").nth(1);
     token.and_then(|token| token.parse().ok()).unwrap_or_else(|| panic!("no token in {reply}"))
 }

@@ -68,22 +68,16 @@ fn while_locks_are_used(server: &Server, act: impl FnOnce()) {
     });
 }
 
-fn follow(replica: &Server, primary: &Server) {
-    let mut client = replica.client();
-    assert_eq!(client.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port)), "OK");
-    until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
-}
-
 fn a_replica_comes(flavor: Flavor, diskless: &str, all: &[&str]) {
     let args = ["--repl-diskless-sync", diskless, "--repl-diskless-sync-delay", "0"];
     let primary = Server::with_module(flavor, &[&args, all].concat());
     let (first, second) = (Server::start(flavor, all), Server::start(flavor, all));
-    while_locks_are_used(&primary, || follow(&first, &primary));
+    while_locks_are_used(&primary, || first.follow(&primary));
     assert_same_keys("the replica", primary.client(), first.client());
     while_locks_are_used(&primary, || {
         assert_eq!(first.client().call("REPLICAOF NO ONE"), "OK");
         until("it has left", || primary.client().info("replication", "connected_slaves") == "0");
-        follow(&second, &primary);
+        second.follow(&primary);
     });
     assert_same_keys("the second replica", primary.client(), second.client());
 }
@@ -138,7 +132,7 @@ fn an_aof_that_has_to_wait_for_a_snapshot_has_all(flavor: Flavor) {
 fn a_replica_of_a_server_that_was_restarted_has_all(flavor: Flavor) {
     let primary = Server::with_module(flavor, &[]);
     let replica = Server::start(flavor, &[]);
-    follow(&replica, &primary);
+    replica.follow(&primary);
     let mut a = primary.client();
     assert_eq!(a.call("LOCK.ACQUIRE before a PX 600000"), "1");
     assert_eq!(a.call("WAIT 1 10000"), "1");
@@ -148,7 +142,7 @@ fn a_replica_of_a_server_that_was_restarted_has_all(flavor: Flavor) {
     let mut a = restarted.client();
     assert_eq!(a.call("LOCK.RELEASE before a"), "0");
     assert_eq!(a.call("LOCK.ACQUIRE after a PX 600000"), "1");
-    follow(&replica, &restarted);
+    replica.follow(&restarted);
     assert_same_keys("the replica", restarted.client(), replica.client());
 }
 
@@ -156,17 +150,17 @@ fn a_new_primary_feeds_the_old_one(flavor: Flavor) {
     let (old, new) = (Server::with_module(flavor, &[]), Server::with_module(flavor, &[]));
     let (mut o, mut n) = (old.client(), new.client());
     assert_eq!(o.call("LOCK.ACQUIRE before a PX 600000"), "1");
-    follow(&new, &old);
+    new.follow(&old);
     assert_eq!(n.call("REPLICAOF NO ONE"), "OK");
     assert_eq!(n.call("LOCK.RELEASE before a"), "0");
     assert_eq!(n.call("LOCK.ACQUIRE after a PX 600000"), "1");
-    follow(&old, &new);
+    old.follow(&new);
     assert_eq!(n.call("LOCK.ACQUIRE later a PX 600000"), "1");
     assert_same_keys("the old primary", new.client(), old.client());
     // And back.
     assert_eq!(o.call("REPLICAOF NO ONE"), "OK");
     assert_eq!(o.call("LOCK.RELEASE later a"), "0");
-    follow(&new, &old);
+    new.follow(&old);
     assert_eq!(o.call("LOCK.RELEASE after a"), "0");
     assert_same_keys("the new primary", old.client(), new.client());
 }
@@ -183,10 +177,10 @@ fn feeds_an_old_one_without_the_module(flavor: Flavor) -> bool {
     let mut n = new.client();
     // When nobody followed it.
     assert_eq!(n.call("LOCK.ACQUIRE own a PX 600000"), "1");
-    follow(&new, &old);
+    new.follow(&old);
     assert_eq!(n.call("REPLICAOF NO ONE"), "OK");
     assert_eq!(n.call("LOCK.ACQUIRE after a PX 600000"), "1");
-    follow(&old, &new);
+    old.follow(&new);
     assert_same_keys("the old primary", new.client(), old.client());
     n.info("stats", "sync_partial_ok") == "1"
 }
@@ -194,7 +188,7 @@ fn feeds_an_old_one_without_the_module(flavor: Flavor) -> bool {
 fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
     let primary = Server::start(flavor, &["--enable-module-command", "yes"]);
     let replica = Server::start(flavor, &[]);
-    follow(&replica, &primary);
+    replica.follow(&primary);
     let mut a = primary.client();
     assert_eq!(load_module(&mut a), "OK");
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 600000"), "1");
@@ -203,7 +197,7 @@ fn a_module_that_is_loaded_late_feeds_the_replicas(flavor: Flavor) {
     assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
     assert_eq!(a.call("LOCK.RELEASE k a"), "0");
     unload_module(&mut a);
-    follow(&replica, &primary);
+    replica.follow(&primary);
     assert_eq!(load_module(&mut a), "OK");
     assert_eq!(a.call("LOCK.ACQUIRE k b PX 600000"), "1");
     assert_same_keys("the replica", primary.client(), replica.client());

@@ -1,6 +1,8 @@
 //! `LOCK.CHECK` and `LOCK.GUARD`: what is stored in the server is written by nobody who lost the lock (10, 12).
 
 use crate::effects::{stream, timeless};
+use crate::fencing::token_of;
+use crate::support::client::prefix;
 use crate::support::cluster::Cluster;
 use crate::support::{in_world, until, Client, Flavor, Server};
 
@@ -31,12 +33,7 @@ const COUNTER: &str = "redisson_lock_token:{k}";
 /// Takes the lock `k` with a token.
 fn fenced(client: &mut Client, owner: &str) -> i64 {
     let reply = client.call(&format!("LOCK.ACQUIRE k {owner} FENCE PX 100000"));
-    let token = reply.trim_end_matches(']').split("token, ").nth(1).expect("a token");
-    token.parse().unwrap()
-}
-
-fn prefix(reply: &str) -> &str {
-    reply.split(' ').next().unwrap()
+    token_of(&reply)
 }
 
 fn a_check_tells_who_holds(flavor: Flavor) {
@@ -120,8 +117,7 @@ fn a_check_reads_on_a_replica(flavor: Flavor) {
     let primary = Server::with_module(flavor, &[]);
     let replica = Server::with_module(flavor, &[]);
     let (mut a, mut there) = (primary.client(), replica.client());
-    there.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
-    until("the replica is in sync", || there.info("replication", "master_link_status") == "up");
+    replica.follow(&primary);
     let token = fenced(&mut a, "a");
     assert_eq!(a.call("WAIT 1 10000"), "1");
     assert_eq!(there.call("LOCK.CHECK k OWNER a"), "1");
@@ -157,10 +153,10 @@ fn an_owner_that_was_frozen_writes_nothing(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
         let before = a.call("LOCK.ACQUIRE k a FENCE PX 50");
-        let before = before.trim_end_matches(']').split("token, ").nth(1).unwrap();
+        let before = token_of(&before);
         a.call("LOCK.GUARD k OWNER a SET x a");
         let reply = b.call("LOCK.ACQUIRE k b FENCE PX 100000 BLOCK 0");
-        let after = reply.trim_end_matches(']').split("token, ").nth(1).unwrap();
+        let after = token_of(&reply);
         for claim in ["OWNER a".to_owned(), format!("TOKEN {before}")] {
             assert_eq!(prefix(&a.call(&format!("LOCK.GUARD k {claim} SET x late"))), "NOTOWNER");
         }
@@ -571,7 +567,7 @@ fn keys_of_another_slot_are_refused(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
     let [mut first, _] = cluster.clients();
     let token = first.call("LOCK.ACQUIRE b o FENCE PX 100000");
-    let token = token.trim_end_matches(']').split("token, ").nth(1).unwrap();
+    let token = token_of(&token);
     for claim in ["OWNER o".to_owned(), format!("TOKEN {token}")] {
         let mut guard = |command: &str| first.call(&format!("LOCK.GUARD b {claim} {command}"));
         assert_eq!(guard("SET x{b} 1"), "OK");

@@ -147,8 +147,7 @@ fn a_promotion(flavor: Flavor) {
     let mut replica = server(flavor, before.stop(), LONG, &args);
     let mut there = replica.client();
     assert!(!is_quarantined(&mut there));
-    there.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
-    until("the replica is in sync", || there.info("replication", "master_link_status") == "up");
+    replica.follow(&primary);
     let mut a = primary.client();
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
     assert_eq!(a.call("WAIT 1 10000"), "1");
@@ -166,8 +165,7 @@ fn a_failover(flavor: Flavor) {
     for client in [&mut a, &mut b] {
         assert!(!is_quarantined(client));
     }
-    b.call(&format!("REPLICAOF 127.0.0.1 {}", first.port));
-    until("the replica is in sync", || b.info("replication", "master_link_status") == "up");
+    second.follow(&first);
     until("the primary knows", || a.call("INFO replication").contains("state=online"));
     for client in [&mut a, &mut b] {
         client.call(&format!("CONFIG SET lock.quarantine {LONG}"));

@@ -2,6 +2,7 @@
 
 use redis::Value;
 
+use crate::support::client::prefix;
 use crate::support::proxy::Proxy;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
@@ -41,10 +42,6 @@ fn with_replica(flavor: Flavor, scenario: impl FnOnce(&World)) {
         world.replica.signal(libc::SIGCONT);
         until("nobody waits for replicas", || client.info("lock", "lock_table_awaiting_replicas") == "0");
     });
-}
-
-fn prefix(reply: &str) -> &str {
-    reply.split(' ').next().unwrap()
 }
 
 fn an_acknowledged_grant_is_on_the_replica(flavor: Flavor) {
@@ -383,8 +380,7 @@ fn a_replica_that_accepts_writes_refuses(flavor: Flavor) {
     let (primary, replica) =
         (Server::with_module(flavor, &[]), Server::with_module(flavor, &["--replica-read-only", "no"]));
     let mut there = replica.client();
-    there.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
-    until("the replica is in sync", || there.info("replication", "master_link_status") == "up");
+    replica.follow(&primary);
     assert_eq!(there.call("LOCK.ACQUIRE k a"), "1");
     for call in
         ["LOCK.ACQUIRE l a REPLICAS 1", "LOCK.ACQUIRE l a REPLICAS 1 BLOCK 0", "LOCK.RENEW k a REPLICAS 1"]

@@ -153,6 +153,11 @@ fn packed(words: &[&[u8]]) -> Vec<u8> {
     command.get_packed_command()
 }
 
+/// The word that an error begins with.
+pub fn prefix(reply: &str) -> &str {
+    reply.split(' ').next().unwrap()
+}
+
 /// A reply as text: numbers and strings as they are, `nil`, `[a, b]`, `{k: v}`, errors as the server words
 /// them.
 pub fn show(value: &Value) -> String {

@@ -252,6 +252,13 @@ impl Server {
         client
     }
 
+    /// Makes it a replica, and waits until it is in sync.
+    pub fn follow(&self, primary: &Server) {
+        let mut client = self.client();
+        assert_eq!(client.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port)), "OK");
+        until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
+    }
+
     /// Waits until the client is blocked.
     pub fn until_blocked(&self, client: &Client) {
         let mut watcher = self.client();

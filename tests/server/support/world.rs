@@ -10,7 +10,7 @@ use redis::Value;
 use tempfile::TempDir;
 
 use super::client::{show, Client, PATIENCE};
-use super::server::{until, Flavor, Server};
+use super::server::{Flavor, Server};
 
 /// Acts as its primary, and compares when its test is over.
 pub struct World {
@@ -32,9 +32,7 @@ impl World {
         all.extend(args);
         let primary = Server::with_module(flavor, &all);
         let replica = Server::start(flavor, &[]);
-        let mut client = replica.client();
-        client.call(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
-        until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
+        replica.follow(&primary);
         World { primary, replica }
     }
 
