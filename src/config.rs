@@ -35,15 +35,17 @@ static PUBLISH_REPLICAS: AtomicI64 = AtomicI64::new(0);
 static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
 static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
+static MAX_WATCHDOG: AtomicI64 = AtomicI64::new(0);
 static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [Number; 6] = [
+const NUMBERS: [Number; 7] = [
     Number { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     Number { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     Number { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
     Number { name: c"fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
     Number { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
+    Number { name: c"max-watchdog", default: 0, min: 0, max: MAX_MS, value: &MAX_WATCHDOG },
     Number { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
 ];
 
@@ -118,6 +120,11 @@ pub(crate) fn fence_retention() -> Option<i64> {
 /// How many milliseconds the reply to a request with an id is remembered.
 pub(crate) fn request_ttl() -> i64 {
     REQUEST_TTL.load(Ordering::Relaxed)
+}
+
+/// For how many milliseconds a watchdog renews if the call that asks for it does not say so, if there is a limit.
+pub(crate) fn max_watchdog() -> Option<i64> {
+    Some(MAX_WATCHDOG.load(Ordering::Relaxed)).filter(|max| *max > 0)
 }
 
 /// How many milliseconds nothing is granted after locks may have been forgotten, if that is so.

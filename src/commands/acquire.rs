@@ -1,11 +1,11 @@
-//! `LOCK.ACQUIRE key owner [PX milliseconds | EX seconds] [BLOCK milliseconds] [SHARED] [FENCE] [WATCHDOG]
-//! [EPHEMERAL] [REPLICAS n [WITHIN milliseconds]] [ID request]`
+//! `LOCK.ACQUIRE key owner [PX milliseconds | EX seconds] [BLOCK milliseconds] [SHARED] [ONCE] [FENCE]
+//! [WATCHDOG [MAX milliseconds]] [EPHEMERAL] [REPLICAS n [WITHIN milliseconds]] [ID request]`
 
 use uuid::Uuid;
 
 use super::args::{ByConnection, Cursor, Replicas};
 use crate::config;
-use crate::core::{Mode, Outcome, Owner, Patience, Records, Request};
+use crate::core::{Mode, Outcome, Owner, Patience, Records, Request, Wants};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -54,7 +54,9 @@ impl Command for Acquire {
         };
         let mut may_be_deadlock = false;
         let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
-            if lock.holders.of(call.request.owner.as_bytes()).is_none()
+            let may_wait =
+                call.request.wants.once || lock.holders.of(call.request.owner.as_bytes()).is_none();
+            if may_wait
                 && lock.is_fair(now)
                 && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
             {
@@ -114,7 +116,8 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
     let asked = args.owner()?;
-    let (mut lease, mut block, mut shared, mut fence, mut id) = (None, None, None, None, None);
+    let (mut lease, mut block, mut shared, mut once, mut fence, mut id) =
+        (None, None, None, None, None, None);
     let (mut by_connection, mut replicas) = (ByConnection::default(), Replicas::default());
     while let Some(option) = args.next() {
         if args.lease(option, &mut lease)? || args.by_connection(option, &mut by_connection)? {
@@ -123,6 +126,8 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
             args.once("BLOCK", &mut block, Block { ms })?;
         } else if option.eq_ignore_ascii_case(b"SHARED") {
             args.once("SHARED", &mut shared, ())?;
+        } else if option.eq_ignore_ascii_case(b"ONCE") {
+            args.once("ONCE", &mut once, ())?;
         } else if option.eq_ignore_ascii_case(b"FENCE") {
             args.once("FENCE", &mut fence, ())?;
         } else if option.eq_ignore_ascii_case(b"ID") {
@@ -139,7 +144,10 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         } else {
             Owner::new(asked.as_bytes())
         },
-        mode: if shared.is_some() { Mode::Shared } else { Mode::Exclusive },
+        wants: Wants {
+            mode: if shared.is_some() { Mode::Shared } else { Mode::Exclusive },
+            once: once.is_some(),
+        },
         lease_ms: lease.unwrap_or_else(config::default_lease),
         keeps_longer: lease.is_none(),
         fence: fence.is_some(),

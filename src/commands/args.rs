@@ -24,6 +24,7 @@ const LONGEST_NUMBER: usize = 18;
 #[derive(Default)]
 pub(super) struct ByConnection {
     watchdog: Option<()>,
+    max_ms: Option<i64>,
     ephemeral: Option<()>,
 }
 
@@ -253,10 +254,13 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads `WATCHDOG` or `EPHEMERAL`, if `option` is one of them. Returns whether it is.
-    pub(super) fn by_connection(&self, option: &[u8], given: &mut ByConnection) -> Result<bool, Error> {
+    /// Reads `WATCHDOG`, `MAX milliseconds` or `EPHEMERAL`, if `option` is one of them. Returns whether it is.
+    pub(super) fn by_connection(&mut self, option: &[u8], given: &mut ByConnection) -> Result<bool, Error> {
         if option.eq_ignore_ascii_case(b"WATCHDOG") {
             self.once("WATCHDOG", &mut given.watchdog, ())?;
+        } else if option.eq_ignore_ascii_case(b"MAX") {
+            let max_ms = self.integer("MAX", 1, MAX_MS)?;
+            self.once("MAX", &mut given.max_ms, max_ms)?;
         } else if option.eq_ignore_ascii_case(b"EPHEMERAL") {
             self.once("EPHEMERAL", &mut given.ephemeral, ())?;
         } else {
@@ -268,6 +272,9 @@ impl<'a> Cursor<'a> {
     /// What the options that depend on the connection ask for, of the one that calls.
     pub(super) fn bind(&self, ctx: Ctx<'_>, given: ByConnection) -> Result<Option<Bind>, Error> {
         let (watchdog, ephemeral) = (given.watchdog.is_some(), given.ephemeral.is_some());
+        if given.max_ms.is_some() && !watchdog {
+            return Err(self.problem("MAX needs WATCHDOG".to_owned()));
+        }
         if !watchdog && !ephemeral {
             return Ok(None);
         }
@@ -276,7 +283,8 @@ impl<'a> Cursor<'a> {
             let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
             return Err(self.problem(format!("{option} needs a connection, which a script does not have,")));
         }
-        Ok(Some(Bind { connection: ConnectionId(client), watchdog, ephemeral }))
+        let max_ms = given.max_ms.or_else(config::max_watchdog);
+        Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
     }
 
     /// The error for two options that exclude each other.

@@ -1,4 +1,5 @@
-//! `LOCK.RENEW key owner [PX milliseconds | EX seconds] [WATCHDOG] [EPHEMERAL] [REPLICAS n [WITHIN milliseconds]]`
+//! `LOCK.RENEW key owner [PX milliseconds | EX seconds] [WATCHDOG [MAX milliseconds]] [EPHEMERAL]
+//! [REPLICAS n [WITHIN milliseconds]]`
 
 use super::args::{ByConnection, Cursor, Replicas};
 use crate::config;

@@ -20,8 +20,10 @@ pub(super) struct Binding {
     lease_end: WallMs,
     /// Renew the lease as long as one of them is open.
     watchdogs: Connections,
-    /// When that is due; on the schedule of renewals too, but not while this server is not the primary.
-    due: Option<MonoUs>,
+    /// Until when they do; `None`: without limit.
+    renewed_until: Option<MonoUs>,
+    /// When the next renewal would be due, whether it is in time or not; none while this server is not the primary.
+    next: Option<MonoUs>,
     /// End the hold when one of them closes.
     ephemeral: Connections,
     /// One of them has closed.
@@ -46,6 +48,14 @@ pub(super) struct Bound {
     until: MonoUs,
 }
 
+/// A call makes a hold depend on a connection.
+pub(super) struct NewBind {
+    pub(super) bind: Bind,
+    pub(super) takes: Takes,
+    /// When the hold was granted, or the call was made.
+    pub(super) since: MonoUs,
+}
+
 /// What becomes of the connections that a hold depends on already.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Takes {
@@ -63,7 +73,8 @@ impl Binding {
             lease_ms: lease.ms,
             lease_end: lease.end,
             watchdogs: Connections::new(),
-            due: None,
+            renewed_until: None,
+            next: None,
             ephemeral: Connections::new(),
             closed: false,
             doubtful: false,
@@ -76,13 +87,14 @@ impl Binding {
     /// Makes the hold depend on a connection. Returns those on which it does not depend any more.
     pub(super) fn bind(
         &mut self,
-        (bind, takes): (Bind, Takes),
+        NewBind { bind, takes, since }: NewBind,
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
     ) -> Connections {
-        let Bind { connection, watchdog, ephemeral } = bind;
-        if self.watchdogs.is_empty() {
+        let Bind { connection, watchdog, max_ms, ephemeral } = bind;
+        let was_renewed = !self.watchdogs.is_empty();
+        if !was_renewed {
             self.lease_ms = lease.ms;
         }
         let before = self.connections();
@@ -101,6 +113,15 @@ impl Binding {
         if watchdog {
             let_go(&mut self.watchdogs);
             insert(&mut self.watchdogs, connection);
+            let until = max_ms.map(|ms| since.saturating_add(ms.unsigned_abs().saturating_mul(1000)));
+            self.renewed_until = match (takes, first) {
+                (Takes::Part | Takes::Repeated, _) if !was_renewed => until,
+                // The age of the hold counts from its grant, not from when that was told again.
+                (Takes::Repeated, Some(_)) => self.renewed_until,
+                // Each was promised its time.
+                (Takes::Part | Takes::Repeated, _) => self.renewed_until.zip(until).map(|(a, b)| a.max(b)),
+                (Takes::All, _) => until,
+            };
         }
         if ephemeral {
             let_go(&mut self.ephemeral);
@@ -130,19 +151,18 @@ impl Binding {
     pub(super) fn lease_end_was_set(&mut self, end: WallMs, now: Now) {
         self.lease_end = end;
         let due = self.due_by_end(now);
-        self.due = self.due.map(|planned| planned.min(due));
+        self.next = self.next.map(|planned| planned.min(due));
     }
 
     /// When a third of the lease is over. Some of it may be over already: a grant may have been confirmed late.
     fn due_by_end(&self, now: Now) -> MonoUs {
-        let left = self.lease_end.saturating_sub(now.wall);
-        let over_us = self.lease_ms.saturating_sub(left).max(0).unsigned_abs().saturating_mul(1000);
+        let over_us = Lease::new(self.lease_ms, self.lease_end).over_us(now);
         now.mono.saturating_add(self.interval_us().saturating_sub(over_us))
     }
 
     /// Plans a renewal, if there are any.
     pub(super) fn plan_renewal(&mut self, due: MonoUs) {
-        self.due = (!self.watchdogs.is_empty()).then_some(due);
+        self.next = (!self.watchdogs.is_empty()).then_some(due);
     }
 
     fn interval_us(&self) -> MonoUs {
@@ -154,11 +174,12 @@ impl Binding {
     /// not read and written once for each.
     pub(super) fn due_lease(&self, now: Now) -> Option<i64> {
         let soon = now.mono.saturating_add(self.interval_us() / 4);
-        (!self.closed && self.due.is_some_and(|at| at <= soon)).then_some(self.lease_ms)
+        (!self.closed && self.due().is_some_and(|at| at <= soon)).then_some(self.lease_ms)
     }
 
+    /// When a renewal is due; on the schedule of renewals too.
     pub(super) fn due(&self) -> Option<MonoUs> {
-        self.due
+        self.next.filter(|at| self.renewed_until.is_none_or(|until| *at < until))
     }
 
     pub(super) fn sweep_at(&self) -> Option<MonoUs> {
@@ -188,7 +209,7 @@ impl Binding {
     /// A connection renews the lease no more.
     fn unwatch(&mut self, connection: ConnectionId) {
         if remove(&mut self.watchdogs, connection) && self.watchdogs.is_empty() {
-            self.due = None;
+            self.next = None;
         }
     }
 
@@ -235,7 +256,7 @@ impl Binding {
 
     /// Renews and ends nothing until [`Binding::settle_doubt`].
     pub(super) fn suspend(&mut self) {
-        self.due = None;
+        self.next = None;
         self.doubtful = true;
     }
 

@@ -18,6 +18,14 @@ pub(crate) enum Holders {
     Shared(Readers),
 }
 
+/// What an acquire wants of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wants {
+    pub(crate) mode: Mode,
+    /// Not re-entrant: what its owner holds already is in its way as if somebody else held it.
+    pub(crate) once: bool,
+}
+
 /// The answer to one request, as long as nothing else is considered but the holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
@@ -194,13 +202,13 @@ impl Holders {
 
     /// Who excludes whom: the one function that decides whether a request goes together with the holds
     /// that there are.
-    pub(crate) fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
+    pub(crate) fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         let hold = match self {
             Holders::Free => return Admission::Grant(1),
-            Holders::Exclusive(hold) if excludes(hold, owner, mode) => return Admission::Busy,
+            Holders::Exclusive(hold) if excludes(hold, owner, wants) => return Admission::Busy,
             Holders::Exclusive(hold) => Some(hold),
             // Two say as much as all: they are all of the same kind.
-            Holders::Shared(holds) if holds.two().any(|hold| excludes(hold, owner, mode)) => {
+            Holders::Shared(holds) if holds.two().any(|hold| excludes(hold, owner, wants)) => {
                 return Admission::Busy;
             }
             Holders::Shared(holds) => holds.get(owner),
@@ -333,7 +341,8 @@ impl Holders {
     }
 }
 
-/// True if this hold keeps `owner` from one of `mode`.
-pub(super) fn excludes(hold: &Hold, owner: &[u8], mode: Mode) -> bool {
-    (mode == Mode::Exclusive || hold.exclusive > 0) && hold.owner.as_bytes() != owner
+/// True if this hold keeps `owner` from what it wants.
+pub(super) fn excludes(hold: &Hold, owner: &[u8], wants: Wants) -> bool {
+    let collides = wants.mode == Mode::Exclusive || hold.exclusive > 0;
+    collides && (wants.once || hold.owner.as_bytes() != owner)
 }

@@ -51,7 +51,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 pub(crate) use hold::Hold;
-pub(crate) use holders::{Holders, NotOwner, ReleaseScope};
+pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{Contended, InHand, KeyChange, LockManager};
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{

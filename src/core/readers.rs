@@ -352,7 +352,7 @@ mod tests {
 
     use super::{Crowd, Hold, Owner, Readers};
     use crate::core::holders::Admission;
-    use crate::core::{Holders, Mode, ReleaseScope};
+    use crate::core::{Holders, Mode, ReleaseScope, Wants};
 
     /// What happens to the readers of one lock.
     #[derive(Clone, Debug)]
@@ -408,8 +408,14 @@ mod tests {
             let owner = owner(number);
             let owner = owner.as_bytes();
             assert_eq!(plain.of(owner), kept.of(owner));
-            for mode in [Mode::Exclusive, Mode::Shared] {
-                assert_eq!(plain.admits(owner, mode), kept.admits(owner, mode));
+            for (mode, once) in [
+                (Mode::Exclusive, false),
+                (Mode::Exclusive, true),
+                (Mode::Shared, false),
+                (Mode::Shared, true),
+            ] {
+                let wants = Wants { mode, once };
+                assert_eq!(plain.admits(owner, wants), kept.admits(owner, wants));
             }
         }
     }
@@ -431,8 +437,9 @@ mod tests {
                     Op::Acquire(who, exclusive, lease, token) => {
                         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
                         let (who, end) = (owner(who), now + lease);
-                        let admission = plain.admits(who.as_bytes(), mode);
-                        prop_assert_eq!(admission, kept.admits(who.as_bytes(), mode));
+                        let wants = Wants { mode, once: false };
+                        let admission = plain.admits(who.as_bytes(), wants);
+                        prop_assert_eq!(admission, kept.admits(who.as_bytes(), wants));
                         if matches!(admission, Admission::Grant(_)) {
                             plain.add(&who, mode, end, token);
                             kept.add(&who, mode, end, token);

@@ -7,13 +7,13 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
-use super::{ConnectionId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs};
+use super::{ConnectionId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
 
 /// What an acquire asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) owner: Owner,
-    pub(crate) mode: Mode,
+    pub(crate) wants: Wants,
     /// Milliseconds that the lease runs from the grant.
     pub(crate) lease_ms: i64,
     /// The call gives no lease: what the owner has already is not shortened.
@@ -49,7 +49,7 @@ impl Request {
     }
 
     pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {
-        Reply { mode: self.mode, holds, token, owner: self.names_owner.then(|| self.owner.clone()) }
+        Reply { mode: self.wants.mode, holds, token, owner: self.names_owner.then(|| self.owner.clone()) }
     }
 }
 
@@ -107,6 +107,8 @@ pub(crate) struct Bind {
     pub(crate) connection: ConnectionId,
     /// As long as it is open, the lease is renewed.
     pub(crate) watchdog: bool,
+    /// For how many milliseconds from the grant, or from the renewal that asks for it, if there is a limit.
+    pub(crate) max_ms: Option<i64>,
     /// When it closes, the hold ends.
     pub(crate) ephemeral: bool,
 }

@@ -8,15 +8,13 @@ use std::collections::BTreeSet;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use super::binding::{Binding, Takes};
+use super::binding::{Binding, NewBind};
 use super::ended::Ended;
 use super::few::Few;
 use super::lease::{Lease, SetLease};
 use super::schedule::earlier;
 use super::table::LockIdx;
-use super::{
-    Bind, ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs,
-};
+use super::{ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs};
 
 /// How many bindings are looked through at a time for what cannot come again.
 const SWEEP_BATCH: usize = 1_000;
@@ -81,7 +79,7 @@ impl Sessions {
     pub(super) fn bind(
         &mut self,
         (lock, owner): (LockIdx, &Owner),
-        bind: (Bind, Takes),
+        bind: NewBind,
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
@@ -94,7 +92,7 @@ impl Sessions {
             return defect!("a binding is not where it was put");
         };
         let hold = (lock, owner.clone());
-        let connection = bind.0.connection;
+        let connection = bind.bind.connection;
         let (sweep_at, due) = (binding.sweep_at(), binding.due());
         let let_go = binding.bind(bind, id, lease, now);
         binding.lease_was_set(lease, now);

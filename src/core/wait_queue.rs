@@ -1,17 +1,17 @@
 //! The queue of one lock: who waits for it, and in which order they are served. No other file decides that.
 //!
-//! An owner who holds the lock and wants more of it (an upgrade, a second wait) comes before all newcomers. Within each of
-//! the two groups the one who came first comes first.
+//! An owner who holds the lock and wants more of it (an upgrade, a second wait) comes before all newcomers; but one whose own
+//! hold is in its way ([`Wants::once`]) is a newcomer. Within each of the two groups the one who came first comes first.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use super::{Mode, WaiterId};
+use super::{Mode, WaiterId, Wants};
 
 /// Where a wait stands in its queue. Who is less is served before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
-    /// False for an owner who holds the lock.
+    /// False for an owner who holds the lock and wants more of it.
     newcomer: bool,
     /// In the order of arrival.
     ticket: u64,
@@ -21,14 +21,9 @@ impl Position {
     /// Nobody is before it.
     pub(super) const FRONT: Position = Position { newcomer: false, ticket: 0 };
 
-    /// The position of a wait that arrived with this ticket.
-    pub(super) fn new(holds: bool, ticket: u64) -> Position {
-        Position { newcomer: !holds, ticket }
-    }
-
-    /// The position of this wait once its owner holds the lock, or does so no more.
-    pub(super) fn with_hold(self, holds: bool) -> Position {
-        Position::new(holds, self.ticket)
+    /// The position of a wait that arrived with this ticket, and whose owner holds the lock or not.
+    pub(super) fn new(wants: Wants, holds: bool, ticket: u64) -> Position {
+        Position { newcomer: !holds || wants.once, ticket }
     }
 
     pub(super) fn is_holder(self) -> bool {
@@ -85,15 +80,15 @@ impl WaitQueue {
         self.places.front().is_none_or(|first| position < first.position)
     }
 
-    /// Who can be served next, if this says of a wait whether it could be decided: of those who hold the lock any, as they
-    /// are in nobody's way, but of the newcomers the first only.
-    pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId, Mode) -> bool) -> Option<WaiterId> {
+    /// Who can be served next, if this says of a wait whether it could be decided: of those who want more of what they hold
+    /// any, as they are in nobody's way, but of the newcomers the first only.
+    pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
         if !first.position.is_holder() {
-            return decidable(first.id, first.mode).then_some(first.id);
+            return decidable(first.id).then_some(first.id);
         }
         let holders = self.places.iter().take_while(|place| place.position.is_holder());
-        holders.into_iter().find(|place| decidable(place.id, place.mode)).map(|place| place.id)
+        holders.into_iter().find(|place| decidable(place.id)).map(|place| place.id)
     }
 
     /// Those who wait although they hold the lock.

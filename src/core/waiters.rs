@@ -13,6 +13,7 @@ use super::{MonoUs, Now, Owner, Request, RequestId, WaiterId};
 pub(super) struct Wait {
     lock: LockIdx,
     request: Request,
+    /// Since when it waits, or if it was granted: when that was.
     since: MonoUs,
     deadline: Option<MonoUs>,
     position: Position,
@@ -39,6 +40,7 @@ impl Wait {
         &self.request
     }
 
+    /// Since when it waits, or if it was granted: when that was.
     pub(super) fn since(&self) -> MonoUs {
         self.since
     }
@@ -147,9 +149,9 @@ impl Waiters {
     }
 
     /// A wait is queued no more, as it was granted.
-    pub(super) fn grant(&mut self, id: WaiterId) -> Crossing {
+    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs) -> Crossing {
         let Some(wait) = self.by_id.get_mut(&id) else { return Crossing::default() };
-        wait.state = WaitState::Granted;
+        (wait.state, wait.since) = (WaitState::Granted, now);
         let (lock, owner) = (wait.lock, wait.request.owner.clone());
         self.unqueue(id, lock, owner)
     }

@@ -3,16 +3,21 @@
 //! An owner that waits for a lock waits for every other owner whose hold excludes it, and for every other owner
 //! that is ahead in the queue and would exclude it or be excluded. Holders are in the keyspace, so that a search
 //! asks for them lock by lock ([`Step::Read`]).
+//!
+//! An owner may wait because of its own hold ([`Wants::once`]). Then it is more than one thread. Another of them may give that
+//! hold back: such a wait is no part of a cycle. And whoever waits for one thread of an owner at a lock does not wait for those
+//! of its other threads that want the same lock for themselves.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use foldhash::{HashMap, HashSet};
+use smallvec::{smallvec, SmallVec};
 
 use super::holders::excludes;
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
+use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId, Wants};
 
 /// What the search sees of those who wait.
 pub(crate) trait Waits {
@@ -43,6 +48,20 @@ pub(crate) trait Waits {
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
 }
 
+/// An owner that a wait waits for.
+struct Blocker {
+    owner: Owner,
+    /// Its wait, if it is ahead in the queue; `None` if it holds the lock.
+    ahead: Option<WaiterId>,
+}
+
+/// Which waits of an owner are followed.
+enum Followed {
+    /// All but those that want this lock for themselves.
+    ButAt(LockIdx),
+    All,
+}
+
 /// Which of those ahead in a queue are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ahead {
@@ -57,8 +76,15 @@ pub(crate) enum Ahead {
 pub(crate) struct Waiting<'a> {
     pub(crate) lock: LockIdx,
     pub(crate) owner: &'a Owner,
-    pub(crate) mode: Mode,
+    pub(crate) wants: Wants,
     pub(crate) position: Position,
+}
+
+impl Waiting<'_> {
+    /// True if the owner's own hold is in the way.
+    fn is_beside_own(&self, holders: &Holders) -> bool {
+        self.wants.once && holders.of(self.owner.as_bytes()).is_some()
+    }
 }
 
 /// One owner waits for another.
@@ -88,12 +114,12 @@ pub(crate) enum Step {
 /// A search from one owner along those whom it waits for, nearest first.
 pub(crate) struct Search {
     origin: Owner,
-    /// Everybody is wanted, and not just a way back to `origin`.
-    everybody: bool,
+    /// The wait to which a way back is looked for; `None`: everybody is wanted whom `origin` waits for.
+    from: Option<WaiterId>,
     locks: HashMap<LockIdx, Seen>,
     /// Waits to be followed, with the edge that led there.
     todo: VecDeque<(WaiterId, Option<usize>)>,
-    seen: HashSet<Owner>,
+    seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
 }
 
@@ -119,18 +145,18 @@ impl Search {
     /// Looks for a way from this waiter back to its owner.
     pub(crate) fn cycle(waits: &impl Waits, from: WaiterId, now: Now) -> Option<Search> {
         let origin = waits.waiting(from, now)?.owner.clone();
-        Some(Search::new(origin, false, [from]))
+        Some(Search::new(origin, Some(from), [from]))
     }
 
     /// Looks for all whom this owner waits for.
     pub(crate) fn blockers(waits: &impl Waits, origin: &Owner) -> Search {
-        Search::new(origin.clone(), true, waits.waits_of(origin))
+        Search::new(origin.clone(), None, waits.waits_of(origin))
     }
 
-    fn new(origin: Owner, everybody: bool, from: impl IntoIterator<Item = WaiterId>) -> Search {
-        let todo = from.into_iter().map(|id| (id, None)).collect();
-        let (locks, seen, edges) = (HashMap::default(), HashSet::default(), Vec::new());
-        Search { origin, everybody, locks, todo, seen, edges }
+    fn new(origin: Owner, from: Option<WaiterId>, todo: impl IntoIterator<Item = WaiterId>) -> Search {
+        let todo = todo.into_iter().map(|id| (id, None)).collect();
+        let (locks, seen, edges) = (HashMap::default(), HashMap::default(), Vec::new());
+        Search { origin, from, locks, todo, seen, edges }
     }
 
     /// These are the holders of a lock, as its key has them.
@@ -153,29 +179,60 @@ impl Search {
             };
             let Some(seen) = self.locks.get_mut(&wait.lock) else { return Step::Read(name.clone()) };
             self.todo.pop_front();
-            let wanted = (!self.everybody).then_some(&self.origin);
-            for owner in blockers(waits, &wait, seen, wanted, now) {
-                if !self.seen.insert(owner.clone()) {
-                    continue;
-                }
+            if self.from.is_some() && wait.is_beside_own(&seen.holders) {
+                continue;
+            }
+            let wanted = self.from.map(|from| (&self.origin, from));
+            for blocker in blockers(waits, &wait, seen, wanted, now) {
+                let Some(led_to) = self.follow(waits, wait.lock, &blocker, now) else { continue };
                 let edge = self.edges.len();
-                self.edges.push(Edge { owner: owner.clone(), lock: name.clone(), by: id, from });
-                if owner == self.origin {
-                    if !self.everybody {
-                        return Step::Cycle(self.way_to(edge));
-                    }
-                    // All its waits were followed from the start.
-                    continue;
+                self.edges.push(Edge { owner: blocker.owner, lock: name.clone(), by: id, from });
+                if self.from.is_some_and(|from| led_to.contains(&from)) {
+                    return Step::Cycle(self.way_to(edge));
                 }
-                self.todo.extend(waits.waits_of(&owner).map(|wait| (wait, Some(edge))));
+                self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
             }
         }
         Step::Done
     }
 
-    /// All who were found, nearest first.
+    /// The waits of one who is waited for at a lock that are to be followed now; `None` if that leads to nobody new.
+    fn follow(
+        &mut self,
+        waits: &impl Waits,
+        lock: LockIdx,
+        Blocker { owner, ahead }: &Blocker,
+        now: Now,
+    ) -> Option<SmallVec<[WaiterId; 2]>> {
+        let is_others = |id: WaiterId| {
+            let waiting = waits.waiting(id, now);
+            Some(id) != *ahead && waiting.is_some_and(|wait| wait.wants.once && wait.lock == lock)
+        };
+        if let Some(from) = self.from.filter(|_| *owner == self.origin) {
+            return (!is_others(from)).then(|| smallvec![from]);
+        }
+        match self.seen.get_mut(owner) {
+            None => {
+                // The origin's were followed from the start.
+                let all = waits.waits_of(owner).filter(|_| *owner != self.origin);
+                let (others, led_to): (SmallVec<_>, SmallVec<_>) = all.partition(|id| is_others(*id));
+                let followed = if others.is_empty() { Followed::All } else { Followed::ButAt(lock) };
+                self.seen.insert(owner.clone(), followed);
+                Some(led_to)
+            }
+            Some(Followed::All) => None,
+            Some(Followed::ButAt(but)) if *but == lock => ahead.map(|ahead| smallvec![ahead]),
+            Some(followed) => match std::mem::replace(followed, Followed::All) {
+                Followed::ButAt(but) => Some(waits.waits_at(but, owner).collect()),
+                Followed::All => None,
+            },
+        }
+    }
+
+    /// All who were found, each once, nearest first.
     pub(crate) fn into_edges(self) -> Vec<Edge> {
-        self.edges
+        let mut found = HashSet::default();
+        self.edges.into_iter().filter(|edge| found.insert(edge.owner.clone())).collect()
     }
 
     fn way_to(&self, edge: usize) -> Vec<Edge> {
@@ -198,17 +255,19 @@ fn blockers(
     waits: &impl Waits,
     wait: &Waiting<'_>,
     seen: &mut Seen,
-    wanted: Option<&Owner>,
+    wanted: Option<(&Owner, WaiterId)>,
     now: Now,
-) -> Vec<Owner> {
-    let Waiting { lock, owner, mode, position } = *wait;
-    let mut found = seen.pass_holders(waits, owner, mode, wanted);
-    let exclusive = mode == Mode::Exclusive;
-    let served_at = served_at_of(waits, lock, owner, now).unwrap_or(position);
-    if let Some(origin) = wanted.filter(|origin| *origin != owner && exclusive) {
-        if served_at_of(waits, lock, origin, now).is_some_and(|position| position < served_at) {
-            found.push(origin.clone());
-        }
+) -> Vec<Blocker> {
+    let Waiting { lock, owner, wants, .. } = *wait;
+    let holders = seen.pass_holders(waits, owner, wants, wanted.map(|(origin, _)| origin));
+    let mut found: Vec<Blocker> = holders.into_iter().map(|owner| Blocker { owner, ahead: None }).collect();
+    let exclusive = wants.mode == Mode::Exclusive;
+    let served_at = served_at_of(waits, wait, now);
+    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && exclusive) {
+        // Of its waits here the one to which the way back is looked for, or any.
+        let is_ahead = |id: &WaiterId| waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at);
+        let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| *id == from);
+        found.extend(ahead.map(|id| Blocker { owner: origin.clone(), ahead: Some(id) }));
     }
     let until = if exclusive { &mut seen.exclusive_until } else { &mut seen.shared_until };
     let passed = until.unwrap_or(Position::FRONT);
@@ -221,20 +280,28 @@ fn blockers(
         (true, false) | (false, false) => Ahead::Exclusive,
         (false, true) => Ahead::Crossing,
     };
-    for ahead in waits.ahead(lock, which, passed..served_at).filter_map(|id| waits.waiting(id, now)) {
-        found.push(ahead.owner.clone());
-        // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less.
-        let leads_to_all = wanted.is_some() && !exclusive;
-        if leads_to_all && served_at_of(waits, lock, ahead.owner, now) == Some(ahead.position) {
+    for id in waits.ahead(lock, which, passed..served_at) {
+        let Some(ahead) = waits.waiting(id, now) else { continue };
+        found.push(Blocker { owner: ahead.owner.clone(), ahead: Some(id) });
+        // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
+        // the origin nothing is followed.
+        let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
+        let leads_to_all = is_followed && !exclusive && !ahead.is_beside_own(&seen.holders);
+        if leads_to_all && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }
     }
     found
 }
 
-/// Where this owner is served: the position of its first wait for the lock, as that lets in all of them.
-fn served_at_of(waits: &impl Waits, lock: LockIdx, owner: &Owner, now: Now) -> Option<Position> {
-    waits.waits_at(lock, owner).filter_map(|id| waits.waiting(id, now)).map(|wait| wait.position).min()
+/// Where this wait is served: where its owner's first wait for the lock is, as that lets in all but those that the owner's own
+/// hold is in the way of.
+fn served_at_of(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
+    if wait.wants.once {
+        return wait.position;
+    }
+    let all = waits.waits_at(wait.lock, wait.owner).filter_map(|id| waits.waiting(id, now));
+    all.map(|wait| wait.position).min().unwrap_or(wait.position)
 }
 
 impl Seen {
@@ -244,11 +311,11 @@ impl Seen {
         &mut self,
         waits: &impl Waits,
         owner: &Owner,
-        mode: Mode,
+        wants: Wants,
         wanted: Option<&Owner>,
     ) -> Vec<Owner> {
         let found = |holders: &Holders| -> Vec<Owner> {
-            let excludes = |hold: &&Hold| excludes(hold, owner.as_bytes(), mode);
+            let excludes = |hold: &&Hold| excludes(hold, owner.as_bytes(), wants);
             match wanted {
                 None => holders.iter().filter(excludes).map(|hold| hold.owner.clone()).collect(),
                 // Of 10,000 readers hardly any waits: those who wait are looked for among them, not the other way round.
@@ -267,11 +334,11 @@ impl Seen {
                 }
             }
         };
-        match (&self.holders, mode) {
+        match (&self.holders, wants.mode) {
             (Holders::Shared(_), Mode::Shared) | (Holders::Free, _) => Vec::new(),
             (Holders::Exclusive(_), _) => found(&self.holders),
             (Holders::Shared(holds), Mode::Exclusive) => match &self.passed_holders {
-                Passed::None if holds.contains_key(owner) => {
+                Passed::None if !wants.once && holds.contains_key(owner) => {
                     self.passed_holders = Passed::AllBut(owner.clone());
                     found(&self.holders)
                 }

@@ -20,7 +20,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
         }
     }
     let others_come_first = step.has_queue() || step.yields(patience.ready_until(step.now));
-    if !others_come_first || step.holders.of(request.owner.as_bytes()).is_some() {
+    if !others_come_first || step.wants_more(request) {
         let granted = if request.confirmed_later {
             step.grant_in_flight(request).map(|id| id.map(Outcome::InFlight))
         } else {

@@ -17,7 +17,7 @@ pub(crate) use step::InHand;
 
 use std::ffi::CStr;
 
-use super::binding::Takes;
+use super::binding::{NewBind, Takes};
 use super::granted_keys::GrantedKeys;
 use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
@@ -178,7 +178,7 @@ impl LockManager {
         let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());
         if let Some(bind) = request.bind {
-            let bind = (bind, Takes::Part);
+            let bind = NewBind { bind, takes: Takes::Part, since: wait.since() };
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
         }
         self.parts.drop_if_idle(lock);

@@ -109,7 +109,7 @@ pub(super) fn waiter(parts: &Parts, id: WaiterId, now: Now) -> Option<WaiterInfo
     let wait = parts.waiters.queued(id)?;
     Some(WaiterInfo {
         owner: &wait.request().owner,
-        mode: wait.request().mode,
+        mode: wait.request().wants.mode,
         waited_us: now.mono.saturating_sub(wait.since()),
         remaining_us: wait.deadline().map(|at| at.saturating_sub(now.mono)),
     })
@@ -128,7 +128,7 @@ pub(super) fn queue(parts: &Parts, lock: LockRef<'_>, now: Now) -> Option<QueueI
     let first = parts.waiters.get(state.queue.first()?)?;
     Some(QueueInfo {
         longest_us: now.mono.saturating_sub(first.since()),
-        wanted: first.request().mode,
+        wanted: first.request().wants.mode,
         is_plain: state.plain_hold.as_ref().is_some_and(|hold| hold.expires_at >= now.wall),
     })
 }

@@ -137,7 +137,7 @@ impl Parts {
         self.decisions.extend(decision.map(|decision| (id, decision)));
         let lock = wait.lock();
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
-        let makes_way = state.queue.makes_way(wait.position(), wait.request().mode);
+        let makes_way = state.queue.makes_way(wait.position(), wait.request().wants.mode);
         let watched = !state.queue.is_empty() || state.fairness.has_subscribers();
         if makes_way && !self.demoted {
             self.table.set_ready(lock);
@@ -161,8 +161,8 @@ impl Parts {
     }
 
     /// A wait is granted: it leaves its queue, and the grant is on its way to the client.
-    pub(super) fn grant_wait(&mut self, id: WaiterId) {
-        let crossing = self.waiters.grant(id);
+    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now) {
+        let crossing = self.waiters.grant(id, now.mono);
         let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted") };
         let place = (wait.lock(), wait.position(), wait.deadline());
         self.leave_queue(id, place, crossing);
@@ -211,7 +211,7 @@ impl Parts {
         }
     }
 
-    /// The owner holds the lock: its queued waits for it stand before all newcomers from now on.
+    /// The owner holds the lock: its queued waits for it, of which it may have more, stand before all newcomers from now on.
     pub(super) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         for at in 0..self.waiters.of_owner_at(lock, owner.as_bytes()).len() {
             let Some((_, id)) = self.waiters.of_owner_at(lock, owner.as_bytes()).get(at).copied() else {
@@ -221,11 +221,11 @@ impl Parts {
         }
     }
 
-    /// This queued wait stands before all newcomers from now on, or behind them.
+    /// The owner of this queued wait holds the lock from now on, or does so no more.
     pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
         let Some(wait) = self.waiters.queued(id) else { return };
-        let (lock, before, mode) = (wait.lock(), wait.position(), wait.request().mode);
-        let after = before.with_hold(holds);
+        let (lock, before, wants) = (wait.lock(), wait.position(), wait.request().wants);
+        let (after, mode) = (Position::new(wants, holds, before.ticket()), wants.mode);
         let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);

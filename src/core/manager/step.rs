@@ -2,7 +2,7 @@
 //! ([`Step::finish`]).
 
 use super::parts::{LockState, Parts};
-use crate::core::binding::Takes;
+use crate::core::binding::{NewBind, Takes};
 use crate::core::fairness::WhenFree;
 use crate::core::holders::Admission;
 use crate::core::lease::{Lease, SetLease};
@@ -13,7 +13,7 @@ use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, WaitState};
 use crate::core::{
     Bind, Decision, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal, Reply,
-    Request, RequestId, Token, WaiterId, WallMs,
+    Request, RequestId, Token, WaiterId, WallMs, Wants,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -174,12 +174,12 @@ impl<'a> Step<'a> {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
             };
-            let Request { owner, mode, id: request, .. } = wait.request();
+            let Request { owner, wants, id: request, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
                 // Its lease is over, which no step had found yet: there is nothing to give back.
                 continue;
             }
-            self.holders.uncount(owner.as_bytes(), *mode);
+            self.holders.uncount(owner.as_bytes(), wants.mode);
             if let Some(state) = self.parts.state_mut(lock) {
                 state.unconfirmed.revoked(id, owner, self.holders);
             }
@@ -238,9 +238,10 @@ impl<'a> Step<'a> {
 
     /// The wait that can be decided next.
     fn next_in_line(&self, lock: LockIdx) -> Option<WaiterId> {
-        self.parts.state(lock)?.queue.next(|id, mode| {
+        self.parts.state(lock)?.queue.next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
-            wait.is_over(self.now) || self.admits(wait.request().owner.as_bytes(), mode) != Admission::Busy
+            let Request { owner, wants, .. } = wait.request();
+            wait.is_over(self.now) || self.admits(owner.as_bytes(), *wants) != Admission::Busy
         })
     }
 
@@ -249,7 +250,7 @@ impl<'a> Step<'a> {
     #[inline(always)]
     fn hand_over(&mut self, lock: LockIdx, id: WaiterId, owner: &Owner, grant: Grant) {
         let Grant { reply, set, before, written } = grant;
-        self.parts.grant_wait(id);
+        self.parts.grant_wait(id, self.now);
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
             self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
@@ -306,18 +307,23 @@ impl<'a> Step<'a> {
 
     /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten.
     #[inline(always)]
-    fn admits(&self, owner: &[u8], mode: Mode) -> Admission {
+    fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
         match self.parts.quarantined_until {
             Some(until) if self.now.mono < until && self.holders.of(owner).is_none() => Admission::Busy,
-            _ => self.holders.admits(owner, mode),
+            _ => self.holders.admits(owner, wants),
         }
     }
 
     /// True if nobody who is known to hold the lock excludes this request, but maybe somebody who is not.
     pub(super) fn is_quarantined(&self, request: &Request) -> bool {
         let owner = request.owner.as_bytes();
-        self.holders.admits(owner, request.mode) != Admission::Busy
-            && self.admits(owner, request.mode) == Admission::Busy
+        self.holders.admits(owner, request.wants) != Admission::Busy
+            && self.admits(owner, request.wants) == Admission::Busy
+    }
+
+    /// True if the owner may have more of what it holds already: then nobody who waits is before it.
+    pub(super) fn wants_more(&self, request: &Request) -> bool {
+        !request.wants.once && self.holders.of(request.owner.as_bytes()).is_some()
     }
 
     /// True if somebody stands in the queue.
@@ -339,7 +345,7 @@ impl<'a> Step<'a> {
     /// Grants a request that comes first, if the holders admit it.
     fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
-        let holds = match self.admits(owner, request.mode) {
+        let holds = match self.admits(owner, request.wants) {
             Admission::Busy => return Err(NotGranted::Busy),
             Admission::Overflow => return Err(NotGranted::Refused(Refusal::Overflow)),
             Admission::Grant(holds) => holds,
@@ -348,7 +354,7 @@ impl<'a> Step<'a> {
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
         // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
-        let re_entry = hold.filter(|hold| request.mode == Mode::Shared || hold.exclusive > 0);
+        let re_entry = hold.filter(|hold| request.wants.mode == Mode::Shared || hold.exclusive > 0);
         let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {
             match re_entry.and_then(|hold| hold.token) {
@@ -367,7 +373,7 @@ impl<'a> Step<'a> {
             To::Caller => set.lease.after(before_end),
             To::Waiter => set.lease.while_revocable(before_end),
         };
-        self.holders.add(&request.owner, request.mode, written, token);
+        self.holders.add(&request.owner, request.wants.mode, written, token);
         // Also if the owner has taken it on another server before: here it is known to be a lock now.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
@@ -397,9 +403,11 @@ impl<'a> Step<'a> {
             }
             self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
             self.parts.move_waits_ahead(lock, &request.owner);
+            // It may have wanted something else before, for which it waits.
+            self.supersede(lock, request);
         }
         if let Some(bind) = request.bind {
-            self.bind(&request.owner, (bind, Takes::Part), request.id.as_ref(), lease);
+            self.bind(&request.owner, bind, Takes::Part, (request.id.as_ref(), lease));
         }
         Ok(Some(reply))
     }
@@ -419,8 +427,9 @@ impl<'a> Step<'a> {
     }
 
     /// Makes the owner's hold depend on a connection.
-    fn bind(&mut self, owner: &Owner, bind: (Bind, Takes), id: Option<&RequestId>, lease: Lease) {
+    fn bind(&mut self, owner: &Owner, bind: Bind, takes: Takes, (id, lease): (Option<&RequestId>, Lease)) {
         let lock = self.known();
+        let bind = NewBind { bind, takes, since: self.now.mono };
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
     }
 
@@ -454,7 +463,7 @@ impl<'a> Step<'a> {
             }
         }
         let lease = request.lease(end, self.now);
-        self.bind(owner, (bind, Takes::Repeated), Some(id), lease);
+        self.bind(owner, bind, Takes::Repeated, (Some(id), lease));
     }
 
     /// Queues a request. If it waits already, on another connection, it keeps its position, and that one's wait ends.
@@ -462,17 +471,13 @@ impl<'a> Step<'a> {
         let lock = self.known();
         let id = self.parts.waiters.next_id();
         let (mut ticket, mut since) = (id.0, self.now.mono);
-        let before = request.id.as_ref().and_then(|id| self.parts.waiters.of_request(lock, id));
-        if let Some((before, wait)) = before.filter(|(_, wait)| wait.state() == WaitState::Queued) {
-            (ticket, since) = (wait.position().ticket(), wait.since());
-            // It may want something else now, which can be granted.
-            self.parts.table.set_ready(lock);
-            self.parts.end_queued(before, Decision::Superseded);
+        if let Some(before) = self.supersede(lock, &request) {
+            (ticket, since) = before;
         }
         let holds = self.holders.of(request.owner.as_bytes()).is_some();
-        let (position, mode) = (Position::new(holds, ticket), request.mode);
+        let position = Position::new(request.wants, holds, ticket);
         if let Some(state) = self.parts.state_mut(lock) {
-            state.queue.insert(position, id, mode);
+            state.queue.insert(position, id, request.wants.mode);
         }
         if deadline.is_some() {
             self.parts.deadlines.set(&id, deadline);
@@ -481,6 +486,19 @@ impl<'a> Step<'a> {
         let crossing = self.parts.waiters.queue(id, new);
         self.parts.mark_crossing(crossing);
         id
+    }
+
+    /// Ends the wait of this request, if it waits already. Returns its ticket, and since when it waited.
+    fn supersede(&mut self, lock: LockIdx, request: &Request) -> Option<(u64, MonoUs)> {
+        let (before, wait) = self.parts.waiters.of_request(lock, request.id.as_ref()?)?;
+        if wait.state() != WaitState::Queued {
+            return None;
+        }
+        let position = (wait.position().ticket(), wait.since());
+        // It may want something else now, which can be granted.
+        self.parts.table.set_ready(lock);
+        self.parts.end_queued(before, Decision::Superseded);
+        Some(position)
     }
 
     /// Sets a lease for certain.
@@ -495,7 +513,7 @@ impl<'a> Step<'a> {
         self.parts.granted_keys.insert(self.name);
         self.set_lease(owner, lease);
         if let Some(bind) = bind {
-            self.bind(owner, (bind, Takes::All), None, lease);
+            self.bind(owner, bind, Takes::All, (None, lease));
         }
     }
 

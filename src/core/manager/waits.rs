@@ -6,7 +6,7 @@ use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
 use crate::core::waits_for::{Ahead, Waiting, Waits};
-use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, WaiterId};
+use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
 impl Waits for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
@@ -15,7 +15,7 @@ impl Waits for LockManager {
         Some(Waiting {
             lock: wait.lock(),
             owner: &request.owner,
-            mode: request.mode,
+            wants: request.wants,
             position: wait.position(),
         })
     }
@@ -68,7 +68,7 @@ impl Waits for LockManager {
         let Some(state) = self.parts.state(lock) else { return };
         for id in state.unconfirmed.revoking() {
             if let Some(wait) = self.parts.waiters.get(id) {
-                holders.uncount(wait.request().owner.as_bytes(), wait.request().mode);
+                holders.uncount(wait.request().owner.as_bytes(), wait.request().wants.mode);
             }
         }
         for owner in self.parts.sessions.closed(lock) {
@@ -81,6 +81,10 @@ impl Waits for LockManager {
         let Some(state) = self.parts.state(wait.lock()) else { return false };
         // From this lock the graph leads to others only through a holder or one ahead who waits for another lock too; and back to
         // the waiter, if it waits for this lock only, only through a holder who waits for this lock.
+        let Request { owner, wants, .. } = wait.request();
+        if wants.once && holders.of(owner.as_bytes()).is_some() {
+            return false;
+        }
         state.queue.has_crossing()
             || match holders {
                 Holders::Free => false,

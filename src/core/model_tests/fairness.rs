@@ -323,7 +323,7 @@ fn who_does_not_wait_takes_what_is_free() {
 #[test]
 fn the_end_of_a_shortened_lease_is_announced() {
     for shorten in [
-        Op::Renew { lock: 0, owner: 0, lease: 20, bind: None },
+        Op::Renew { lock: 0, owner: 0, lease: 20, bind: None, max: None },
         Op::Release { lock: 0, owner: 0, scope: ReleaseScope::One, lease: Some(20), id: None },
         Op::Acquire { lock: 0, call: Call { lease: 20, ..call(0) }, block: None },
     ] {

@@ -33,6 +33,8 @@ fn at(key: &[u8]) -> LockRef<'_> {
 pub(super) struct Call {
     pub(super) owner: usize,
     pub(super) shared: bool,
+    /// What its owner holds already is in its way.
+    pub(super) once: bool,
     pub(super) lease: i64,
     /// The lease is that of a call that gives none: it shortens nothing.
     pub(super) keeps: bool,
@@ -42,26 +44,37 @@ pub(super) struct Call {
     pub(super) confirmed_later: bool,
     /// The connection, and whether the hold is renewed while it is open and ends when it closes.
     pub(super) bind: Option<(u64, bool, bool)>,
+    /// For how long it is renewed at most.
+    pub(super) max: Option<i64>,
 }
 
 impl Call {
+    fn wants(&self) -> Wants {
+        Wants { mode: if self.shared { Mode::Shared } else { Mode::Exclusive }, once: self.once }
+    }
+
     fn request(&self) -> Request {
         Request {
             owner: Owner::new(OWNERS[self.owner]),
-            mode: if self.shared { Mode::Shared } else { Mode::Exclusive },
+            wants: self.wants(),
             lease_ms: self.lease,
             keeps_longer: self.keeps,
             fence: self.fence,
             names_owner: self.fence,
             id: self.id.map(|id| request_id(self.owner, id)),
-            bind: self.bind.map(|(connection, watchdog, ephemeral)| Bind {
-                connection: ConnectionId(connection),
-                watchdog,
-                ephemeral,
-            }),
+            bind: bind_of(self.bind, self.max),
             confirmed_later: self.confirmed_later,
         }
     }
+}
+
+fn bind_of(bind: Option<(u64, bool, bool)>, max_ms: Option<i64>) -> Option<Bind> {
+    bind.map(|(connection, watchdog, ephemeral)| Bind {
+        connection: ConnectionId(connection),
+        watchdog,
+        max_ms,
+        ephemeral,
+    })
 }
 
 fn request_id(owner: usize, id: u8) -> RequestId {
@@ -88,6 +101,7 @@ pub(super) enum Op {
         owner: usize,
         lease: i64,
         bind: Option<(u64, bool, bool)>,
+        max: Option<i64>,
     },
     Break {
         lock: usize,
@@ -151,20 +165,31 @@ fn op() -> impl Strategy<Value = Op> {
             bind.map(|(connection, (watchdog, ephemeral))| (connection, watchdog, ephemeral))
         })
     };
-    let shared = prop::bool::weighted(0.4);
+    let max = || prop::option::weighted(0.4, 1..60i64);
+    let wants = (prop::bool::weighted(0.4), prop::bool::weighted(0.2));
     let later = prop::bool::weighted(0.2);
-    let call =
-        (owner.clone(), shared, lease.clone(), prop::bool::weighted(0.3), any::<bool>(), id(), bind(), later)
-            .prop_map(|(owner, shared, lease, keeps, fence, id, bind, confirmed_later)| Call {
-                owner,
-                shared,
-                lease,
-                keeps,
-                fence,
-                id,
-                confirmed_later,
-                bind,
-            });
+    let call = (
+        owner.clone(),
+        wants,
+        lease.clone(),
+        prop::bool::weighted(0.3),
+        any::<bool>(),
+        id(),
+        (bind(), max()),
+        later,
+    )
+        .prop_map(|(owner, (shared, once), lease, keeps, fence, id, (bind, max), confirmed_later)| Call {
+            owner,
+            shared,
+            once,
+            lease,
+            keeps,
+            fence,
+            id,
+            confirmed_later,
+            bind,
+            max,
+        });
     let scope = prop_oneof![
         3 => Just(ReleaseScope::One),
         1 => Just(ReleaseScope::OneOf(Mode::Shared)),
@@ -176,8 +201,8 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (lock.clone(), owner.clone(), scope, prop::option::of(lease.clone()), id())
             .prop_map(|(lock, owner, scope, lease, id)| Op::Release { lock, owner, scope, lease, id }),
         2 => (lock.clone(), owner.clone(), 0..2u8).prop_map(|(lock, owner, id)| Op::Cancel { lock, owner, id }),
-        2 => (lock.clone(), owner, lease.clone(), bind())
-            .prop_map(|(lock, owner, lease, bind)| Op::Renew { lock, owner, lease, bind }),
+        2 => (lock.clone(), owner, lease.clone(), bind(), max())
+            .prop_map(|(lock, owner, lease, bind, max)| Op::Renew { lock, owner, lease, bind, max }),
         1 => lock.clone().prop_map(|lock| Op::Break { lock }),
         1 => lock.clone().prop_map(|lock| Op::Delete { lock }),
         1 => (lock.clone(), lease.clone()).prop_map(|(lock, lease)| Op::Expire { lock, lease }),
@@ -256,8 +281,8 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
 fn crowded() -> impl Strategy<Value = Op> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
     prop_oneof![
-        20 => (lock.clone(), owner.clone(), any::<bool>()).prop_map(|(lock, owner, shared)| {
-            let call = Call { owner, shared, lease: 100_000, ..Call::default() };
+        20 => (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(lock, owner, shared, once)| {
+            let call = Call { owner, shared, once, lease: 100_000, ..Call::default() };
             Op::Acquire { lock, call, block: Some(0) }
         }),
         2 => (lock, owner).prop_map(|(lock, owner)| {
@@ -519,7 +544,7 @@ fn a_hold_count_that_cannot_grow_is_refused() {
     for (exclusive, shared) in [(i64::MAX, 0), (0, i64::MAX), (1, i64::MAX - 1)] {
         for mode in [Mode::Exclusive, Mode::Shared] {
             let holders = Holders::from_holds(vec![hold(b"a", exclusive, shared)]).unwrap();
-            assert_eq!(holders.admits(b"a", mode), holders::Admission::Overflow);
+            assert_eq!(holders.admits(b"a", Wants { mode, once: false }), holders::Admission::Overflow);
         }
     }
 }

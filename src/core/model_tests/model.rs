@@ -147,6 +147,8 @@ struct ModelBinding {
     lease: i64,
     lease_end: i64,
     watchdogs: BTreeSet<u64>,
+    /// Until when they renew, if there is a limit.
+    until_us: Option<i64>,
     due_us: i64,
     ephemeral: BTreeSet<u64>,
     /// Which call, from which connection, whether ephemeral, and until when it may come again.
@@ -156,6 +158,10 @@ struct ModelBinding {
 }
 
 impl ModelBinding {
+    fn is_renewed(&self) -> bool {
+        !self.watchdogs.is_empty() && self.until_us.is_none_or(|until| self.due_us < until)
+    }
+
     /// When a third of the lease is over, or now.
     fn due_by_end(&self, now_us: i64) -> i64 {
         let over_us = (self.lease * 1000 - (self.lease_end * 1000 - now_us)).max(0);
@@ -168,6 +174,7 @@ pub(super) struct ModelGrant {
     pub(super) lock: usize,
     pub(super) call: Call,
     number: u64,
+    since: i64,
 }
 
 #[derive(Default)]
@@ -179,6 +186,8 @@ pub(super) struct Model {
     waiters_ever: u64,
     /// Grants that have not arrived.
     pub(super) in_flight: Vec<ModelGrant>,
+    /// Holds, of a lock and by their number, that end as a connection has closed.
+    closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
 }
 
@@ -191,15 +200,25 @@ impl ModelLock {
         self.holds.iter_mut().find(|hold| hold.owner == owner)
     }
 
-    /// Nobody else's hold is in the way.
-    fn admits(&self, owner: usize, shared: bool) -> bool {
-        self.holds.iter().all(|hold| hold.owner == owner || (shared && hold.exclusive == 0))
+    /// This hold is in the way.
+    fn excludes(hold: &ModelHold, call: &Call) -> bool {
+        (!call.shared || hold.exclusive > 0) && (call.once || hold.owner != call.owner)
     }
 
-    /// Who hold it already, and then everybody else: each in the order of arrival.
+    /// Nobody's hold is in the way.
+    fn admits(&self, call: &Call) -> bool {
+        !self.holds.iter().any(|hold| Self::excludes(hold, call))
+    }
+
+    /// It wants more of what its owner holds already.
+    fn wants_more(&self, call: &Call) -> bool {
+        !call.once && self.of(call.owner).is_some()
+    }
+
+    /// Who want more of what they hold already, and then everybody else: each in the order of arrival.
     pub(super) fn line(&self) -> Vec<&ModelWaiter> {
         let (inside, outside): (Vec<_>, Vec<_>) =
-            self.queue.iter().partition(|waiter| self.of(waiter.call.owner).is_some());
+            self.queue.iter().partition(|waiter| self.wants_more(&waiter.call));
         inside.into_iter().chain(outside).collect()
     }
 
@@ -255,12 +274,15 @@ impl Model {
                 continue;
             }
             self.expire(lock);
+            self.end_closed(lock);
             self.renew_watched(lock);
             while let Some(id) = self.whose_turn(lock) {
                 let at = self.locks[lock].queue.iter().position(|waiter| waiter.id == id).unwrap();
                 let ModelWaiter { id, call, .. } = self.locks[lock].queue.remove(at);
                 self.hand_over(lock, id, call);
             }
+            // A short lease of what was granted may be due for a longer one.
+            self.renew_watched(lock);
         }
     }
 
@@ -268,14 +290,14 @@ impl Model {
         let reply = self.grant(lock, &call, Some(id));
         let number = self.locks[lock].of(call.owner).unwrap().number;
         self.decisions.push((id, Decision::Granted(reply)));
-        self.in_flight.push(ModelGrant { id, lock, call, number });
+        self.in_flight.push(ModelGrant { id, lock, call, number, since: self.now });
     }
 
     fn whose_turn(&self, lock: usize) -> Option<WaiterId> {
         let lock = &self.locks[lock];
         let line = lock.line();
-        let can = |waiter: &&&ModelWaiter| lock.admits(waiter.call.owner, waiter.call.shared);
-        let inside = line.iter().filter(|waiter| lock.of(waiter.call.owner).is_some()).count();
+        let can = |waiter: &&&ModelWaiter| lock.admits(&waiter.call);
+        let inside = line.iter().filter(|waiter| lock.wants_more(&waiter.call)).count();
         let candidates = if inside > 0 { &line[..inside] } else { &line[..line.len().min(1)] };
         candidates.iter().find(can).map(|waiter| waiter.id)
     }
@@ -286,16 +308,34 @@ impl Model {
         self.locks[lock].tidy();
     }
 
+    /// Ends the holds whose connection has closed, if their lease has not done that before.
+    fn end_closed(&mut self, at: usize) {
+        let now_us = self.now_us();
+        let closed: Vec<_> =
+            self.closed.extract_if(.., |(lock, _)| *lock == at).map(|(_, number)| number).collect();
+        let lock = &mut self.locks[at];
+        for hold in lock.holds.extract_if(.., |hold| closed.contains(&hold.number)) {
+            let Some(binding) = lock.bindings.get(&hold.owner) else { continue };
+            for (id, (_, ephemeral, until)) in &binding.requests {
+                // One that is not remembered any more may name a later call.
+                if *ephemeral && *until >= now_us {
+                    lock.granted.remove(&(hold.owner, *id));
+                }
+            }
+        }
+        lock.tidy();
+    }
+
     fn renew_watched(&mut self, lock: usize) {
         let (now, now_us) = (self.now, self.now_us());
         let interval = |binding: &ModelBinding| (binding.lease * 1000 / 3).max(1000);
         let lock = &mut self.locks[lock];
-        let watched = |binding: &&mut ModelBinding| !binding.watchdogs.is_empty();
+        let watched = |binding: &&mut ModelBinding| binding.is_renewed();
         if !lock.bindings.values_mut().filter(watched).any(|binding| binding.due_us <= now_us) {
             return;
         }
         for (owner, binding) in &mut lock.bindings {
-            if !binding.watchdogs.is_empty() && binding.due_us <= now_us + interval(binding) / 4 {
+            if binding.is_renewed() && binding.due_us <= now_us + interval(binding) / 4 {
                 let hold = lock.holds.iter_mut().find(|hold| hold.owner == *owner).unwrap();
                 hold.set_lease(None, Lease::AtLeast(now + binding.lease));
                 binding.lease_end = hold.expires_at;
@@ -393,13 +433,16 @@ impl Model {
         }
     }
 
-    /// `takes`: whose place the connection takes: nobody's, that of the same call, or that of all.
-    fn bind(&mut self, lock: usize, call: &Call, takes: Takes) {
+    /// `takes`: whose place the connection takes: nobody's, that of the same call, or that of all. `since`: when it was granted,
+    /// or asked for.
+    fn bind(&mut self, lock: usize, call: &Call, takes: Takes, since: i64) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
+        let until_us = call.max.map(|max| (since + max) * 1000);
         let binding = self.locks[lock].bindings.entry(call.owner).or_default();
-        if binding.watchdogs.is_empty() {
+        let was_renewed = !binding.watchdogs.is_empty();
+        if !was_renewed {
             binding.lease = lease;
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id)).map(|(connection, ..)| connection);
@@ -414,6 +457,13 @@ impl Model {
         };
         if watchdog {
             add(&mut binding.watchdogs);
+            let later = binding.until_us.zip(until_us).map(|(one, other)| one.max(other));
+            binding.until_us = match takes {
+                Takes::All => until_us,
+                _ if !was_renewed => until_us,
+                Takes::Repeated if first.is_some() => binding.until_us,
+                _ => later,
+            };
         }
         if ephemeral {
             add(&mut binding.ephemeral);
@@ -477,14 +527,14 @@ impl Model {
                 }
                 Some(Seen::Left(left))
             }
-            Op::Renew { lock, owner, lease, bind } => {
+            Op::Renew { lock, owner, lease, bind, max } => {
                 let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
                 hold.set_lease(None, Lease::To(now + lease));
                 let holds = hold.exclusive + hold.shared;
-                let call = Call { owner, lease, bind, ..Call::default() };
+                let call = Call { owner, lease, bind, max, ..Call::default() };
                 self.lease_was_set(lock, &call);
                 self.note_end(lock, owner);
-                self.bind(lock, &call, Takes::All);
+                self.bind(lock, &call, Takes::All, now);
                 Some(Seen::Renewed(holds))
             }
             Op::Cancel { lock, owner, id } => Some(Seen::Cancelled(self.cancel(lock, owner, id))),
@@ -651,15 +701,22 @@ impl Model {
                     }
                     // The binding is about the hold as it is, whoever set its lease.
                     hold.written = hold.expires_at;
-                    self.bind(lock, call, Takes::Repeated);
+                    self.bind(lock, call, Takes::Repeated, now);
                     self.note_end(lock, call.owner);
                 }
                 return Seen::Granted(reply);
             }
         }
         let locked = &self.locks[lock];
-        let comes_first = locked.queue.is_empty() || locked.of(call.owner).is_some();
-        if comes_first && locked.admits(call.owner, call.shared) {
+        let comes_first = locked.queue.is_empty() || locked.wants_more(call);
+        let same = |other: &ModelWaiter| {
+            call.id.is_some() && (other.call.owner, other.call.id) == (call.owner, call.id)
+        };
+        if comes_first && locked.admits(call) {
+            if let Some(at) = locked.queue.iter().position(same) {
+                let before = self.locks[lock].queue.remove(at);
+                self.decisions.push((before.id, Decision::Superseded));
+            }
             if call.confirmed_later {
                 self.waiters_ever += 1;
                 let id = WaiterId(self.waiters_ever);
@@ -667,7 +724,7 @@ impl Model {
                 return Seen::Waits(id);
             }
             let reply = self.grant(lock, call, None);
-            self.bind(lock, call, Takes::Part);
+            self.bind(lock, call, Takes::Part, now);
             return Seen::Granted(reply);
         }
         let Some(ms) = block else { return Seen::Busy };
@@ -676,9 +733,6 @@ impl Model {
         let deadline = (ms > 0).then(|| now + i64::try_from(ms).unwrap());
         let waiter = ModelWaiter { id, call: call.clone(), deadline };
         let queue = &mut self.locks[lock].queue;
-        let same = |other: &ModelWaiter| {
-            call.id.is_some() && (other.call.owner, other.call.id) == (call.owner, call.id)
-        };
         match queue.iter().position(same) {
             Some(at) => {
                 self.decisions.push((queue[at].id, Decision::Superseded));
@@ -686,57 +740,83 @@ impl Model {
             }
             None => queue.push(waiter),
         }
-        if self.reachable(lock, id).contains(&call.owner) {
+        if self.waits_for_itself(lock, id) {
             self.locks[lock].queue.retain(|waiter| waiter.id != id);
             return Seen::Deadlock;
         }
         Seen::Waits(id)
     }
 
-    /// Whom a waiter waits for directly.
-    fn blockers(&self, lock: usize, call: &Call) -> Vec<usize> {
+    /// Whom a wait is for directly: an owner, and which of its waits if that is ahead in the queue.
+    fn blockers(&self, (lock, id): (usize, WaiterId)) -> Vec<(usize, Option<WaiterId>)> {
         let lock = &self.locks[lock];
         let line = lock.line();
-        let at = line.iter().position(|waiter| waiter.call.owner == call.owner).unwrap();
-        let holders = lock
-            .holds
-            .iter()
-            .filter(|hold| hold.owner != call.owner && !(call.shared && hold.exclusive == 0))
-            .map(|hold| hold.owner);
-        let ahead = line[..at]
-            .iter()
-            .filter(|waiter| !(call.shared && waiter.call.shared))
-            .map(|waiter| waiter.call.owner);
-        holders.chain(ahead).collect()
+        let call = &line.iter().find(|waiter| waiter.id == id).unwrap().call;
+        // The first of an owner's waits lets in the others, unless the hold is in their way.
+        let served =
+            |waiter: &&ModelWaiter| waiter.id == id || (!call.once && waiter.call.owner == call.owner);
+        let at = line.iter().position(served).unwrap();
+        let holders = lock.holds.iter().filter(|hold| ModelLock::excludes(hold, call));
+        let ahead = line[..at].iter().filter(|waiter| !(call.shared && waiter.call.shared));
+        let ahead = ahead.map(|waiter| (waiter.call.owner, Some(waiter.id)));
+        holders.map(|hold| (hold.owner, None)).chain(ahead).collect()
     }
 
-    /// Everybody whom a waiter waits for, in however many steps.
-    fn reachable(&self, lock: usize, id: WaiterId) -> BTreeSet<usize> {
-        let waiter = self.locks[lock].queue.iter().find(|waiter| waiter.id == id).unwrap();
-        self.closure(self.blockers(lock, &waiter.call))
+    fn call(&self, (lock, id): (usize, WaiterId)) -> &Call {
+        &self.locks[lock].queue.iter().find(|waiter| waiter.id == id).unwrap().call
+    }
+
+    /// The waits of an owner that are waited for by who waits for the owner at this lock: not those of its other threads that
+    /// want the same lock for themselves.
+    fn led_to(&self, lock: usize, owner: usize, ahead: Option<WaiterId>) -> Vec<(usize, WaiterId)> {
+        let others =
+            |wait: &(usize, WaiterId)| wait.0 == lock && Some(wait.1) != ahead && self.call(*wait).once;
+        self.waits_of(owner).into_iter().filter(|wait| !others(wait)).collect()
+    }
+
+    fn waits_of(&self, owner: usize) -> Vec<(usize, WaiterId)> {
+        let waits = self.locks.iter().enumerate().flat_map(|(at, lock)| {
+            lock.queue.iter().filter(|waiter| waiter.call.owner == owner).map(move |waiter| (at, waiter.id))
+        });
+        waits.collect()
+    }
+
+    /// A way leads back to this wait. It does not pass through a wait that is there because of its owner's own hold, nor through
+    /// another wait of the same owner.
+    fn waits_for_itself(&self, lock: usize, id: WaiterId) -> bool {
+        let owner = self.call((lock, id)).owner;
+        let (mut found, mut todo) = (BTreeSet::new(), vec![(lock, id)]);
+        while let Some(wait) = todo.pop() {
+            let call = self.call(wait);
+            if call.once && self.locks[wait.0].of(call.owner).is_some() {
+                continue;
+            }
+            for (blocker, ahead) in self.blockers(wait) {
+                let led_to = self.led_to(wait.0, blocker, ahead);
+                if led_to.contains(&(lock, id)) {
+                    return true;
+                }
+                if blocker != owner {
+                    todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
+                }
+            }
+        }
+        false
     }
 
     /// Everybody whom an owner waits for.
     pub(super) fn blockers_of(&self, owner: usize) -> BTreeSet<usize> {
-        self.closure(self.direct(owner))
-    }
-
-    fn direct(&self, owner: usize) -> Vec<usize> {
-        let waits = self.locks.iter().enumerate().flat_map(|(at, lock)| {
-            lock.queue.iter().filter(|waiter| waiter.call.owner == owner).map(move |waiter| (at, waiter))
-        });
-        waits.flat_map(|(at, waiter)| self.blockers(at, &waiter.call)).collect()
-    }
-
-    fn closure(&self, from: Vec<usize>) -> BTreeSet<usize> {
-        let mut found = BTreeSet::new();
-        let mut todo = from;
-        while let Some(owner) = todo.pop() {
-            if found.insert(owner) {
-                todo.extend(self.direct(owner));
+        let mut owners = BTreeSet::new();
+        let mut todo = self.waits_of(owner);
+        let mut found: BTreeSet<_> = todo.iter().copied().collect();
+        while let Some(wait) = todo.pop() {
+            for (blocker, ahead) in self.blockers(wait) {
+                owners.insert(blocker);
+                let led_to = self.led_to(wait.0, blocker, ahead);
+                todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
             }
         }
-        found
+        owners
     }
 
     pub(super) fn leave(&mut self, id: WaiterId) {
@@ -756,7 +836,7 @@ impl Model {
     }
 
     fn not_arrived(&mut self, which: usize) {
-        let ModelGrant { id, lock, call, number } = self.in_flight.remove(which);
+        let ModelGrant { id, lock, call, number, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.undelivered(id, call.shared);
             self.note_end(lock, call.owner);
@@ -769,31 +849,25 @@ impl Model {
 
     /// `bind`: the connection is the one that waited.
     fn arrived(&mut self, which: usize, bind: bool) {
-        let ModelGrant { id, lock, call, number } = self.in_flight.remove(which);
+        let ModelGrant { id, lock, call, number, since } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.delivered(id);
             self.lease_was_set(lock, &call);
             if bind {
-                self.bind(lock, &call, Takes::Part);
+                self.bind(lock, &call, Takes::Part, since);
             }
             self.note_end(lock, call.owner);
         }
     }
 
     pub(super) fn close(&mut self, connection: u64) {
-        let now_us = self.now_us();
-        for lock in &mut self.locks {
+        for (at, lock) in self.locks.iter_mut().enumerate() {
             for (owner, binding) in &mut lock.bindings {
                 binding.watchdogs.remove(&connection);
                 binding.plain.remove(&connection);
                 if binding.ephemeral.remove(&connection) {
-                    for (id, (_, ephemeral, until)) in &binding.requests {
-                        // One that is not remembered any more may name a later call.
-                        if *ephemeral && *until >= now_us {
-                            lock.granted.remove(&(*owner, *id));
-                        }
-                    }
-                    lock.holds.retain(|hold| hold.owner != *owner);
+                    let ends = lock.holds.iter().filter(|hold| hold.owner == *owner);
+                    self.closed.extend(ends.map(|hold| (at, hold.number)));
                 }
             }
             lock.tidy();

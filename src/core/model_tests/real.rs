@@ -234,10 +234,9 @@ impl Real {
                 })?;
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
             }
-            Op::Renew { lock, owner, lease, bind } => {
-                let call = Call { bind, ..Call::default() };
-                let bind = call.request().bind;
-                let renewal = Renewal { owner: Owner::new(OWNERS[owner]), lease_ms: lease, bind };
+            Op::Renew { lock, owner, lease, bind, max } => {
+                let renewal =
+                    Renewal { owner: Owner::new(OWNERS[owner]), lease_ms: lease, bind: bind_of(bind, max) };
                 let held = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
                     locks.renew(at, holders, beside, &renewal, now)
                 })?;

@@ -205,7 +205,7 @@ fn parse_call(call: &str, reply: &str) -> Option<Line> {
         "releases" => release(client.owner, lock, &options)?,
         "renews" => {
             let (call, _) = acquire_options(client, &options)?;
-            Op::Renew { lock, owner: client.owner, lease: call.lease, bind: call.bind }
+            Op::Renew { lock, owner: client.owner, lease: call.lease, bind: call.bind, max: call.max }
         }
         "cancels" => match options[..] {
             [id] => Op::Cancel { lock, owner: client.owner, id: id.strip_prefix("id ")?.parse().ok()? },
@@ -224,9 +224,14 @@ fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64
     for option in options {
         match *option {
             "shared" => call.shared = true,
+            "once" => call.once = true,
             "fenced" => call.fence = true,
             "watchdog" => watchdog = true,
             "ephemeral" => ephemeral = true,
+            _ if option.starts_with("watchdog at most ") => {
+                watchdog = true;
+                call.max = Some(ms(option.strip_prefix("watchdog at most ")?)?);
+            }
             _ => match option.rsplit_once("id ") {
                 Some(("", id)) => call.id = Some(id.parse().ok()?),
                 _ => match option.strip_prefix("at most ") {
