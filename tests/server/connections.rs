@@ -6,6 +6,7 @@ use crate::support::{in_world, until, Client, Flavor, Server, World};
 crate::on_every_server!(
     a_watchdog_renews_the_lease,
     a_watchdog_ends_with_its_connection,
+    a_watchdog_ends_when_the_hold_is_old,
     an_ephemeral_hold_ends_with_its_connection,
     all_holds_of_the_owner_end,
     a_waiter_is_bound_by_its_grant,
@@ -80,6 +81,45 @@ fn a_watchdog_ends_with_its_connection(flavor: Flavor) {
         // What is left of the lease is its time to come back.
         assert_eq!(watcher.call("HGETALL k"), "[a, 2]");
         assert_eq!(b.recv(), "1");
+    });
+}
+
+fn a_watchdog_ends_when_the_hold_is_old(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut watcher) = (world.client(), world.client());
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 300 WATCHDOG MAX 500"), "1");
+        let end = end_of(&mut watcher, "k");
+        // The connection stays open. The waiter is granted the lock when the last lease is over.
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 PX 300 WATCHDOG");
+        assert_eq!(b.recv(), "1");
+        let held = b.number("PEXPIRETIME k") - end;
+        assert!((500..1000).contains(&held), "held for {held} ms and not for 500 and a last lease of 300");
+        assert_eq!(bound(world), (1, 0));
+        // The setting counts for calls that give none.
+        assert_eq!(b.call("LOCK.RELEASE k b"), "0");
+        assert_eq!(watcher.call("CONFIG SET lock.max-watchdog 1"), "OK");
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 60 WATCHDOG"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE l a PX 60 WATCHDOG MAX 100000"), "1");
+        let first = end_of(&mut watcher, "l");
+        until("its lease is over", || watcher.call("EXISTS k") == "0");
+        until("that is renewed", || end_of(&mut watcher, "l") > first + 100);
+        // A renewal counts anew.
+        assert_eq!(a.call("LOCK.RENEW l a PX 60 WATCHDOG MAX 1"), "1");
+        until("its lease is over", || watcher.call("EXISTS l") == "0");
+        assert_eq!(bound(world), (0, 0));
+        for (option, error) in [
+            ("MAX 5", "ERR MAX needs WATCHDOG in"),
+            ("EPHEMERAL MAX 5", "ERR MAX needs WATCHDOG in"),
+            ("WATCHDOG MAX", "ERR MAX needs a value in"),
+            ("WATCHDOG MAX 0", "ERR MAX is out of range, must be 1 to 9007199254740991, in"),
+            ("WATCHDOG MAX 5 MAX 6", "ERR MAX is given twice in"),
+        ] {
+            for command in ["ACQUIRE", "RENEW"] {
+                let reply = a.call(&format!("LOCK.{command} k a {option}"));
+                assert!(reply.starts_with(error), "{command} {option}: {reply}");
+            }
+        }
+        assert_eq!(watcher.call("EXISTS k"), "0");
     });
 }
 

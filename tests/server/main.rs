@@ -27,6 +27,7 @@ mod guarded_fuzz;
 mod loading;
 mod messages;
 mod moving;
+mod once;
 mod pauses;
 mod quarantine;
 mod races;

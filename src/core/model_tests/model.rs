@@ -835,6 +835,13 @@ impl Model {
         self.settle();
     }
 
+    /// True if the hold of this grant has not ended.
+    pub(super) fn has_hold(&self, which: usize) -> bool {
+        let ModelGrant { lock, call, number, .. } = &self.in_flight[which];
+        let live = |hold: &ModelHold| hold.number == *number && self.now <= hold.expires_at;
+        self.locks[*lock].of(call.owner).is_some_and(live)
+    }
+
     fn not_arrived(&mut self, which: usize) {
         let ModelGrant { id, lock, call, number, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {

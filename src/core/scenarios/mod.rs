@@ -71,6 +71,16 @@ fn queue() {
 }
 
 #[test]
+fn once() {
+    play("once.txt", include_str!("once.txt"));
+}
+
+#[test]
+fn watchdog() {
+    play("watchdog.txt", include_str!("watchdog.txt"));
+}
+
+#[test]
 fn upgrade() {
     play("upgrade.txt", include_str!("upgrade.txt"));
 }
