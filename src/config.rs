@@ -37,6 +37,7 @@ static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
 static MAX_WATCHDOG: AtomicI64 = AtomicI64::new(0);
 static QUARANTINE: AtomicI64 = AtomicI64::new(0);
+static EVENTS: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
 const NUMBERS: [Number; 7] = [
@@ -58,7 +59,7 @@ struct Choice {
     value: &'static AtomicI64,
 }
 
-const CHOICES: [Choice; 4] = [
+const CHOICES: [Choice; 5] = [
     Choice {
         name: c"publish",
         default: 0,
@@ -67,6 +68,7 @@ const CHOICES: [Choice; 4] = [
     },
     Choice { name: c"publish-replicas", default: 1, words: &[c"no", c"yes"], value: &PUBLISH_REPLICAS },
     Choice { name: c"deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
+    Choice { name: c"events", default: 0, words: &[c"no", c"yes"], value: &EVENTS },
     Choice { name: c"allow-unload", default: 0, words: &[c"no", c"yes"], value: &ALLOW_UNLOAD },
 ];
 
@@ -135,6 +137,11 @@ pub(crate) fn quarantine() -> Option<u64> {
 /// Whether an owner that would wait for itself is told so.
 pub(crate) fn deadlock_detection() -> bool {
     DEADLOCK_DETECTION.load(Ordering::Relaxed) != 0
+}
+
+/// Whether owners are told what happens to their holds.
+pub(crate) fn events() -> bool {
+    EVENTS.load(Ordering::Relaxed) != 0
 }
 
 /// Whether `MODULE UNLOAD` does what it says, though it can end the server.

@@ -11,6 +11,8 @@ pub(crate) struct Stats {
     pub(crate) timed_out: usize,
     /// Grants that were revoked, as their client was gone.
     pub(crate) revoked: usize,
+    /// Messages to owners about their holds.
+    pub(crate) owners_told: usize,
     /// Waits that were refused, as they could never have ended.
     pub(crate) deadlocks: usize,
 }

@@ -74,6 +74,21 @@ impl<K: Ord, V> Few<K, V> {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
+    /// Keeps only those that are wanted.
+    pub(super) fn retain(&mut self, mut wanted: impl FnMut(&K, &mut V) -> bool) {
+        let stays = match self {
+            Few::None => true,
+            Few::One(key, value) => wanted(key, value),
+            Few::Many(many) => {
+                many.retain(wanted);
+                !many.is_empty()
+            }
+        };
+        if !stays {
+            *self = Few::None;
+        }
+    }
+
     /// All values.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         let (one, many) = match self {
@@ -100,6 +115,9 @@ mod tests {
         *few.get_mut(&1).unwrap() = 'd';
         assert_eq!(few.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>(), [(1, 'd'), (2, 'c')]);
         few.values_mut().for_each(|value| *value = 'e');
+        few.retain(|key, value| *key < 3 && *value == 'e');
+        few.insert(3, 'f');
+        few.retain(|key, _| *key != 3);
         assert_eq!((few.remove(&1), few.get(&2).copied(), few.remove(&2)), (Some('e'), Some('e'), Some('e')));
         assert!(few.is_empty());
     }

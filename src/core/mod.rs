@@ -15,6 +15,7 @@
 //! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
 //! * [`fairness`]: when a lock is left free for external clients.
 //! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
+//! * [`held`]: how holds that were granted here end, to tell their owners.
 //! * [`schedule`]: what is to happen when.
 //! * [`fragile`], [`granted_keys`]: what ends without an event, and which keys are likely to be locks.
 //! * [`waits_for`]: who waits for whom, and who would wait for himself.
@@ -25,6 +26,7 @@ mod fairness;
 mod few;
 mod fragile;
 mod granted_keys;
+mod held;
 mod hold;
 pub(crate) mod holders;
 mod lease;
@@ -50,6 +52,7 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+pub(crate) use held::{Happened, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{Contended, InHand, KeyChange, LockManager};

@@ -307,8 +307,8 @@ impl Unconfirmed {
                 let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
             } else {
                 let _ = holders.renew(owner.as_bytes(), end);
-                ends.push((owner.clone(), end));
             }
+            ends.push((owner.clone(), end));
         }
         self.stacks.retain(|_, stack| !stack.is_over());
         ends

@@ -24,6 +24,8 @@ impl InfoSection for Section {
             info.number(c"waiters_timed_out", driver.stats.timed_out);
             info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
+            info.number(c"leases_run_out", driver.locks.leases_run_out());
+            info.number(c"owners_told", driver.stats.owners_told);
             let (given, taken) = driver.locks.fairness_windows();
             info.number(c"fairness_windows_given", given);
             info.number(c"fairness_windows_used", taken);
@@ -43,8 +45,9 @@ impl InfoSection for Section {
     }
 }
 
-/// The settings that decide whether locks can be evicted, or are granted at all.
-pub(crate) const SETTINGS: [&CStr; 3] = [c"maxmemory-policy", c"maxmemory", c"lock.quarantine"];
+/// The settings that decide whether locks can be evicted, are granted at all, or are told of.
+pub(crate) const SETTINGS: [&CStr; 4] =
+    [c"maxmemory-policy", c"maxmemory", c"lock.quarantine", c"lock.events"];
 
 /// True if the server may evict lock keys when its memory is full, and so let two owners in.
 fn evicts() -> bool {

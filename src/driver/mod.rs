@@ -27,6 +27,7 @@ mod delivery;
 pub(crate) mod info;
 mod looks;
 mod on_timer;
+mod owners;
 mod quarantine;
 mod reconcile;
 mod replicas;
@@ -52,6 +53,7 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
         driver.alarm.calls(on_timer::on_timer);
         driver.acknowledgements.calls(replicas::turn_ends);
     });
+    owners::follow_setting(ctx);
     quarantine::start(ctx);
     let in_time = config::quarantine().is_none() || {
         subscriptions::listen_to_role(ctx);
@@ -68,6 +70,7 @@ pub(crate) fn settings_changed(ctx: Ctx<'_>, (): ()) {
     if config::quarantine().is_some() {
         subscriptions::listen_to_role(ctx);
     }
+    owners::follow_setting(ctx);
     // Who waits for the end of a quarantine may have to wait no more.
     with(ctx, |driver| {
         driver.keep_quarantine(ctx.now());

@@ -1,8 +1,8 @@
 //! What is done when the timer fires.
 
 use super::reconcile::reconcile;
-use super::replicas;
 use super::state::with;
+use super::{owners, replicas};
 use crate::core::MonoUs;
 use crate::keyspace::channel;
 use crate::server::{ask, event_loop, guard, Ctx};
@@ -40,7 +40,8 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         }
     });
     replicas::end_overdue(ctx);
-    while ctx.now().mono.saturating_sub(started) < BUDGET_US {
+    let has_time = || ctx.now().mono.saturating_sub(started) < BUDGET_US;
+    while has_time() {
         let locks = with(ctx, |driver| {
             let locks = driver.locks.tick(ctx.now(), may_write);
             driver.pass_on_decisions(ctx);
@@ -54,6 +55,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
             break;
         }
     }
+    owners::tell(ctx, has_time);
     let flushed = with(ctx, |driver| {
         let told = driver.flushed && (may_write || !primary);
         driver.flushed &= !told;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::quarantine;
 use super::state::with;
-use crate::core::{KeyChange, LockRef};
+use crate::core::{Happened, KeyChange, LockRef};
 use crate::keyspace::kept;
 use crate::server::events::{self, KeyspaceEvents};
 use crate::server::{messages, notify, propagation, version, Ctx, ServerCell};
@@ -20,8 +20,11 @@ impl KeyspaceEvents for KeyEvents {
         kept::forget(ctx, key);
         // Those that end every hold that there was on the key, also by putting others in its place.
         let change = match event {
-            b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to"
-            | b"restore" | b"copy_to" => KeyChange::Gone,
+            b"expired" => KeyChange::Gone(Happened::Expired),
+            b"evicted" => KeyChange::Gone(Happened::Evicted),
+            b"del" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to" | b"restore" | b"copy_to" => {
+                KeyChange::Gone(Happened::Deleted)
+            }
             _ => KeyChange::Changed,
         };
         with(ctx, |driver| {

@@ -4,12 +4,16 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 
 use crate::config::{self, Publish};
+use crate::core::Notice;
 use crate::keyspace::names::{self, Name};
 use crate::server::propagation::Propagation;
 use crate::server::{ask, Ctx, Str};
 
 /// What the name of a lock's channel begins with.
 const CHANNEL: &[u8; 24] = b"redisson_lock__channel:{";
+
+/// The same of those on which owners are told what happens to their holds.
+const EVENTS: &[u8; 12] = b"lock:event:{";
 
 /// The message that wakes one waiter of each client.
 const FREE: i64 = 0;
@@ -62,6 +66,24 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: S
     classic + sharded
 }
 
+/// Tells an owner what has happened to its hold: those who have subscribed to that at this server, and in a cluster at any.
+pub(crate) fn tell_owner(ctx: Ctx<'_>, notice: &Notice) {
+    let channel = Str::new(&names::derived(EVENTS, &notice.lock.key));
+    let message = [notice.happened.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
+    let message = Str::new(&message);
+    let kinds = match config::publish() {
+        // That is about those who wait elsewhere.
+        Publish::Off => Kinds::of(Publish::Auto, || ctx.is_cluster()),
+        chosen => Kinds::of(chosen, || ctx.is_cluster()),
+    };
+    if kinds.classic {
+        ask::publish(ctx, &channel, &message);
+    }
+    if kinds.sharded {
+        ask::publish_shard(ctx, &channel, &message);
+    }
+}
+
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
 pub(crate) fn has_listeners(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     let kinds = Kinds::chosen(|| ctx.is_cluster());
@@ -81,7 +103,11 @@ struct Kinds {
 
 impl Kinds {
     fn chosen(is_cluster: impl FnOnce() -> bool) -> Kinds {
-        let chosen = match config::publish() {
+        Kinds::of(config::publish(), is_cluster)
+    }
+
+    fn of(chosen: Publish, is_cluster: impl FnOnce() -> bool) -> Kinds {
+        let chosen = match chosen {
             Publish::Auto if is_cluster() => Publish::Both,
             Publish::Auto => Publish::Classic,
             chosen => chosen,

@@ -15,6 +15,7 @@ mod deadlocks;
 mod demotion;
 mod effects;
 mod errors;
+mod events;
 mod examples;
 mod fair_locks;
 mod fairness_windows;

@@ -3,8 +3,8 @@
 use super::step::Step;
 use crate::core::lease::Lease;
 use crate::core::{
-    NotOwner, NotReleased, Outcome, Owner, Patience, Refusal, Release, ReleaseScope, Renewal, Request,
-    RequestId,
+    Happened, NotOwner, NotReleased, Outcome, Owner, Patience, Refusal, Release, ReleaseScope, Renewal,
+    Request, RequestId,
 };
 
 /// See [`LockManager::acquire`](super::LockManager::acquire).
@@ -41,6 +41,9 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
     }
     if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
         return Outcome::Refused(Refusal::TooManyWaiters);
+    }
+    if !step.has_queue() {
+        step.tell_holders(Happened::Contended);
     }
     Outcome::Queued(step.queue(request.clone(), deadline))
 }

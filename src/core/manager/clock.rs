@@ -57,6 +57,7 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
 pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u64> {
     let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
     let without_writing = earlier(parts.deadlines.first(), parts.sessions.next_sweep()).map(until);
+    let without_writing = if parts.notices.is_empty() { without_writing } else { Some(0) };
     if parts.table.any_ready() {
         return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
     }
@@ -83,6 +84,7 @@ pub(super) fn next_deadline(parts: &Parts, now: Now) -> Option<u64> {
 /// See [`LockManager::plans_nothing`](super::LockManager::plans_nothing).
 pub(super) fn plans_nothing(parts: &Parts) -> bool {
     !parts.table.any_ready()
+        && parts.notices.is_empty()
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()

@@ -15,6 +15,7 @@ mod waits;
 pub(crate) use overview::{Contended, QueueInfo, WaiterInfo};
 pub(crate) use step::InHand;
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
 
 use super::binding::{NewBind, Takes};
@@ -23,10 +24,10 @@ use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
-    ConnectionId, Decision, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased, Now, Outcome,
-    Patience, Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
+    ConnectionId, Decision, Happened, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased, Notice,
+    Now, Outcome, Patience, Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
 };
-use parts::Parts;
+use parts::{LockState, Parts};
 use step::Step;
 
 /// All that is remembered about locks.
@@ -38,7 +39,8 @@ use step::Step;
 /// [`connection_closed`](LockManager::connection_closed). From foreign writes and the server:
 /// [`key_changed`](LockManager::key_changed), [`database_changed`](LockManager::database_changed),
 /// [`demote`](LockManager::demote), [`promote`](LockManager::promote). From the clock: [`tick`](LockManager::tick).
-/// Outputs: [`next_decision`](LockManager::next_decision), [`next_wakeup`](LockManager::next_wakeup).
+/// Outputs: [`next_decision`](LockManager::next_decision), [`next_notice`](LockManager::next_notice),
+/// [`next_wakeup`](LockManager::next_wakeup).
 #[derive(Default)]
 pub(crate) struct LockManager {
     parts: Parts,
@@ -47,8 +49,8 @@ pub(crate) struct LockManager {
 /// What a foreign write has done to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyChange {
-    /// Every hold that was on it has ended.
-    Gone,
+    /// Every hold that was on it has ended, by this.
+    Gone(Happened),
     /// Its holds may be others now, or have other leases.
     Changed,
 }
@@ -133,7 +135,8 @@ impl LockManager {
         records: &mut dyn Records,
         now: Now,
     ) -> (usize, InHand) {
-        let step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
+        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
+        step.tell_holders(Happened::Broken);
         let lost = step.holders.clear();
         (lost, step.finish())
     }
@@ -156,6 +159,10 @@ impl LockManager {
         self.parts.table.unset_ready(idx);
         self.parts.void_ended(idx, MayHaveEnded::Any, |_| true);
         self.parts.forget_window(idx);
+        let moved = *decision == Decision::Moved;
+        let held = self.parts.state_mut(idx).map(|state| state.held.take_all(Happened::Deleted));
+        // What has moved is held where it is now.
+        self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
         state.plain_hold = None;
@@ -218,7 +225,11 @@ impl LockManager {
         if parts.demoted {
             return false;
         }
-        let gone = change == KeyChange::Gone;
+        let ended_by = match change {
+            KeyChange::Gone(happened) => Some(happened),
+            KeyChange::Changed => None,
+        };
+        let gone = ended_by.is_some();
         // If nobody here will take it, an external client may wait for the message that it is free.
         let was_granted = gone && parts.granted_keys.remove(lock);
         let known = if was_granted { Some(parts.table.find_or_insert(lock)) } else { parts.table.find(lock) };
@@ -237,6 +248,10 @@ impl LockManager {
         if let Some(state) = parts.state_mut(idx) {
             state.unannounced |= was_granted;
             state.plain_hold = None;
+            state.held.doubt(ended_by);
+            // Of those who are told it is counted then.
+            let counts = was_granted && ended_by == Some(Happened::Expired) && state.held.is_empty();
+            parts.leases_run_out += usize::from(counts);
         }
         // Nothing may be left to remember.
         parts.drop_if_idle(idx);
@@ -259,6 +274,7 @@ impl LockManager {
             parts.sessions.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.plain_hold = None;
+                state.held.doubt(None);
             }
             parts.table.set_ready(lock);
         }
@@ -298,7 +314,9 @@ impl LockManager {
         parts.table.clear_ready();
         parts.granted_keys = GrantedKeys::default();
         parts.sessions.suspend();
+        parts.notices.clear();
         for lock in parts.table.handles(None) {
+            parts.forget_held(lock);
             parts.void_grants(lock, |_| true);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);
@@ -386,6 +404,41 @@ impl LockManager {
         for lock in self.parts.fragile.next() {
             self.parts.table.set_ready(lock);
         }
+    }
+
+    /// Whether owners are told what happens to their holds ([`next_notice`](LockManager::next_notice)): to those that are granted
+    /// or renewed from now on.
+    pub(crate) fn tell_owners(&mut self, tells: bool) {
+        let parts = &mut self.parts;
+        if !std::mem::replace(&mut parts.tells_owners, tells) || tells {
+            return;
+        }
+        parts.notices = VecDeque::new();
+        for lock in parts.table.handles(None) {
+            parts.forget_held(lock);
+            let waited_for = |state: &LockState| !state.queue.is_empty() || state.fairness.has_subscribers();
+            if !parts.state(lock).is_some_and(waited_for) {
+                parts.forget_window(lock);
+            }
+            // What nobody waits for is looked at once more, and then forgotten.
+            parts.table.set_ready(lock);
+        }
+    }
+
+    /// The next of what owners are to be told and were not yet, in the order in which it was found out.
+    pub(crate) fn next_notice(&mut self) -> Option<Notice> {
+        while let Some(notice) = self.parts.notices.pop_front() {
+            // Who waited may have gone.
+            if notice.happened != Happened::Contended || self.waiting(notice.lock.as_ref()) > 0 {
+                return Some(notice);
+            }
+        }
+        None
+    }
+
+    /// How many leases ran out under their owners, as far as that is known: if owners are told, all that were granted here.
+    pub(crate) fn leases_run_out(&self) -> usize {
+        self.parts.leases_run_out
     }
 
     /// True if [`next_decision`](LockManager::next_decision) has any.
@@ -501,6 +554,9 @@ impl LockManager {
         self.parts.deadlines.shrink();
         if self.parts.decisions.is_empty() {
             self.parts.decisions.shrink_to(64);
+        }
+        if self.parts.notices.is_empty() {
+            self.parts.notices.shrink_to(64);
         }
     }
 }

@@ -51,7 +51,7 @@ fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
 }
 
 /// See [`LockManager::tables`](super::LockManager::tables).
-pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 17] {
+pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 18] {
     let (owners, requests) = parts.waiters.index_lens();
     let (connections, ended, sweeps) = parts.sessions.lens();
     let unannounced = parts.table.iter().filter(|(.., state)| state.unannounced).count();
@@ -72,6 +72,7 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 17] {
         (c"table_unannounced_locks", unannounced),
         (c"table_ready_locks", parts.table.ready_len()),
         (c"table_decisions", parts.decisions.len()),
+        (c"table_notices", parts.notices.len()),
         (c"table_granted_key_hints", parts.granted_keys.len()),
     ]
 }

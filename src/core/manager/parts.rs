@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
+use crate::core::held::Held;
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::Schedule;
 use crate::core::sessions::{MayHaveEnded, Sessions};
@@ -12,7 +13,7 @@ use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
 use crate::core::waiters::{Crossing, Wait, WaitState, Waiters};
-use crate::core::{Decision, Hold, LockId, MonoUs, Now, Owner, WaiterId, WallMs};
+use crate::core::{Decision, Happened, Hold, LockId, MonoUs, Notice, Now, Owner, WaiterId, WallMs};
 
 /// What is remembered about one lock, besides what its key holds.
 #[derive(Default)]
@@ -20,6 +21,7 @@ pub(super) struct LockState {
     pub(super) queue: WaitQueue,
     pub(super) fairness: Fairness,
     pub(super) unconfirmed: Unconfirmed,
+    pub(super) held: Held,
     /// Its hold, granted here, ended without a call: unless somebody takes it, that it is free must be announced.
     pub(super) unannounced: bool,
     /// The hold that is alone on the lock, plain and exclusive, as far as is known. The next call is likely to find it.
@@ -35,7 +37,7 @@ pub(super) struct Parts {
     /// When a wait is over.
     pub(super) deadlines: Schedule<MonoUs, WaiterId>,
     /// When the first lease ends of a lock that is held and that somebody waits for: natively or, as far as is known, as an
-    /// external client.
+    /// external client. Or of which the owners are to be told.
     pub(super) leases: Schedule<WallMs, LockIdx>,
     /// When a fairness window is over, or forgotten that there were subscribers.
     pub(super) windows: Schedule<MonoUs, LockIdx>,
@@ -51,6 +53,11 @@ pub(super) struct Parts {
     pub(super) windows_given: usize,
     pub(super) windows_used: usize,
     pub(super) decisions: VecDeque<(WaiterId, Decision)>,
+    /// Owners are told what happens to their holds.
+    pub(super) tells_owners: bool,
+    pub(super) notices: VecDeque<Notice>,
+    /// How many leases ran out under their owners, as far as that is known.
+    pub(super) leases_run_out: usize,
 }
 
 impl Parts {
@@ -73,6 +80,7 @@ impl Parts {
             state.queue.is_empty()
                 && state.fairness.is_idle()
                 && state.unconfirmed.is_empty()
+                && state.held.is_empty()
                 && !state.unannounced
                 && !self.table.is_ready(lock)
                 && self.leases.get(&lock).is_none()
@@ -93,8 +101,11 @@ impl Parts {
         self.windows.set(&lock, deadline);
     }
 
-    /// Sets when the first lease of a lock ends that somebody waits for.
+    /// Sets when the first lease of a lock ends; `None` if nobody waits for that, but maybe its owner, who is to be told.
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
+        if end.is_none() && self.state(lock).is_some_and(|state| !state.held.is_empty()) {
+            return;
+        }
         // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
         // more.
         if end.is_none_or(|end| self.leases.get(&lock).is_none_or(|planned| end < planned)) {
@@ -102,6 +113,33 @@ impl Parts {
         }
         if end.is_none() {
             self.fragile.remove(lock);
+        }
+    }
+
+    /// True if holds end with the next step on the lock, of which their owners know.
+    pub(super) fn ends_without_call(&self, lock: LockIdx) -> bool {
+        let Some(state) = self.table.get(lock).filter(|state| !state.held.is_empty()) else { return false };
+        state.unconfirmed.may_end() > 0 || self.sessions.closed(lock).next().is_some()
+    }
+
+    /// Owners are to be told what has happened to their holds.
+    pub(super) fn tell(&mut self, lock: LockIdx, happened: impl IntoIterator<Item = (Owner, Happened)>) {
+        let Some(name) = self.table.id(lock) else { return };
+        for (owner, happened) in happened {
+            self.leases_run_out += usize::from(happened == Happened::Expired);
+            self.notices.push_back(Notice { lock: name.clone(), owner, happened });
+        }
+    }
+
+    /// The owner's hold has ended. Returns whether it was known.
+    pub(super) fn take_held(&mut self, lock: LockIdx, owner: &Owner) -> bool {
+        self.table.get_mut(lock).is_some_and(|state| state.held.remove(owner))
+    }
+
+    /// What is known of a lock's holds is not so any more, or no matter of this server.
+    pub(super) fn forget_held(&mut self, lock: LockIdx) {
+        if let Some(state) = self.table.get_mut(lock) {
+            state.held = Held::default();
         }
     }
 

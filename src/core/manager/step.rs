@@ -12,8 +12,8 @@ use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, WaitState};
 use crate::core::{
-    Bind, Decision, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal, Reply,
-    Request, RequestId, Token, WaiterId, WallMs, Wants,
+    Bind, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal,
+    Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -95,8 +95,50 @@ impl<'a> Step<'a> {
 
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
+        self.notice_losses(lock);
+        let may_end = self.parts.ends_without_call(lock);
         self.revoke(lock);
         self.follow_connections(lock);
+        if may_end {
+            self.settle_held(lock, MayHaveEnded::Any);
+        }
+    }
+
+    /// Notes who has lost its hold since the last step.
+    fn notice_losses(&mut self, lock: LockIdx) {
+        let Some(state) = self.parts.state_mut(lock) else { return };
+        if state.held.is_empty() {
+            return;
+        }
+        let lost = state.held.take_lost(self.holders, self.now.wall);
+        self.parts.tell(lock, lost);
+    }
+
+    /// Everybody who holds the lock is to be told what happens to it.
+    pub(super) fn tell_holders(&mut self, happened: Happened) {
+        if !self.parts.tells_owners || self.holders.is_free() {
+            return;
+        }
+        let lock = self.known();
+        self.parts.tell(lock, self.holders.iter().map(|hold| (hold.owner.clone(), happened)));
+    }
+
+    /// The owner holds the lock, until then, and is told if it loses it.
+    #[inline(always)]
+    fn note_held(&mut self, owner: &Owner, end: WallMs) {
+        if self.parts.tells_owners {
+            let lock = self.known();
+            if let Some(state) = self.parts.state_mut(lock) {
+                state.held.insert(owner, end);
+            }
+        }
+    }
+
+    /// Those who hold nothing any more have given it back.
+    fn settle_held(&mut self, lock: LockIdx, who: MayHaveEnded<'_>) {
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.held.settle(who, self.holders);
+        }
     }
 
     /// Grants what can be granted by now.
@@ -129,6 +171,7 @@ impl<'a> Step<'a> {
     }
 
     fn put_away(&mut self, lock: LockIdx) -> InHand {
+        self.settle_held(lock, self.who);
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
@@ -189,7 +232,11 @@ impl<'a> Step<'a> {
         }
         let Some(state) = self.parts.state_mut(lock) else { return };
         for (owner, end) in state.unconfirmed.settle(self.holders, self.now) {
-            self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
+            if end >= self.now.wall {
+                self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
+            } else if self.parts.take_held(lock, &owner) {
+                self.parts.tell(lock, [(owner, Happened::Expired)]);
+            }
         }
     }
 
@@ -201,6 +248,7 @@ impl<'a> Step<'a> {
         let name = self.id();
         let set = self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
         for (owner, lease, end) in set {
+            self.note_held(&owner, end);
             self.parts.was_set(lock, &owner, Some((lease, end)), None);
         }
     }
@@ -374,6 +422,7 @@ impl<'a> Step<'a> {
             To::Waiter => set.lease.while_revocable(before_end),
         };
         self.holders.add(&request.owner, request.wants.mode, written, token);
+        self.note_held(&request.owner, written);
         // Also if the owner has taken it on another server before: here it is known to be a lock now.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
@@ -453,6 +502,7 @@ impl<'a> Step<'a> {
         if self.has_ended(id) {
             return;
         }
+        self.note_held(owner, end);
         if !self.lock.is_some_and(|lock| self.parts.sessions.has_bound(lock, owner, id)) {
             // Another server granted it, and may still believe that the hold depends on the first connection.
             // It will see that somebody else has changed the key, and doubt its binding.
@@ -510,6 +560,7 @@ impl<'a> Step<'a> {
 
     /// The owner has renewed its lease.
     pub(super) fn renewed(&mut self, owner: &Owner, lease: Lease, bind: Option<Bind>) {
+        self.note_held(owner, lease.end);
         self.parts.granted_keys.insert(self.name);
         self.set_lease(owner, lease);
         if let Some(bind) = bind {
@@ -570,13 +621,14 @@ impl<'a> Step<'a> {
     fn watch_lease(&mut self, lock: LockIdx) -> bool {
         let is_free = self.holders.is_free();
         let Some(state) = self.parts.state(lock) else { return false };
-        if state.queue.is_empty() && (is_free || !state.fairness.has_subscribers()) {
+        let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
+        if !is_waited_for && state.held.is_empty() {
             self.parts.schedule_lease(lock, None);
             return false;
         }
         let end = self.holders.first_end();
         self.parts.schedule_lease(lock, end);
-        if self.holders.outlives_its_field() {
+        if is_waited_for && self.holders.outlives_its_field() {
             self.parts.fragile.insert(lock);
         } else if !self.parts.fragile.is_empty() {
             self.parts.fragile.remove(lock);

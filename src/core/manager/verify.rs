@@ -39,8 +39,13 @@ impl LockManager {
                 state.fairness.deadline(),
                 "the window of {id:?} is not scheduled"
             );
-            let watched = !state.queue.is_empty() || state.fairness.has_subscribers();
+            let watched =
+                !state.queue.is_empty() || state.fairness.has_subscribers() || !state.held.is_empty();
             assert!(watched || parts.leases.get(&lock).is_none(), "{id:?} is watched for nobody");
+            assert!(
+                state.held.is_empty() || parts.table.is_ready(lock) || parts.leases.get(&lock).is_some(),
+                "nobody sees when a hold of {id:?} ends"
+            );
             assert!(!parts.is_idle(lock), "{id:?} is idle, and kept");
         }
         let known = |lock: LockIdx| assert!(parts.state(lock).is_some(), "an unknown lock is scheduled");

@@ -8,6 +8,8 @@ use super::*;
 pub(super) struct ModelLock {
     pub(super) holds: Vec<ModelHold>,
     pub(super) other: bool,
+    /// The owners that this server has granted it to, or has renewed for, and who hold it.
+    known: BTreeSet<usize>,
     /// In the order of arrival.
     pub(super) queue: Vec<ModelWaiter>,
     pub(super) counter: Option<i64>,
@@ -189,6 +191,8 @@ pub(super) struct Model {
     /// Holds, of a lock and by their number, that end as a connection has closed.
     closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
+    /// What owners are told: of which lock, and what has happened to it.
+    notices: Vec<(usize, usize, Happened)>,
 }
 
 impl ModelLock {
@@ -226,6 +230,7 @@ impl ModelLock {
     fn tidy(&mut self) {
         self.holds.retain(|hold| hold.exclusive + hold.shared > 0);
         let holders: Vec<usize> = self.holds.iter().map(|hold| hold.owner).collect();
+        self.known.retain(|owner| holders.contains(owner));
         self.unbind_but(|owner, _| holders.contains(owner));
     }
 }
@@ -304,8 +309,28 @@ impl Model {
 
     pub(super) fn expire(&mut self, lock: usize) {
         let now = self.now;
-        self.locks[lock].holds.retain(|hold| now <= hold.expires_at);
+        self.lose(lock, Happened::Expired, |hold| now > hold.expires_at);
         self.locks[lock].tidy();
+    }
+
+    /// Ends these holds, otherwise than by their owners, who are told.
+    fn lose(&mut self, at: usize, happened: Happened, lost: impl Fn(&ModelHold) -> bool) {
+        let lock = &mut self.locks[at];
+        for hold in lock.holds.extract_if(.., |hold| lost(hold)) {
+            // Of a break everybody is told.
+            if lock.known.remove(&hold.owner) || happened == Happened::Broken {
+                self.notices.push((at, hold.owner, happened));
+            }
+        }
+    }
+
+    /// What owners are to be told by now.
+    pub(super) fn take_notices(&mut self) -> Vec<(usize, usize, Happened)> {
+        let mut notices = std::mem::take(&mut self.notices);
+        notices.retain(|(lock, _, happened)| {
+            *happened != Happened::Contended || !self.locks[*lock].queue.is_empty()
+        });
+        notices
     }
 
     /// Ends the holds whose connection has closed, if their lease has not done that before.
@@ -338,6 +363,7 @@ impl Model {
             if binding.is_renewed() && binding.due_us <= now_us + interval(binding) / 4 {
                 let hold = lock.holds.iter_mut().find(|hold| hold.owner == *owner).unwrap();
                 hold.set_lease(None, Lease::AtLeast(now + binding.lease));
+                lock.known.insert(*owner);
                 binding.lease_end = hold.expires_at;
                 binding.due_us = now_us + interval(binding);
             }
@@ -376,6 +402,7 @@ impl Model {
                 token
             })
         });
+        lock.known.insert(call.owner);
         let hold = lock.of_mut(call.owner).unwrap();
         if call.shared {
             hold.shared += 1;
@@ -534,17 +561,18 @@ impl Model {
                 let call = Call { owner, lease, bind, max, ..Call::default() };
                 self.lease_was_set(lock, &call);
                 self.note_end(lock, owner);
+                self.locks[lock].known.insert(owner);
                 self.bind(lock, &call, Takes::All, now);
                 Some(Seen::Renewed(holds))
             }
             Op::Cancel { lock, owner, id } => Some(Seen::Cancelled(self.cancel(lock, owner, id))),
             Op::Break { lock } => {
                 let lost = self.locks[lock].holds.len();
-                self.locks[lock].holds.clear();
+                self.lose(lock, Happened::Broken, |_| true);
                 Some(Seen::Broken(lost))
             }
             Op::Delete { lock } => {
-                self.locks[lock].holds.clear();
+                self.lose(lock, Happened::Deleted, |_| true);
                 self.locks[lock].other = false;
                 None
             }
@@ -580,14 +608,14 @@ impl Model {
                 None
             }
             Op::Overwrite { lock } => {
-                self.locks[lock].holds.clear();
+                self.lose(lock, Happened::Deleted, |_| true);
                 self.locks[lock].other ^= true;
                 None
             }
             Op::Flush => {
-                for lock in &mut self.locks {
-                    lock.holds.clear();
-                    lock.other = false;
+                for lock in 0..LOCKS.len() {
+                    self.lose(lock, Happened::Deleted, |_| true);
+                    self.locks[lock].other = false;
                 }
                 None
             }
@@ -699,6 +727,8 @@ impl Model {
                     if !bound {
                         hold.set_lease(None, Lease::AtLeast(hold.expires_at + 1));
                     }
+                    self.locks[lock].known.insert(call.owner);
+                    let hold = self.locks[lock].of_mut(call.owner).unwrap();
                     // The binding is about the hold as it is, whoever set its lease.
                     hold.written = hold.expires_at;
                     self.bind(lock, call, Takes::Repeated, now);
@@ -728,6 +758,7 @@ impl Model {
             return Seen::Granted(reply);
         }
         let Some(ms) = block else { return Seen::Busy };
+        let waited = !locked.queue.is_empty();
         self.waiters_ever += 1;
         let id = WaiterId(self.waiters_ever);
         let deadline = (ms > 0).then(|| now + i64::try_from(ms).unwrap());
@@ -739,6 +770,10 @@ impl Model {
                 queue[at] = waiter;
             }
             None => queue.push(waiter),
+        }
+        if self.locks[lock].queue.len() == 1 && !waited {
+            let holders = self.locks[lock].holds.iter().map(|hold| (lock, hold.owner, Happened::Contended));
+            self.notices.extend(holders);
         }
         if self.waits_for_itself(lock, id) {
             self.locks[lock].queue.retain(|waiter| waiter.id != id);
@@ -887,6 +922,7 @@ impl Model {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
         self.decisions.extend(ended.into_iter().map(|waiter| (waiter.id, Decision::Demoted)));
+        self.locks.iter_mut().for_each(|lock| lock.known.clear());
         // What is on its way is left as it is.
         self.in_flight.clear();
         for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {

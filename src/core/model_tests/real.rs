@@ -92,6 +92,8 @@ pub(in crate::core) struct Real {
     pub(in crate::core) listeners: bool,
     /// The locks of which it was published that they are free, one by one.
     pub(in crate::core) messages: Vec<&'static [u8]>,
+    /// What owners were told.
+    pub(in crate::core) notices: Vec<Notice>,
 }
 
 impl Real {
@@ -115,6 +117,7 @@ impl Real {
             decisions: Vec::new(),
             listeners: false,
             messages: Vec::new(),
+            notices: Vec::new(),
         }
     }
 
@@ -131,7 +134,7 @@ impl Real {
                 if holders.expires_at().is_some_and(|at| time.wall > at) {
                     *holders = Holders::Free;
                     // The server raises `expired` for it.
-                    self.locks.key_changed(at(key), KeyChange::Gone, time);
+                    self.locks.key_changed(at(key), KeyChange::Gone(Happened::Expired), time);
                     return Ok(Holders::Free);
                 }
                 let mut holders = holders.clone();
@@ -185,6 +188,7 @@ impl Real {
     pub(in crate::core) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op).unwrap_or_else(Some);
         self.decisions.extend(self.locks.take_decisions());
+        self.take_notices();
         if let Op::Pause(false) = op {
             // The timer that was set again and again meanwhile.
             self.tick();
@@ -194,6 +198,12 @@ impl Real {
             self.fire();
         }
         seen
+    }
+
+    fn take_notices(&mut self) {
+        while let Some(notice) = self.locks.next_notice() {
+            self.notices.push(notice);
+        }
     }
 
     /// Fires the timer as often as it is due now.
@@ -213,6 +223,7 @@ impl Real {
             }
         }
         self.decisions.extend(self.locks.take_decisions());
+        self.take_notices();
         self.locks.verify();
     }
 
@@ -312,7 +323,7 @@ impl Real {
         match *op {
             Op::Delete { lock } => {
                 self.store(LOCKS[lock], Holders::Free);
-                self.locks.key_changed(at(LOCKS[lock]), KeyChange::Gone, time);
+                self.locks.key_changed(at(LOCKS[lock]), KeyChange::Gone(Happened::Deleted), time);
             }
             Op::Expire { lock, lease } => {
                 self.expire(LOCKS[lock], lease);
@@ -323,7 +334,7 @@ impl Real {
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
                 // RENAME over it raises an event.
-                self.locks.key_changed(at(key), KeyChange::Gone, time);
+                self.locks.key_changed(at(key), KeyChange::Gone(Happened::Deleted), time);
             }
             Op::External { lock, lease } => {
                 self.take(LOCKS[lock], lease);
