@@ -27,7 +27,7 @@ const TOLERANCE: f64 = 0.05;
 const TOLERANCE_OF_MANY: f64 = 0.08;
 /// What the others are compared with.
 const BASE: &Path = &paths::SET_DEL;
-const GUARDED: [&Path; 12] = [
+const GUARDED: [&Path; 13] = [
     &paths::PAIR,
     &paths::PAIR_SHARED,
     &paths::BESIDE_10,
@@ -35,6 +35,7 @@ const GUARDED: [&Path; 12] = [
     &paths::PAIR_FENCE,
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,
+    &paths::PAIR_TELLING,
     &paths::GUARD_SET,
     &paths::GUARD_TOKEN_SET,
     &paths::HAND_OVER,

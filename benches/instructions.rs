@@ -23,6 +23,7 @@ fn main() -> Outcome<()> {
         &paths::PAIR_ID,
         &paths::PAIR_WATCHDOG,
         &paths::PAIR_EPHEMERAL,
+        &paths::PAIR_TELLING,
         &paths::PAIR_SHARED,
         &paths::GUARD_SET,
         &paths::GUARD_TOKEN_SET,
@@ -67,6 +68,7 @@ fn main() -> Outcome<()> {
     for path in [&paths::PAIR_WATCHDOG, &paths::PAIR_EPHEMERAL] {
         compare(path, &paths::SET_DEL, Target::AtMost(2.0));
     }
+    compare(&paths::PAIR_TELLING, &paths::PAIR, Target::None);
     for path in [&paths::GUARD_SET, &paths::GUARD_TOKEN_SET] {
         compare(path, &paths::PLAIN[2][0], Target::AtMost(2.2));
     }

@@ -71,10 +71,11 @@ fn main() -> Outcome<()> {
         slept_alone.0.extend(measure(&mut server, |server| release(server, 1, Sleeping))?.0);
         slept_queued.0.extend(measure(&mut server, |server| release(server, waiters, Sleeping))?.0);
     }
-    eprintln!("waits and leases, about {} s", 4 * some() * 27 / 1000);
+    eprintln!("waits and leases, about {} s", 5 * some() * 27 / 1000);
     let sleeps = sleep_in_this_process()?;
     let waits = measure(&mut server, wait_deadline)?;
     let leases = measure(&mut server, lease_end)?;
+    let told = measure(&mut server, owner_told)?;
     let (crowded, expired) = measure(&mut server, lease_end_among_others)?;
 
     println!("client and server on the same machine, whose load was {load_before}, in the end {}\n", load());
@@ -92,6 +93,7 @@ fn main() -> Outcome<()> {
         ("sleep(n) in this process, for comparison, later by", &sleeps),
         ("BLOCK n -> nil, later than n ms by", &waits),
         ("lease is over -> the waiter has its reply, later by", &leases),
+        ("lease is over -> its owner is told, later by", &told),
         (&crowded_name, &crowded),
     ]);
     println!();
@@ -99,6 +101,7 @@ fn main() -> Outcome<()> {
         println!("{} waiters are not possible here: raise `ulimit -n`", thousands(WAITERS));
     }
     println!("a wait ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&waits));
+    println!("an owner is told within {PROMISE:?} on an idle server, and never early: {}", verdict(&told));
     println!("a lease ends within {PROMISE:?} on an idle server, and never early: {}", verdict(&leases));
 
     let line = |name: &str, samples: &Samples| Line { name: name.to_owned(), points: samples.distribution() };
@@ -127,6 +130,7 @@ fn main() -> Outcome<()> {
     let promise = Target::AtMost(PROMISE.as_secs_f64() * 1e6);
     results.limit("latency: a wait ends late by at most", Unit::Micros, waits.max(), None, promise);
     results.limit("latency: a lease ends late by at most", Unit::Micros, leases.max(), None, promise);
+    results.limit("latency: an owner is told late by at most", Unit::Micros, told.max(), None, promise);
     results.finish(&mut server)
 }
 
@@ -232,6 +236,25 @@ fn lease_end(server: &mut Server) -> Outcome<Samples> {
         std::mem::swap(&mut holder, &mut waiter);
         Ok(since(lease_end, read))
     })
+}
+
+/// How much later than the end of its lease, as the server tells it, an owner is told of it. Nobody waits for the lock.
+fn owner_told(server: &mut Server) -> Outcome<Samples> {
+    redis::cmd("CONFIG").arg(&["SET", "lock.events", "yes"]).query::<()>(&mut server.control)?;
+    let (mut holder, mut told) = (server.peer("a", Sleeping)?, server.peer("b", Sleeping)?);
+    let channel = format!("lock:event:{{{KEY}}}");
+    told.send(&packed(&format!("SUBSCRIBE {channel}")))?;
+    told.reply(&format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len()))?;
+    let message = format!("*3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n$9\r\nexpired a\r\n", channel.len());
+    let samples = take(some(), |number| {
+        pause(number);
+        holder.take_lock(varied_ms(number))?;
+        let lease_end = server.expires_at(KEY)?;
+        let read = told.reply(&message)?;
+        Ok(since(lease_end, read))
+    })?;
+    redis::cmd("CONFIG").arg(&["SET", "lock.events", "no"]).query::<()>(&mut server.control)?;
+    Ok(samples)
 }
 
 /// The same while the server has other keys to expire all the time; and how many those were.

@@ -30,6 +30,7 @@ fn main() -> Outcome<()> {
 fn locks(results: &mut Results) -> Outcome<()> {
     let count = unless_quick(100_000, 10_000);
     let (mut bare, mut server) = (Setup::new().without_module().start()?, Server::start()?);
+    let mut telling = Setup::new().option("lock.events", "yes").start()?;
     let grown =
         |server: &mut Server, command: &str| -> Outcome<f64> {
             server.clear()?;
@@ -49,8 +50,10 @@ fn locks(results: &mut Results) -> Outcome<()> {
     // What is allocated once is in none of them.
     grown(&mut bare, &set)?;
     grown(&mut server, &acquire)?;
+    grown(&mut telling, &acquire)?;
     let hash = grown(&mut bare, &set)?;
     let lock = grown(&mut server, &acquire)?;
+    let told = grown(&mut telling, &acquire)?;
     let watched = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 WATCHDOG"))?;
     let fenced = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 FENCE"))?;
     let shared = grown(&mut server, &format!("LOCK.ACQUIRE lock:# {OWNER} PX 600000 SHARED"))?;
@@ -59,6 +62,7 @@ fn locks(results: &mut Results) -> Outcome<()> {
     results.ratio("memory: a lock", Unit::Bytes, lock, (name, hash), Target::AtMost(1.01));
     results.ratio("memory: a shared lock", Unit::Bytes, shared, (name, hash), Target::None);
     results.ratio("memory: a fenced lock, with its counter", Unit::Bytes, fenced, (name, hash), Target::None);
+    results.value("memory: lock.events yes, for each lock held", Unit::Bytes, told - lock);
     results.value("memory: a watchdog, beside its lock", Unit::Bytes, watched - lock);
 
     bare.clear()?;

@@ -4,6 +4,7 @@
 //! redis.conf know it by the same name: the server puts the module's name and a dot in front of a setting's.
 
 use std::ffi::CStr;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::error::shown;
@@ -125,8 +126,8 @@ pub(crate) fn request_ttl() -> i64 {
 }
 
 /// For how many milliseconds a watchdog renews if the call that asks for it does not say so, if there is a limit.
-pub(crate) fn max_watchdog() -> Option<i64> {
-    Some(MAX_WATCHDOG.load(Ordering::Relaxed)).filter(|max| *max > 0)
+pub(crate) fn max_watchdog() -> Option<NonZeroU64> {
+    NonZeroU64::new(MAX_WATCHDOG.load(Ordering::Relaxed).unsigned_abs())
 }
 
 /// How many milliseconds nothing is granted after locks may have been forgotten, if that is so.

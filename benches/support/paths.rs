@@ -37,6 +37,8 @@ pub enum Stage {
     WithReaders(usize),
     /// With the module, and the lock `held` is the owner's, whose fencing counter is at 5.
     WithHold,
+    /// With the module, which tells owners what happens to their holds.
+    Telling,
     /// With the AOF on, synced every second, and a replica; without the module.
     BareLogged,
     Logged,
@@ -55,7 +57,8 @@ pub enum Calls {
 
 use Calls::Alone;
 use Stage::{
-    Bare, BareLogged, Logged, LoggedQuiet, WithEmptyModule, WithHold, WithModule, WithReaders, WithWaiter,
+    Bare, BareLogged, Logged, LoggedQuiet, Telling, WithEmptyModule, WithHold, WithModule, WithReaders,
+    WithWaiter,
 };
 
 const SET_AND_DEL: Calls = Alone(&["SET k $owner NX PX 30000", "DEL k"]);
@@ -69,6 +72,8 @@ pub const SET_COMPARE: Path = Path {
     calls: Alone(&["SET k $owner NX PX 30000", "EVALSHA sha:compare_and_delete 1 k $owner"]),
 };
 pub const PAIR: Path = Path { name: "ACQUIRE + RELEASE", stage: WithModule, calls: LOCK };
+pub const PAIR_TELLING: Path =
+    Path { name: "ACQUIRE + RELEASE, lock.events yes", stage: Telling, calls: LOCK };
 const fn pair(name: &'static str, calls: &'static [&'static str]) -> Path {
     Path { name, stage: WithModule, calls: Alone(calls) }
 }
@@ -155,6 +160,7 @@ impl Stage {
             Bare | BareLogged => setup = setup.without_module(),
             WithEmptyModule => setup = setup.without_module().option("loadmodule", &empty_module()?),
             WithModule | WithWaiter | WithReaders(_) | WithHold | Logged => {}
+            Telling => setup = setup.option("lock.events", "yes"),
             LoggedQuiet => setup = setup.option("lock.publish-replicas", "no"),
         }
         if matches!(self, BareLogged | Logged | LoggedQuiet) {

@@ -1,6 +1,6 @@
 //! A cursor over the arguments of a command.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use crate::config::{self, MAX_MS};
 use crate::core::{Bind, ConnectionId, Refusal, RequestId, Token};
@@ -24,7 +24,7 @@ const LONGEST_NUMBER: usize = 18;
 #[derive(Default)]
 pub(super) struct ByConnection {
     watchdog: Option<()>,
-    max_ms: Option<i64>,
+    max_ms: Option<NonZeroU64>,
     ephemeral: Option<()>,
 }
 
@@ -259,8 +259,8 @@ impl<'a> Cursor<'a> {
         if option.eq_ignore_ascii_case(b"WATCHDOG") {
             self.once("WATCHDOG", &mut given.watchdog, ())?;
         } else if option.eq_ignore_ascii_case(b"MAX") {
-            let max_ms = self.integer("MAX", 1, MAX_MS)?;
-            self.once("MAX", &mut given.max_ms, max_ms)?;
+            let max_ms = NonZeroU64::new(self.integer("MAX", 1, MAX_MS)?.unsigned_abs());
+            self.once("MAX", &mut given.max_ms, max_ms.unwrap_or(NonZeroU64::MAX))?;
         } else if option.eq_ignore_ascii_case(b"EPHEMERAL") {
             self.once("EPHEMERAL", &mut given.ephemeral, ())?;
         } else {

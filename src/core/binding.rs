@@ -113,7 +113,7 @@ impl Binding {
         if watchdog {
             let_go(&mut self.watchdogs);
             insert(&mut self.watchdogs, connection);
-            let until = max_ms.map(|ms| since.saturating_add(ms.unsigned_abs().saturating_mul(1000)));
+            let until = max_ms.map(|ms| since.saturating_add(ms.get().saturating_mul(1000)));
             self.renewed_until = match (takes, first) {
                 (Takes::Part | Takes::Repeated, _) if !was_renewed => until,
                 // The age of the hold counts from its grant, not from when that was told again.

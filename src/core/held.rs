@@ -44,10 +44,14 @@ pub(crate) struct Notice {
     pub(crate) happened: Happened,
 }
 
-/// Those holds.
+/// Those holds. Mostly there are none, as nobody is told: then it is next to nothing.
 #[derive(Default)]
-pub(super) struct Held {
-    /// When each owner's lease ended when that was seen last.
+pub(super) struct Held(Option<Box<Known>>);
+
+/// Some holds.
+#[derive(Default)]
+struct Known {
+    /// When each owner's lease ended when that was seen last. There is at least one.
     ends: Few<Owner, WallMs>,
     /// None of them ends before that by its lease.
     first_end: WallMs,
@@ -59,75 +63,78 @@ pub(super) struct Held {
 
 impl Held {
     pub(super) fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.0.is_none()
     }
 
     /// This owner was granted the lock, or has renewed its lease. [`Held::settle`] follows.
     pub(super) fn insert(&mut self, owner: &Owner, end: WallMs) {
-        match self.ends.get_mut(owner) {
-            Some(known) => *known = end,
-            None => self.ends.insert(owner.clone(), end),
+        let known = self.0.get_or_insert_default();
+        match known.ends.get_mut(owner) {
+            Some(before) => *before = end,
+            None => known.ends.insert(owner.clone(), end),
         }
     }
 
     /// This owner's hold has ended. Returns whether it was known.
     pub(super) fn remove(&mut self, owner: &Owner) -> bool {
-        self.ends.remove(owner).is_some()
+        let removed = self.0.as_mut().is_some_and(|known| known.ends.remove(owner).is_some());
+        self.drop_if_empty();
+        removed
+    }
+
+    fn drop_if_empty(&mut self) {
+        self.0.take_if(|known| known.ends.is_empty());
     }
 
     /// A foreign write has changed the key, and maybe ended all holds on it.
     pub(super) fn doubt(&mut self, ended_by: Option<Happened>) {
-        if !self.is_empty() {
-            self.doubtful = true;
-            self.ended_by = self.ended_by.or(ended_by);
+        if let Some(known) = &mut self.0 {
+            known.doubtful = true;
+            known.ended_by = known.ended_by.or(ended_by);
         }
     }
 
     /// Takes out those who hold the lock no more, of whom nobody has given it back. To be called with what the key holds, before
     /// anything is changed.
     pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, Happened)> {
-        if self.is_empty() || (!self.doubtful && now <= self.first_end) {
+        let Some(known) = self.0.as_mut().filter(|known| known.doubtful || now > known.first_end) else {
             return Vec::new();
-        }
-        let ended_by = self.ended_by.take();
-        self.doubtful = false;
+        };
+        let ended_by = known.ended_by.take();
+        known.doubtful = false;
         let gone = |owner: &Owner| holders.of(owner.as_bytes()).is_none();
-        let lost = self.ends.iter().filter(|(owner, _)| gone(owner)).map(|(owner, end)| {
+        let lost = known.ends.iter().filter(|(owner, _)| gone(owner)).map(|(owner, end)| {
             let by_lease = if *end < now { Happened::Expired } else { Happened::Deleted };
             (owner.clone(), ended_by.unwrap_or(by_lease))
         });
         let lost: Vec<_> = lost.collect();
-        for (owner, _) in &lost {
-            self.ends.remove(owner);
-        }
         self.settle(MayHaveEnded::Any, holders);
         lost
     }
 
     /// Takes out all, as they were lost by this.
     pub(super) fn take_all(&mut self, happened: Happened) -> Vec<(Owner, Happened)> {
-        let all = std::mem::take(self);
-        all.ends.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
+        let known = self.0.take().unwrap_or_default();
+        known.ends.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
     }
 
     /// A step has changed the holders: those who hold the lock no more have given it back. Their leases end as they do now.
     pub(super) fn settle(&mut self, who: MayHaveEnded<'_>, holders: &Holders) {
-        if self.is_empty() {
-            return;
-        }
+        let Some(known) = &mut self.0 else { return };
         let end_of = |owner: &Owner| holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         match who {
-            MayHaveEnded::Of(owner) => match (end_of(owner), self.ends.get_mut(owner)) {
-                (Some(end), Some(known)) => *known = end,
-                (None, Some(_)) => drop(self.ends.remove(owner)),
+            MayHaveEnded::Of(owner) => match (end_of(owner), known.ends.get_mut(owner)) {
+                (Some(end), Some(before)) => *before = end,
+                (None, Some(_)) => drop(known.ends.remove(owner)),
                 (_, None) => {}
             },
-            MayHaveEnded::Any => self.ends.retain(|owner, known| {
+            MayHaveEnded::Any => known.ends.retain(|owner, before| {
                 let end = end_of(owner);
-                *known = end.unwrap_or(*known);
+                *before = end.unwrap_or(*before);
                 end.is_some()
             }),
         }
-        self.first_end = holders.first_end().unwrap_or(WallMs::MAX);
+        known.first_end = holders.first_end().unwrap_or(WallMs::MAX);
+        self.drop_if_empty();
     }
 }

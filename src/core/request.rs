@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::num::NonZeroU64;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
@@ -108,7 +109,7 @@ pub(crate) struct Bind {
     /// As long as it is open, the lease is renewed.
     pub(crate) watchdog: bool,
     /// For how many milliseconds from the grant, or from the renewal that asks for it, if there is a limit.
-    pub(crate) max_ms: Option<i64>,
+    pub(crate) max_ms: Option<NonZeroU64>,
     /// When it closes, the hold ends.
     pub(crate) ephemeral: bool,
 }

@@ -103,7 +103,8 @@ impl Parts {
 
     /// Sets when the first lease of a lock ends; `None` if nobody waits for that, but maybe its owner, who is to be told.
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
-        if end.is_none() && self.state(lock).is_some_and(|state| !state.held.is_empty()) {
+        if end.is_none() && self.tells_owners && self.state(lock).is_some_and(|state| !state.held.is_empty())
+        {
             return;
         }
         // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
@@ -128,6 +129,14 @@ impl Parts {
         for (owner, happened) in happened {
             self.leases_run_out += usize::from(happened == Happened::Expired);
             self.notices.push_back(Notice { lock: name.clone(), owner, happened });
+        }
+    }
+
+    /// The owner holds the lock, until then, and is told if it loses it.
+    #[cold]
+    pub(super) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, end: WallMs) {
+        if let Some(state) = self.table.get_mut(lock) {
+            state.held.insert(owner, end);
         }
     }
 

@@ -95,23 +95,21 @@ impl<'a> Step<'a> {
 
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
-        self.notice_losses(lock);
-        let may_end = self.parts.ends_without_call(lock);
+        let ends_some = self.parts.tells_owners && self.notice_losses(lock);
         self.revoke(lock);
         self.follow_connections(lock);
-        if may_end {
+        if ends_some {
             self.settle_held(lock, MayHaveEnded::Any);
         }
     }
 
-    /// Notes who has lost its hold since the last step.
-    fn notice_losses(&mut self, lock: LockIdx) {
-        let Some(state) = self.parts.state_mut(lock) else { return };
-        if state.held.is_empty() {
-            return;
-        }
+    /// Notes who has lost its hold since the last step. Returns whether this one may end some without a call.
+    #[cold]
+    fn notice_losses(&mut self, lock: LockIdx) -> bool {
+        let Some(state) = self.parts.state_mut(lock) else { return false };
         let lost = state.held.take_lost(self.holders, self.now.wall);
         self.parts.tell(lock, lost);
+        self.parts.ends_without_call(lock)
     }
 
     /// Everybody who holds the lock is to be told what happens to it.
@@ -128,13 +126,12 @@ impl<'a> Step<'a> {
     fn note_held(&mut self, owner: &Owner, end: WallMs) {
         if self.parts.tells_owners {
             let lock = self.known();
-            if let Some(state) = self.parts.state_mut(lock) {
-                state.held.insert(owner, end);
-            }
+            self.parts.insert_held(lock, owner, end);
         }
     }
 
     /// Those who hold nothing any more have given it back.
+    #[cold]
     fn settle_held(&mut self, lock: LockIdx, who: MayHaveEnded<'_>) {
         if let Some(state) = self.parts.state_mut(lock) {
             state.held.settle(who, self.holders);
@@ -171,7 +168,9 @@ impl<'a> Step<'a> {
     }
 
     fn put_away(&mut self, lock: LockIdx) -> InHand {
-        self.settle_held(lock, self.who);
+        if self.parts.tells_owners {
+            self.settle_held(lock, self.who);
+        }
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);

@@ -8,6 +8,7 @@ mod model;
 pub(in crate::core) mod real;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -72,7 +73,7 @@ fn bind_of(bind: Option<(u64, bool, bool)>, max_ms: Option<i64>) -> Option<Bind>
     bind.map(|(connection, watchdog, ephemeral)| Bind {
         connection: ConnectionId(connection),
         watchdog,
-        max_ms,
+        max_ms: max_ms.and_then(|ms| NonZeroU64::new(ms.unsigned_abs())),
         ephemeral,
     })
 }
