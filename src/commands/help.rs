@@ -6,22 +6,25 @@ use crate::error::Error;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
-const LINES: [&CStr; 44] = [
+const LINES: [&CStr; 47] = [
     c"LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
     c"ACQUIRE <key> <owner|*> [PX <milliseconds> | EX <seconds>] [BLOCK <milliseconds>]",
-    c"    [SHARED] [FENCE] [WATCHDOG] [EPHEMERAL] [REPLICAS <n> [WITHIN <milliseconds>]] [ID <request>]",
+    c"    [SHARED] [ONCE] [FENCE] [WATCHDOG [MAX <milliseconds>]] [EPHEMERAL]",
+    c"    [REPLICAS <n> [WITHIN <milliseconds>]] [ID <request>]",
     c"    Take a lock: the owner's hold count, or nil if somebody else holds it.",
     c"    * makes a random owner.",
     c"    BLOCK waits in the server, 0 without limit.",
     c"    SHARED lets in other owners that say so too.",
+    c"    ONCE is not re-entrant: the owner's own hold is in its way, too.",
     c"    FENCE asks for a token that is greater than all before.",
-    c"    WATCHDOG renews the lease as long as this connection is open.",
+    c"    WATCHDOG renews the lease as long as this connection is open,",
+    c"    and until the hold is MAX old.",
     c"    EPHEMERAL releases the lock when this connection closes.",
     c"    REPLICAS answers when so many replicas have acknowledged it, or undoes it.",
     c"    ID makes a repeated call do nothing and get the first one's answer.",
     c"RELEASE <key> <owner> [PX <milliseconds> | EX <seconds>] [SHARED | ALL] [ID <request>]",
     c"    Give back one hold, a shared one, or all: the holds that are left.",
-    c"RENEW <key> <owner> [PX <milliseconds> | EX <seconds>] [WATCHDOG] [EPHEMERAL]",
+    c"RENEW <key> <owner> [PX <milliseconds> | EX <seconds>] [WATCHDOG [MAX <milliseconds>]] [EPHEMERAL]",
     c"    [REPLICAS <n> [WITHIN <milliseconds>]]",
     c"    Set the lease anew: the hold count.",
     c"CANCEL <key> <owner> ID <request>",

@@ -1,4 +1,4 @@
-//! `counter` and `fencing` of `examples/`, as a reader would run them, on a real server.
+//! `counter`, `fencing` and `losing` of `examples/`, as a reader would run them, on a real server.
 
 use std::process::Command;
 
@@ -13,6 +13,7 @@ crate::on_every_server!(
     rust_reports_a_lost_lock,
     python_reports_a_lost_lock,
     a_token_keeps_a_late_write_out,
+    a_worker_stops_when_it_loses_its_lock,
     the_page_on_fencing_does_what_it_says,
 );
 
@@ -69,6 +70,22 @@ fn a_token_keeps_a_late_write_out(flavor: Flavor) {
 }
 
 /// Every shell script of the page is followed by what it prints.
+fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
+    let server = Server::with_module_args(flavor, &["lock.events", "yes"], &[]);
+    let mut program = rust("losing");
+    program.args(["--url", &format!("redis://127.0.0.1:{}", server.port)]);
+    let output = Run::spawn(program).finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    for told in [
+        "somebody breaks the lock: 'broken', and the worker stops after ",
+        "somebody deletes the key: 'deleted', and the worker stops after ",
+        "the hold is as old as it may become: 'expired', and the worker stops after ",
+    ] {
+        assert!(printed.stdout.contains(told), "{printed}");
+    }
+}
+
 fn the_page_on_fencing_does_what_it_says(flavor: Flavor) {
     let page = include_str!("../../docs/fencing.md");
     let server = Server::with_module(flavor, &[]);
