@@ -44,6 +44,8 @@ pub(super) struct Bound {
     id: RequestId,
     connection: ConnectionId,
     ephemeral: bool,
+    /// When the hold was granted.
+    since: MonoUs,
     /// Until when its reply is remembered.
     until: MonoUs,
 }
@@ -99,7 +101,10 @@ impl Binding {
         }
         let before = self.connections();
         let first = self.requests.iter().position(|request| Some(&request.id) == id);
-        let first = first.map(|at| self.requests.swap_remove(at).connection);
+        let first = first.map(|at| self.requests.swap_remove(at));
+        // The age of a hold counts from its grant, not from when that was told again.
+        let since = first.as_ref().filter(|_| takes == Takes::Repeated).map_or(since, |first| first.since);
+        let first = first.map(|first| first.connection);
         if let Some(first) = first.filter(|_| takes == Takes::Part) {
             insert(&mut self.plain, first);
         }
@@ -114,14 +119,9 @@ impl Binding {
             let_go(&mut self.watchdogs);
             insert(&mut self.watchdogs, connection);
             let until = max_ms.map(|ms| since.saturating_add(ms.get().saturating_mul(1000)));
-            self.renewed_until = match (takes, first) {
-                (Takes::Part | Takes::Repeated, _) if !was_renewed => until,
-                // The age of the hold counts from its grant, not from when that was told again.
-                (Takes::Repeated, Some(_)) => self.renewed_until,
-                // Each was promised its time.
-                (Takes::Part | Takes::Repeated, _) => self.renewed_until.zip(until).map(|(a, b)| a.max(b)),
-                (Takes::All, _) => until,
-            };
+            // Each was promised its time.
+            let later = || self.renewed_until.zip(until).map(|(one, other)| one.max(other));
+            self.renewed_until = if was_renewed && takes != Takes::All { later() } else { until };
         }
         if ephemeral {
             let_go(&mut self.ephemeral);
@@ -130,7 +130,7 @@ impl Binding {
         self.forget_requests(now.mono);
         if let Some(id) = id {
             let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
-            self.requests.push(Bound { id: id.clone(), connection, ephemeral, until });
+            self.requests.push(Bound { id: id.clone(), connection, ephemeral, since, until });
             self.sweep_at.get_or_insert(rounded(until));
         } else {
             insert(&mut self.plain, connection);

@@ -60,6 +60,14 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Few::None => 0,
+            Few::One(..) => 1,
+            Few::Many(many) => many.len(),
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         matches!(self, Few::None)
     }
@@ -110,7 +118,12 @@ mod tests {
         assert!(few.is_empty() && few.remove(&1).is_none());
         few.insert(1, 'a');
         few.insert(1, 'b');
-        assert!(matches!(few, Few::One(1, 'b')) && few.get(&2).is_none() && few.remove(&2).is_none());
+        assert!(
+            few.len() == 1
+                && matches!(few, Few::One(1, 'b'))
+                && few.get(&2).is_none()
+                && few.remove(&2).is_none()
+        );
         few.insert(2, 'c');
         *few.get_mut(&1).unwrap() = 'd';
         assert_eq!(few.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>(), [(1, 'd'), (2, 'c')]);

@@ -44,6 +44,9 @@ pub(crate) struct Notice {
     pub(crate) happened: Happened,
 }
 
+/// So many are compared with the key at each step, in case that fields were removed without a word.
+const FEW: usize = 4;
+
 /// Those holds. Mostly there are none, as nobody is told: then it is next to nothing.
 #[derive(Default)]
 pub(super) struct Held(Option<Box<Known>>);
@@ -68,7 +71,8 @@ impl Held {
 
     /// This owner was granted the lock, or has renewed its lease. [`Held::settle`] follows.
     pub(super) fn insert(&mut self, owner: &Owner, end: WallMs) {
-        let known = self.0.get_or_insert_default();
+        let known = self.0.get_or_insert_with(|| Box::new(Known { first_end: end, ..Known::default() }));
+        known.first_end = known.first_end.min(end);
         match known.ends.get_mut(owner) {
             Some(before) => *before = end,
             None => known.ends.insert(owner.clone(), end),
@@ -94,18 +98,26 @@ impl Held {
         }
     }
 
+    /// When the first of their leases ends, or will have ended.
+    pub(super) fn first_end(&self) -> Option<WallMs> {
+        self.0.as_ref().map(|known| known.first_end)
+    }
+
     /// Takes out those who hold the lock no more, of whom nobody has given it back. To be called with what the key holds, before
     /// anything is changed.
     pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, Happened)> {
-        let Some(known) = self.0.as_mut().filter(|known| known.doubtful || now > known.first_end) else {
-            return Vec::new();
+        // A crowd is walked through only if there may be a reason for that.
+        let may_be_lost = |known: &&mut Box<Known>| {
+            let len = known.ends.len();
+            known.doubtful || now > known.first_end || len <= FEW || len > holders.len()
         };
+        let Some(known) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
         let ended_by = known.ended_by.take();
         known.doubtful = false;
         let gone = |owner: &Owner| holders.of(owner.as_bytes()).is_none();
         let lost = known.ends.iter().filter(|(owner, _)| gone(owner)).map(|(owner, end)| {
-            let by_lease = if *end < now { Happened::Expired } else { Happened::Deleted };
-            (owner.clone(), ended_by.unwrap_or(by_lease))
+            let happened = if *end < now { Happened::Expired } else { ended_by.unwrap_or(Happened::Deleted) };
+            (owner.clone(), happened)
         });
         let lost: Vec<_> = lost.collect();
         self.settle(MayHaveEnded::Any, holders);
@@ -118,23 +130,36 @@ impl Held {
         known.ends.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
     }
 
+    /// Takes out all, if it was told what they were lost by.
+    pub(super) fn take_ended(&mut self) -> Vec<(Owner, Happened)> {
+        let ended_by = self.0.as_ref().and_then(|known| known.ended_by);
+        ended_by.map_or(Vec::new(), |happened| self.take_all(happened))
+    }
+
     /// A step has changed the holders: those who hold the lock no more have given it back. Their leases end as they do now.
     pub(super) fn settle(&mut self, who: MayHaveEnded<'_>, holders: &Holders) {
         let Some(known) = &mut self.0 else { return };
         let end_of = |owner: &Owner| holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         match who {
             MayHaveEnded::Of(owner) => match (end_of(owner), known.ends.get_mut(owner)) {
-                (Some(end), Some(before)) => *before = end,
+                (Some(end), Some(before)) => {
+                    *before = end;
+                    known.first_end = known.first_end.min(end);
+                }
                 (None, Some(_)) => drop(known.ends.remove(owner)),
                 (_, None) => {}
             },
-            MayHaveEnded::Any => known.ends.retain(|owner, before| {
-                let end = end_of(owner);
-                *before = end.unwrap_or(*before);
-                end.is_some()
-            }),
+            MayHaveEnded::Any => {
+                known.first_end = WallMs::MAX;
+                let first_end = &mut known.first_end;
+                known.ends.retain(|owner, before| {
+                    let Some(end) = end_of(owner) else { return false };
+                    *before = end;
+                    *first_end = end.min(*first_end);
+                    true
+                });
+            }
         }
-        known.first_end = holders.first_end().unwrap_or(WallMs::MAX);
         self.drop_if_empty();
     }
 }

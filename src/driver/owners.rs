@@ -4,6 +4,7 @@
 //! the middle of its reply. So it is done when the timer fires, which is then at once.
 
 use super::state::with;
+use super::subscriptions;
 use crate::config;
 use crate::keyspace::channel;
 use crate::server::Ctx;
@@ -14,6 +15,7 @@ const BATCH: usize = 100;
 /// Owners are told, or are not any more, as the setting is now.
 pub(super) fn follow_setting(ctx: Ctx<'_>) {
     with(ctx, |driver| driver.locks.tell_owners(config::events()));
+    subscriptions::listen_to_fields(ctx);
 }
 
 /// Tells owners what they are to be told by now, as long as there is time.

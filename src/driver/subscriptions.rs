@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use super::quarantine;
 use super::state::with;
+use crate::config;
 use crate::core::{Happened, KeyChange, LockRef};
 use crate::keyspace::kept;
 use crate::server::events::{self, KeyspaceEvents};
@@ -11,6 +12,9 @@ use crate::server::{messages, notify, propagation, version, Ctx, ServerCell};
 
 /// A lock has been used: see [`listen`].
 static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// The fields of hashes are listened to.
+static HEARS_FIELDS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// What the server tells about keys.
 pub(super) struct KeyEvents;
@@ -59,6 +63,7 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     if !events::listen_to_keys::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
     }
+    listen_to_fields(ctx);
     // From now on nothing is said that nobody hears, as far as the server lets us know.
     if let Some(server) = version::server_version() {
         notify::start(ctx, server);
@@ -76,6 +81,13 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     });
 }
 
+/// Listens to what strangers do to the fields of locks, once any lock has been used: owners are to be told of that.
+pub(super) fn listen_to_fields(ctx: Ctx<'_>) {
+    if config::events() && LISTENS.get(ctx).get() && !HEARS_FIELDS.get(ctx).replace(true) {
+        events::listen_to_fields::<KeyEvents>(ctx);
+    }
+}
+
 /// Listens to changes of this server's role.
 pub(super) fn listen_to_role(ctx: Ctx<'_>) {
     if !events::listen_to_role(ctx, role_changed) {
@@ -88,6 +100,7 @@ pub(super) fn forget(ctx: Ctx<'_>) {
     events::forget(ctx);
     messages::stop(ctx);
     LISTENS.get(ctx).set(false);
+    HEARS_FIELDS.get(ctx).set(false);
 }
 
 /// This server has become the primary, or has ceased to be it.

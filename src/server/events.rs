@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use redis_module::raw;
 
 use crate::server::muted::is_muted;
-use crate::server::notify::GENERIC;
+use crate::server::notify::{GENERIC, HASH};
 use crate::server::subscribe::{self, listen, tell, Listener};
 use crate::server::{enter, event_loop, propagation, selected_database, string, Ctx, ServerCell, OK};
 
@@ -22,6 +22,18 @@ pub(crate) trait KeyspaceEvents {
 /// Subscribes to the events of keys by which a lock can become free. False if the server refuses. To be done when the first
 /// lock is used: from then on each `DEL` and the like costs the server something.
 pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
+    // Not all classes: a handler for all of them costs every SET.
+    let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    listen_to_classes::<E>(ctx, classes)
+}
+
+/// Subscribes to what happens to the fields of hashes, too. False if the server refuses. From then on each change of a hash costs the
+/// server something, and some servers cannot end that.
+pub(crate) fn listen_to_fields<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
+    listen_to_classes::<E>(ctx, HASH)
+}
+
+fn listen_to_classes<E: KeyspaceEvents>(ctx: Ctx<'_>, classes: c_int) -> bool {
     unsafe extern "C" fn key<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
         _class: c_int,
@@ -41,8 +53,6 @@ pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
         };
         OK
     }
-    // Not all classes: a handler for all of them costs every SET.
-    let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     // SAFETY: the callback has the type that the server calls it with.
     unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(key::<E>))) == OK }
 }

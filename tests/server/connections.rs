@@ -103,6 +103,23 @@ fn a_watchdog_ends_when_the_hold_is_old(flavor: Flavor) {
         let first = end_of(&mut watcher, "l");
         until("its lease is over", || watcher.call("EXISTS k") == "0");
         until("that is renewed", || end_of(&mut watcher, "l") > first + 100);
+        // A call that is repeated on another connection does not make the hold younger.
+        let mut first = world.client();
+        let call = "LOCK.ACQUIRE m m PX 300 WATCHDOG MAX 400 ID 1";
+        assert_eq!(first.call(call), "1");
+        let granted = end_of(&mut watcher, "m") - 300;
+        let mut again = world.client();
+        until_renewed(&mut watcher, "m");
+        first.close();
+        until("nobody renews it", || bound(world).0 == 1);
+        assert_eq!(again.call(call), "1");
+        let mut last = 0;
+        until("its lease is over", || {
+            let end = end_of(&mut watcher, "m");
+            last = last.max(end);
+            end < 0
+        });
+        assert!(last - granted <= 400 + 300, "held for {} ms", last - granted);
         // A renewal counts anew.
         assert_eq!(a.call("LOCK.RENEW l a PX 60 WATCHDOG MAX 1"), "1");
         until("its lease is over", || watcher.call("EXISTS l") == "0");

@@ -8,6 +8,7 @@ crate::on_every_server!(
     readers_are_told_one_by_one,
     a_break_is_told_to_everybody,
     what_strangers_remove_is_told,
+    a_field_that_strangers_remove_is_told,
     an_eviction_is_told,
     who_is_waited_for_is_told,
     what_an_owner_ends_itself_is_not_told,
@@ -221,6 +222,45 @@ fn what_strangers_remove_is_told(flavor: Flavor) {
     });
 }
 
+fn a_field_that_strangers_remove_is_told(flavor: Flavor) {
+    where_owners_are_told(flavor, |world, a, ear| {
+        // One of two readers.
+        for (reader, lease) in [("a", 1000), ("b", 100_000)] {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE k {reader} SHARED PX {lease}")), "1");
+        }
+        assert_eq!(a.call("HDEL k #shared:a"), "1");
+        ear.hears(&["k: deleted a"]);
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0");
+        // A fenced owner, whose token stays.
+        assert_eq!(a.call("LOCK.ACQUIRE k a FENCE PX 100000 WATCHDOG").matches("holds, 1").count(), 1);
+        assert_eq!(a.call("HDEL k a"), "1");
+        ear.hears(&["k: deleted a"]);
+        // While somebody waits for it, and in the same turn as somebody takes it.
+        assert!(a.call("LOCK.ACQUIRE k a FENCE PX 100000").contains("holds, 1"));
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0 FENCE PX 100000");
+        ear.hears(&["k: contended a"]);
+        assert_eq!(a.call("HDEL k a"), "1");
+        assert!(b.recv().contains("holds, 1"));
+        ear.hears(&["k: deleted a"]);
+        a.send_at_once(&["HDEL k b", "LOCK.ACQUIRE k c"]);
+        assert_eq!([a.recv(), a.recv()], ["1", "1"]);
+        ear.hears(&["k: deleted b"]);
+        // Of a crowd.
+        assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+        for reader in 0..50 {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE k r{reader} SHARED PX 100000")), "1");
+        }
+        assert_eq!(a.call("HDEL k #shared:r7 #shared:r8"), "2");
+        ear.hears(&["k: deleted r7", "k: deleted r8"]);
+        assert_eq!(a.call("LOCK.BREAK k"), "48");
+        (0..48).for_each(|_| assert!(ear.next().starts_with("k: broken r")));
+        ear.told += 48;
+        // What is no lock is left alone.
+        assert_eq!(a.call("HSET h f v"), "1");
+        assert_eq!(a.call("HDEL h f"), "1");
+    });
+}
+
 fn an_eviction_is_told(flavor: Flavor) {
     where_owners_are_told(flavor, |_, a, ear| {
         a.call("CONFIG SET maxmemory-policy volatile-ttl");
@@ -401,6 +441,11 @@ fn a_demoted_server_tells_nothing(flavor: Flavor) {
     assert_eq!(b.call("DEL k"), "1");
     there.hears(&["k: deleted a"]);
     until("it is gone there, too", || a.call("EXISTS k") == "0");
+    // What was lost in the turn in which the server becomes a replica is told.
+    assert_eq!(b.call("LOCK.ACQUIRE k b"), "1");
+    b.send_at_once(&["DEL k", "REPLICAOF 127.0.0.1 1"]);
+    assert_eq!([b.recv(), b.recv()], ["1", "OK"]);
+    there.hears(&["k: deleted b"]);
     ear.ends();
     there.ends();
     replica.assert_healthy();

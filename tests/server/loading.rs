@@ -52,6 +52,7 @@ fn settings_have_bounds(flavor: Flavor) {
         ("lock.max-watchdog", "0", &["1", "9007199254740991", "0"], &["-1", "9007199254740992", "x"]),
         ("lock.quarantine", "0", &["1", "9007199254740991", "0"], &["-1", "9007199254740992", "x"]),
         ("lock.deadlock-detection", "yes", &["no", "YES"], &["on", "1", ""]),
+        ("lock.events", "no", &["yes", "NO"], &["on", "1", ""]),
         ("lock.allow-unload", "no", &["yes", "NO"], &["on", "1", ""]),
         ("lock.publish-replicas", "yes", &["no", "YES"], &["on", "0", ""]),
         ("lock.publish", "auto", &["off", "publish", "SPUBLISH", "both", "auto"], &["on", "yes", "", "0"]),
@@ -119,8 +120,8 @@ fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
         (&["lock.deadlock-detection", "on"], "lock.deadlock-detection must be no or yes, not 'on'"),
         (&["lock.publish", "loud"], "lock.publish must be auto, off, publish, spublish or both, not 'loud'"),
         (
-            &["lock.events", "yes"],
-            "unknown module argument 'lock.events'; settings are given as 'name value' pairs",
+            &["lock.event", "yes"],
+            "unknown module argument 'lock.event'; settings are given as 'name value' pairs",
         ),
         (&["lock.max-lease"], "module argument lock.max-lease has no value"),
         (&["lock.max-lease", "1", "lock.max-lease", "2"], "module argument lock.max-lease is given twice"),

@@ -267,7 +267,7 @@ impl LockManager {
             return;
         }
         for lock in parts.table.handles(db) {
-            if let Some(id) = parts.name(lock) {
+            if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
             parts.void_grants(lock, |_| true);
@@ -314,8 +314,10 @@ impl LockManager {
         parts.table.clear_ready();
         parts.granted_keys = GrantedKeys::default();
         parts.sessions.suspend();
-        parts.notices.clear();
         for lock in parts.table.handles(None) {
+            // What was lost before is still to be told. What is held is a matter of the next primary.
+            let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
+            parts.tell(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
             parts.void_grants(lock, |_| true);
             parts.forget_window(lock);
@@ -433,6 +435,8 @@ impl LockManager {
                 return Some(notice);
             }
         }
+        // The memory of a crowd that was told.
+        self.parts.notices.shrink_to(64);
         None
     }
 
@@ -554,9 +558,6 @@ impl LockManager {
         self.parts.deadlines.shrink();
         if self.parts.decisions.is_empty() {
             self.parts.decisions.shrink_to(64);
-        }
-        if self.parts.notices.is_empty() {
-            self.parts.notices.shrink_to(64);
         }
     }
 }

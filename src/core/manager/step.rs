@@ -6,6 +6,7 @@ use crate::core::binding::{NewBind, Takes};
 use crate::core::fairness::WhenFree;
 use crate::core::holders::Admission;
 use crate::core::lease::{Lease, SetLease};
+use crate::core::schedule::earlier;
 use crate::core::sessions::MayHaveEnded;
 use crate::core::table::{Known, LockIdx};
 use crate::core::unconfirmed::{Set, SetToken};
@@ -625,13 +626,14 @@ impl<'a> Step<'a> {
             self.parts.schedule_lease(lock, None);
             return false;
         }
-        let end = self.holders.first_end();
+        let of_holders = self.holders.first_end();
+        let end = earlier(of_holders, state.held.first_end());
         self.parts.schedule_lease(lock, end);
         if is_waited_for && self.holders.outlives_its_field() {
             self.parts.fragile.insert(lock);
         } else if !self.parts.fragile.is_empty() {
             self.parts.fragile.remove(lock);
         }
-        end.is_some()
+        of_holders.is_some()
     }
 }

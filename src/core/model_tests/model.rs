@@ -153,8 +153,8 @@ struct ModelBinding {
     until_us: Option<i64>,
     due_us: i64,
     ephemeral: BTreeSet<u64>,
-    /// Which call, from which connection, whether ephemeral, and until when it may come again.
-    requests: BTreeMap<u8, (u64, bool, i64)>,
+    /// Which call, from which connection, whether ephemeral, since when, and until when it may come again.
+    requests: BTreeMap<u8, (u64, bool, i64, i64)>,
     /// Which connections other calls bound it to.
     plain: BTreeSet<u64>,
 }
@@ -242,7 +242,7 @@ impl ModelLock {
         self.bindings.retain(|owner, binding| {
             let stays = stays(owner, binding);
             if !stays {
-                ended.extend(binding.requests.iter().map(|(id, (_, _, until))| ((*owner, *id), *until)));
+                ended.extend(binding.requests.iter().map(|(id, (.., until))| ((*owner, *id), *until)));
             }
             stays
         });
@@ -341,7 +341,7 @@ impl Model {
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| closed.contains(&hold.number)) {
             let Some(binding) = lock.bindings.get(&hold.owner) else { continue };
-            for (id, (_, ephemeral, until)) in &binding.requests {
+            for (id, (_, ephemeral, _, until)) in &binding.requests {
                 // One that is not remembered any more may name a later call.
                 if *ephemeral && *until >= now_us {
                     lock.granted.remove(&(hold.owner, *id));
@@ -466,13 +466,15 @@ impl Model {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
         let lease = self.lease_of(lock, call);
-        let until_us = call.max.map(|max| (since + max) * 1000);
         let binding = self.locks[lock].bindings.entry(call.owner).or_default();
         let was_renewed = !binding.watchdogs.is_empty();
         if !was_renewed {
             binding.lease = lease;
         }
-        let first = call.id.and_then(|id| binding.requests.remove(&id)).map(|(connection, ..)| connection);
+        let first = call.id.and_then(|id| binding.requests.remove(&id));
+        let since = first.filter(|_| takes == Takes::Repeated).map_or(since, |(.., since, _)| since);
+        let until_us = call.max.map(|max| (since + max) * 1000);
+        let first = first.map(|(connection, ..)| connection);
         binding.plain.extend(first.filter(|_| takes == Takes::Part));
         let add = |to: &mut BTreeSet<u64>| {
             match takes {
@@ -488,7 +490,6 @@ impl Model {
             binding.until_us = match takes {
                 Takes::All => until_us,
                 _ if !was_renewed => until_us,
-                Takes::Repeated if first.is_some() => binding.until_us,
                 _ => later,
             };
         }
@@ -496,7 +497,7 @@ impl Model {
             add(&mut binding.ephemeral);
         }
         if let Some(id) = call.id {
-            binding.requests.insert(id, (connection, ephemeral, now_us + TTL * 1000));
+            binding.requests.insert(id, (connection, ephemeral, since, now_us + TTL * 1000));
         } else {
             binding.plain.insert(connection);
         }
