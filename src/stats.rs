@@ -27,6 +27,7 @@ impl Stats {
             | Decision::Superseded
             | Decision::Cancelled
             | Decision::Demoted
+            | Decision::Lost
             | Decision::Refused(_) => {}
         }
     }

@@ -187,6 +187,8 @@ pub(crate) enum Decision {
     Cancelled,
     /// This server is not the primary any more.
     Demoted,
+    /// It was granted the lock, and the hold has ended before the grant was confirmed.
+    Lost,
     Refused(Refusal),
 }
 

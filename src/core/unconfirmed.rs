@@ -173,6 +173,8 @@ struct OnItsWay {
     written: WallMs,
     /// Somebody else has set the lease since.
     lease_is_anothers: bool,
+    /// More than its delivery is needed to confirm it, and so its client waits still.
+    waits: bool,
 }
 
 /// What becomes of a lease when a grant has reached its client.
@@ -194,11 +196,26 @@ pub(super) struct Unconfirmed {
     revoking: Vec<(WaiterId, Owner)>,
     /// What the holds are of owners who hold more than one such grant.
     stacks: BTreeMap<Owner, Stack>,
+    /// Grants whose holds have ended, and whose clients wait still.
+    lost: Vec<WaiterId>,
 }
 
 impl Unconfirmed {
     pub(super) fn is_empty(&self) -> bool {
-        self.on_their_way.is_empty() && self.revoking.is_empty() && self.stacks.is_empty()
+        self.on_their_way.is_empty()
+            && self.revoking.is_empty()
+            && self.stacks.is_empty()
+            && self.lost.is_empty()
+    }
+
+    /// True if a client waits still that was granted the lock.
+    pub(super) fn any_waits(&self) -> bool {
+        self.on_their_way.iter().any(|grant| grant.waits)
+    }
+
+    /// Those whose holds have ended although they wait still.
+    pub(super) fn take_lost(&mut self) -> Vec<WaiterId> {
+        std::mem::take(&mut self.lost)
     }
 
     /// How many holds may end when what is unconfirmed is settled.
@@ -211,10 +228,10 @@ impl Unconfirmed {
         !self.on_their_way.is_empty()
     }
 
-    /// A waiter was granted the lock. `before` is when its owner's lease ended, and its token, if it held the lock already.
+    /// A waiter was granted the lock; `waits` if its client waits still. `before` is when its owner's lease ended, and its token, if it held the lock already.
     pub(super) fn granted(
         &mut self,
-        (id, owner): (WaiterId, &Owner),
+        (id, owner, waits): (WaiterId, &Owner, bool),
         set: Set,
         before: Option<(WallMs, Option<Token>)>,
         written: WallMs,
@@ -228,7 +245,7 @@ impl Unconfirmed {
             }
         }
         let owner = owner.clone();
-        self.on_their_way.push(OnItsWay { id, owner, set, written, lease_is_anothers: false });
+        self.on_their_way.push(OnItsWay { id, owner, set, written, lease_is_anothers: false, waits });
     }
 
     /// A call that will not be revoked has set the lease of a hold, which ends at the time beside it now, or its token.
@@ -324,6 +341,7 @@ impl Unconfirmed {
         self.on_their_way.retain(|grant| {
             let is_void = ended(&grant.owner);
             void.extend(is_void.then_some(grant.id));
+            self.lost.extend(Some(grant.id).filter(|_| is_void && grant.waits));
             !is_void
         });
         self.revoking.retain(|(id, owner)| {

@@ -92,6 +92,7 @@ impl BlockedClient for Waits {
             Decision::Superseded => Error::Superseded,
             Decision::Cancelled => Error::Cancelled,
             Decision::Demoted => Error::Demoted,
+            Decision::Lost => Error::NotOwner,
             Decision::Refused(refusal) => Error::Refused(refusal),
         };
         ctx.reply_error(&error.to_string());

@@ -3,6 +3,7 @@
 use redis::Value;
 
 use crate::support::client::prefix;
+use crate::support::cluster::Cluster;
 use crate::support::proxy::Proxy;
 use crate::support::{in_world, until, Client, Flavor, Server, World};
 
@@ -15,6 +16,8 @@ crate::on_every_server!(
     who_is_next_wants_replicas_too,
     who_leaves_meanwhile_keeps_nothing,
     a_hold_that_ends_meanwhile_is_not_told,
+    a_grant_whose_lease_ends_meanwhile_is_not_told,
+    a_grant_whose_slot_moves_meanwhile_is_told_so,
     a_lease_is_not_shortened_before,
     a_pause_delays_what_is_undone,
     who_waits_for_replicas_hears_of_a_demotion,
@@ -252,13 +255,54 @@ fn a_hold_that_ends_meanwhile_is_not_told(flavor: Flavor) {
                 let mut waiter = world.waiting(call);
                 a.call(ends);
                 until("it is gone", || a.call("EXISTS k") == "0");
-                world.replica.signal(libc::SIGCONT);
+                if call.starts_with("LOCK.RENEW") {
+                    world.replica.signal(libc::SIGCONT);
+                }
+                // A grant is not waited for any longer, whatever replicas do.
                 assert_eq!(prefix(&waiter.recv()), "NOTOWNER", "{call}, {ends}");
+                assert_eq!(a.info("lock", "lock_table_awaiting_replicas"), "0");
+                world.replica.signal(libc::SIGCONT);
                 a.call("DEL l");
                 assert_eq!(a.call("WAIT 1 20000"), "1");
             }
         }
     });
+}
+
+fn a_grant_whose_lease_ends_meanwhile_is_not_told(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        world.replica.signal(libc::SIGSTOP);
+        a.send("LOCK.ACQUIRE k a PX 60 REPLICAS 1 WITHIN 60000");
+        assert_eq!(prefix(&a.recv()), "NOTOWNER");
+        assert_eq!(a.call("EXISTS k"), "0");
+        for table in ["lock_table_awaiting_replicas", "lock_table_leases", "lock_table_locks"] {
+            assert_eq!(a.info("lock", table), "0", "{table}");
+        }
+        world.replica.signal(libc::SIGCONT);
+    });
+}
+
+/// Key slots: `b` is 3300, of the first node.
+fn a_grant_whose_slot_moves_meanwhile_is_told_so(flavor: Flavor) {
+    // Valkey moves no slot as long as a replica does not answer.
+    if matches!(flavor, Flavor::Valkey8 | Flavor::Valkey9) {
+        return;
+    }
+    let cluster = Cluster::start(flavor);
+    let replica = cluster.replica_of(0, &[]);
+    let mut first = cluster.nodes[0].client();
+    until("it is online", || first.info("replication", "slave0").contains("state=online"));
+    replica.signal(libc::SIGSTOP);
+    let mut waiter = cluster.nodes[0].client();
+    waiter.send("LOCK.ACQUIRE b o PX 100000 REPLICAS 1 WITHIN 60000");
+    until("it is granted", || first.call("EXISTS b") == "1");
+    cluster.migrate("b");
+    assert_eq!(prefix(&waiter.recv()), "UNBLOCKED");
+    assert_eq!(cluster.nodes[1].client().call("LOCK.RELEASE b o"), "0", "it is held where it is now");
+    until("nothing is remembered", || first.info("lock", "lock_table_locks") == "0");
+    replica.signal(libc::SIGCONT);
+    cluster.assert_healthy();
 }
 
 fn a_lease_is_not_shortened_before(flavor: Flavor) {

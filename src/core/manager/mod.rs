@@ -160,6 +160,7 @@ impl LockManager {
         self.parts.void_ended(idx, MayHaveEnded::Any, |_| true);
         self.parts.forget_window(idx);
         let moved = *decision == Decision::Moved;
+        self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });
         let held = self.parts.state_mut(idx).map(|state| state.held.take_all(Happened::Deleted));
         // What has moved is held where it is now.
         self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
@@ -187,6 +188,9 @@ impl LockManager {
         if let Some(bind) = request.bind {
             let bind = NewBind { bind, takes: Takes::Part, since: wait.since() };
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
+        }
+        if request.confirmed_later {
+            self.parts.unwatch_lease(lock);
         }
         self.parts.drop_if_idle(lock);
         request.bind.is_some() || self.parts.table.any_ready()
@@ -320,6 +324,7 @@ impl LockManager {
             parts.tell(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
             parts.void_grants(lock, |_| true);
+            parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);
             if let Some(state) = parts.state_mut(lock) {

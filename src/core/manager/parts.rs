@@ -28,6 +28,13 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
 }
 
+impl LockState {
+    /// True if owners are to be told when their leases are over, whether anybody waits for the lock or not.
+    pub(super) fn has_owners_to_tell(&self) -> bool {
+        !self.held.is_empty() || self.unconfirmed.any_waits()
+    }
+}
+
 /// Everything in memory, see the fields' types.
 #[derive(Default)]
 pub(super) struct Parts {
@@ -103,8 +110,7 @@ impl Parts {
 
     /// Sets when the first lease of a lock ends; `None` if nobody waits for that, but maybe its owner, who is to be told.
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
-        if end.is_none() && self.tells_owners && self.state(lock).is_some_and(|state| !state.held.is_empty())
-        {
+        if end.is_none() && self.state(lock).is_some_and(LockState::has_owners_to_tell) {
             return;
         }
         // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
@@ -152,6 +158,14 @@ impl Parts {
         }
     }
 
+    /// Somebody does not wait any more for the end of the first lease. If nobody does, it is not looked at.
+    pub(super) fn unwatch_lease(&mut self, lock: LockIdx) {
+        let waited_for = |state: &LockState| !state.queue.is_empty() || state.fairness.has_subscribers();
+        if !self.state(lock).is_some_and(waited_for) {
+            self.schedule_lease(lock, None);
+        }
+    }
+
     /// Nobody here grants anything any more, or nothing is known about the lock any more.
     pub(super) fn forget_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
@@ -185,13 +199,10 @@ impl Parts {
         let lock = wait.lock();
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let makes_way = state.queue.makes_way(wait.position(), wait.request().wants.mode);
-        let watched = !state.queue.is_empty() || state.fairness.has_subscribers();
         if makes_way && !self.demoted {
             self.table.set_ready(lock);
         }
-        if !watched {
-            self.schedule_lease(lock, None);
-        }
+        self.unwatch_lease(lock);
         self.drop_if_idle(lock);
         true
     }
@@ -303,6 +314,13 @@ impl Parts {
         for id in state.unconfirmed.void(ended) {
             self.waiters.remove(id);
         }
+    }
+
+    /// Ends the waits of those whose holds have ended although they wait still.
+    pub(super) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
+        let Some(state) = self.table.get_mut(lock) else { return };
+        let lost = state.unconfirmed.take_lost();
+        self.decisions.extend(lost.into_iter().map(|id| (id, decision.clone())));
     }
 
     /// A call that will not be revoked has set the lease of a hold, or its token.

@@ -172,6 +172,7 @@ impl<'a> Step<'a> {
         if self.parts.tells_owners {
             self.settle_held(lock, self.who);
         }
+        self.parts.end_lost(lock, &Decision::Lost);
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
         let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
@@ -277,7 +278,7 @@ impl<'a> Step<'a> {
                 self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(&request.owner), |_| true);
             }
             match self.grant(&request, To::Waiter) {
-                Ok(grant) => self.hand_over(lock, id, &request.owner, grant),
+                Ok(grant) => self.hand_over(lock, id, &request, grant),
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
                 Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
             }
@@ -296,7 +297,13 @@ impl<'a> Step<'a> {
     /// Ends a wait with a grant that is to be delivered.
     // A grant is large: it is passed on where it stays.
     #[inline(always)]
-    fn hand_over(&mut self, lock: LockIdx, id: WaiterId, owner: &Owner, grant: Grant) {
+    fn hand_over(
+        &mut self,
+        lock: LockIdx,
+        id: WaiterId,
+        Request { owner, confirmed_later, .. }: &Request,
+        grant: Grant,
+    ) {
         let Grant { reply, set, before, written } = grant;
         self.parts.grant_wait(id, self.now);
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
@@ -306,7 +313,7 @@ impl<'a> Step<'a> {
         // What else the owner waits for here is not in line behind others any more.
         self.parts.move_waits_ahead(lock, owner);
         if let Some(state) = self.parts.state_mut(lock) {
-            state.unconfirmed.granted((id, owner), set, before, written);
+            state.unconfirmed.granted((id, owner, *confirmed_later), set, before, written);
         }
     }
 
@@ -471,7 +478,7 @@ impl<'a> Step<'a> {
         };
         let id = self.queue(request.clone(), None);
         let lock = self.known();
-        self.hand_over(lock, id, &request.owner, grant);
+        self.hand_over(lock, id, request, grant);
         Ok(Some(id))
     }
 
@@ -622,7 +629,7 @@ impl<'a> Step<'a> {
         let is_free = self.holders.is_free();
         let Some(state) = self.parts.state(lock) else { return false };
         let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
-        if !is_waited_for && state.held.is_empty() {
+        if !is_waited_for && !state.has_owners_to_tell() {
             self.parts.schedule_lease(lock, None);
             return false;
         }

@@ -40,8 +40,11 @@ impl LockManager {
                 "the window of {id:?} is not scheduled"
             );
             let watched =
-                !state.queue.is_empty() || state.fairness.has_subscribers() || !state.held.is_empty();
-            assert!(watched || parts.leases.get(&lock).is_none(), "{id:?} is watched for nobody");
+                !state.queue.is_empty() || state.fairness.has_subscribers() || state.has_owners_to_tell();
+            assert!(
+                watched || parts.table.is_ready(lock) || parts.leases.get(&lock).is_none(),
+                "{id:?} is watched for nobody"
+            );
             assert!(
                 state.held.is_empty() || parts.table.is_ready(lock) || parts.leases.get(&lock).is_some(),
                 "nobody sees when a hold of {id:?} ends"

@@ -525,6 +525,12 @@ fn check_decisions(
     in_flight: &mut Vec<WaiterId>,
 ) -> Result<(), TestCaseError> {
     for (id, decision) in std::mem::take(&mut real.decisions) {
+        if decision == Decision::Lost {
+            // It was granted the lock, and waits still to be told, unless it has left in the same turn.
+            prop_assert!(!waits.contains_key(&id), "{:?} has lost what it did not get", id);
+            in_flight.retain(|other| *other != id);
+            continue;
+        }
         let Some(Waiting { lock, owner, deadline }) = waits.remove(&id) else {
             return Err(TestCaseError::fail(format!("{id:?} is decided, but does not wait")));
         };

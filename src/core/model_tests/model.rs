@@ -289,6 +289,13 @@ impl Model {
             // A short lease of what was granted may be due for a longer one.
             self.renew_watched(lock);
         }
+        // Who waits still to be told of a grant is told that its hold has ended.
+        let locks = &self.locks;
+        let lost = self.in_flight.extract_if(.., |grant| {
+            let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
+            grant.call.confirmed_later && !held
+        });
+        self.decisions.extend(lost.map(|grant| (grant.id, Decision::Lost)));
     }
 
     fn hand_over(&mut self, lock: usize, id: WaiterId, call: Call) {
@@ -924,8 +931,9 @@ impl Model {
         ended.sort_by_key(|waiter| waiter.id);
         self.decisions.extend(ended.into_iter().map(|waiter| (waiter.id, Decision::Demoted)));
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
-        // What is on its way is left as it is.
-        self.in_flight.clear();
+        // What is on its way is left as it is, and who waits still is told why.
+        let waits = self.in_flight.drain(..).filter(|grant| grant.call.confirmed_later);
+        self.decisions.extend(waits.map(|grant| (grant.id, Decision::Demoted)));
         for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {
             hold.set_by_a_foreign_write(hold.expires_at);
             hold.tokens.iter_mut().for_each(|(by, ..)| *by = None);

@@ -312,6 +312,7 @@ fn name(decision: &Decision) -> &'static str {
         Decision::Superseded => "superseded",
         Decision::Cancelled => "cancelled",
         Decision::Demoted => "demoted",
+        Decision::Lost => "lost",
         Decision::Refused(_) => "refused",
     }
 }
