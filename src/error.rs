@@ -108,7 +108,7 @@ impl fmt::Display for Error {
                 "QUARANTINE locks may be forgotten here, so none is granted for {ms} ms more; try again then, or wait with BLOCK"
             ),
             Error::TooFewReplicas { online, of } => {
-                write!(f, "NOREPLICAS {online} replicas are online, not {of}; nothing has happened, try again later")
+                write!(f, "NOREPLICAS {online} replicas are online, not {of}; this call has done nothing, try again later")
             }
             Error::NotAcknowledged { got, of, revoked: true } => write!(
                 f,
