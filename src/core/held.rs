@@ -124,16 +124,21 @@ impl Held {
         lost
     }
 
-    /// Takes out all, as they were lost by this.
-    pub(super) fn take_all(&mut self, happened: Happened) -> Vec<(Owner, Happened)> {
+    /// Takes out all, as something else has taken the place of the lock.
+    pub(super) fn take_all(&mut self) -> Vec<(Owner, Happened)> {
         let known = self.0.take().unwrap_or_default();
+        let happened = known.ended_by.unwrap_or(Happened::Deleted);
         known.ends.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
     }
 
     /// Takes out all, if it was told what they were lost by.
     pub(super) fn take_ended(&mut self) -> Vec<(Owner, Happened)> {
-        let ended_by = self.0.as_ref().and_then(|known| known.ended_by);
-        ended_by.map_or(Vec::new(), |happened| self.take_all(happened))
+        let was_told = self.0.as_ref().is_some_and(|known| known.ended_by.is_some());
+        if was_told {
+            self.take_all()
+        } else {
+            Vec::new()
+        }
     }
 
     /// A step has changed the holders: those who hold the lock no more have given it back. Their leases end as they do now.

@@ -161,7 +161,7 @@ impl LockManager {
         self.parts.forget_window(idx);
         let moved = *decision == Decision::Moved;
         self.parts.end_lost(idx, if moved { decision } else { &Decision::Lost });
-        let held = self.parts.state_mut(idx).map(|state| state.held.take_all(Happened::Deleted));
+        let held = self.parts.state_mut(idx).map(|state| state.held.take_all());
         // What has moved is held where it is now.
         self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
