@@ -156,7 +156,8 @@ impl Binding {
 
     /// When a third of the lease is over. Some of it may be over already: a grant may have been confirmed late.
     fn due_by_end(&self, now: Now) -> MonoUs {
-        let over_us = Lease::new(self.lease_ms, self.lease_end).over_us(now);
+        let left = self.lease_end.saturating_sub(now.wall);
+        let over_us = self.lease_ms.saturating_sub(left).max(0).unsigned_abs().saturating_mul(1000);
         now.mono.saturating_add(self.interval_us().saturating_sub(over_us))
     }
 

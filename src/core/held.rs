@@ -114,13 +114,12 @@ impl Held {
         let Some(known) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
         let ended_by = known.ended_by.take();
         known.doubtful = false;
-        let gone = |owner: &Owner| holders.of(owner.as_bytes()).is_none();
-        let lost = known.ends.iter().filter(|(owner, _)| gone(owner)).map(|(owner, end)| {
-            let happened = if *end < now { Happened::Expired } else { ended_by.unwrap_or(Happened::Deleted) };
-            (owner.clone(), happened)
+        let mut lost = Vec::new();
+        known.compare(holders, |owner, end| {
+            let happened = if end < now { Happened::Expired } else { ended_by.unwrap_or(Happened::Deleted) };
+            lost.push((owner.clone(), happened));
         });
-        let lost: Vec<_> = lost.collect();
-        self.settle(MayHaveEnded::Any, holders);
+        self.drop_if_empty();
         lost
     }
 
@@ -144,27 +143,35 @@ impl Held {
     /// A step has changed the holders: those who hold the lock no more have given it back. Their leases end as they do now.
     pub(super) fn settle(&mut self, who: MayHaveEnded<'_>, holders: &Holders) {
         let Some(known) = &mut self.0 else { return };
-        let end_of = |owner: &Owner| holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         match who {
-            MayHaveEnded::Of(owner) => match (end_of(owner), known.ends.get_mut(owner)) {
-                (Some(end), Some(before)) => {
-                    *before = end;
-                    known.first_end = known.first_end.min(end);
+            MayHaveEnded::Of(owner) => match (holders.of(owner.as_bytes()), known.ends.get_mut(owner)) {
+                (Some(hold), Some(end)) => {
+                    *end = hold.expires_at;
+                    known.first_end = known.first_end.min(hold.expires_at);
                 }
                 (None, Some(_)) => drop(known.ends.remove(owner)),
                 (_, None) => {}
             },
-            MayHaveEnded::Any => {
-                known.first_end = WallMs::MAX;
-                let first_end = &mut known.first_end;
-                known.ends.retain(|owner, before| {
-                    let Some(end) = end_of(owner) else { return false };
-                    *before = end;
-                    *first_end = end.min(*first_end);
-                    true
-                });
-            }
+            MayHaveEnded::Any => known.compare(holders, |_, _| ()),
         }
         self.drop_if_empty();
+    }
+}
+
+impl Known {
+    /// Takes out those who hold the lock no more, with when their leases ended when that was seen last. The leases of the others
+    /// end as they do now.
+    fn compare(&mut self, holders: &Holders, mut gone: impl FnMut(&Owner, WallMs)) {
+        let mut first_end = WallMs::MAX;
+        self.ends.retain(|owner, end| {
+            let Some(hold) = holders.of(owner.as_bytes()) else {
+                gone(owner, *end);
+                return false;
+            };
+            *end = hold.expires_at;
+            first_end = first_end.min(hold.expires_at);
+            true
+        });
+        self.first_end = first_end;
     }
 }

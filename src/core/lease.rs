@@ -1,6 +1,6 @@
 //! How long a hold lasts, and how a call sets that.
 
-use super::{Now, WallMs};
+use super::WallMs;
 
 /// A lease that an owner was given.
 #[derive(Clone, Copy, Debug)]
@@ -17,12 +17,6 @@ impl Lease {
     /// This one, whatever there was before.
     pub(super) fn new(ms: i64, end: WallMs) -> Lease {
         Lease { ms, keeps_longer: false, end }
-    }
-
-    /// How much of it is over, in microseconds. A grant may have been confirmed late.
-    pub(super) fn over_us(self, now: Now) -> u64 {
-        let left = self.end.saturating_sub(now.wall);
-        self.ms.saturating_sub(left).max(0).unsigned_abs().saturating_mul(1000)
     }
 }
 

@@ -213,6 +213,11 @@ impl Unconfirmed {
         self.on_their_way.iter().any(|grant| grant.waits)
     }
 
+    /// True if there are some whose holds have ended although they wait still.
+    pub(super) fn any_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
     /// Those whose holds have ended although they wait still.
     pub(super) fn take_lost(&mut self) -> Vec<WaiterId> {
         std::mem::take(&mut self.lost)

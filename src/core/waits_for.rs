@@ -56,6 +56,7 @@ struct Blocker {
 }
 
 /// Which waits of an owner are followed.
+#[derive(Clone, Copy)]
 enum Followed {
     /// All but those that want this lock for themselves.
     ButAt(LockIdx),
@@ -220,11 +221,13 @@ impl Search {
                 self.seen.insert(owner.clone(), followed);
                 Some(led_to)
             }
-            Some(Followed::All) => None,
-            Some(Followed::ButAt(but)) if *but == lock => ahead.map(|ahead| smallvec![ahead]),
-            Some(followed) => match std::mem::replace(followed, Followed::All) {
-                Followed::ButAt(but) => Some(waits.waits_at(but, owner).collect()),
+            Some(followed) => match *followed {
                 Followed::All => None,
+                Followed::ButAt(but) if but == lock => ahead.map(|ahead| smallvec![ahead]),
+                Followed::ButAt(but) => {
+                    *followed = Followed::All;
+                    Some(waits.waits_at(but, owner).collect())
+                }
             },
         }
     }

@@ -83,8 +83,9 @@ pub(super) fn listen(ctx: Ctx<'_>) {
 
 /// Listens to what strangers do to the fields of locks, once any lock has been used: owners are to be told of that.
 pub(super) fn listen_to_fields(ctx: Ctx<'_>) {
-    if config::events() && LISTENS.get(ctx).get() && !HEARS_FIELDS.get(ctx).replace(true) {
-        events::listen_to_fields::<KeyEvents>(ctx);
+    let begins = config::events() && LISTENS.get(ctx).get() && !HEARS_FIELDS.get(ctx).replace(true);
+    if begins && !events::listen_to_fields::<KeyEvents>(ctx) {
+        ctx.warn("redis-lock: the server refuses a subscription; owners are told late of fields that others remove");
     }
 }
 

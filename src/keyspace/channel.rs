@@ -54,8 +54,7 @@ pub(crate) fn all_freed(ctx: Ctx<'_>, wanted_here: &[Vec<u8>]) {
 /// Returns how many subscribers of this server heard it.
 fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: Str<'static>) -> usize {
     let Some(message) = Str::of_small(ctx, FREE) else { return 0 };
-    let classic = if kinds.classic { ask::publish(ctx, &channel, message) } else { 0 };
-    let sharded = if kinds.sharded { ask::publish_shard(ctx, &channel, message) } else { 0 };
+    let heard = kinds.publish(ctx, &channel, message);
     if propagation.has_distant_subscribers() {
         if kinds.classic && kinds.sharded {
             propagation.publish(c"PUBLISH", Str::new(channel.as_bytes()), message);
@@ -63,25 +62,19 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: S
         let command = if kinds.sharded { c"SPUBLISH" } else { c"PUBLISH" };
         propagation.publish(command, channel, message);
     }
-    classic + sharded
+    heard
 }
 
 /// Tells an owner what has happened to its hold: those who have subscribed to that at this server, and in a cluster at any.
 pub(crate) fn tell_owner(ctx: Ctx<'_>, notice: &Notice) {
     let channel = Str::new(&names::derived(EVENTS, &notice.lock.key));
     let message = [notice.happened.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
-    let message = Str::new(&message);
-    let kinds = match config::publish() {
+    let chosen = match config::publish() {
         // That is about those who wait elsewhere.
-        Publish::Off => Kinds::of(Publish::Auto, || ctx.is_cluster()),
-        chosen => Kinds::of(chosen, || ctx.is_cluster()),
+        Publish::Off => Publish::Auto,
+        chosen => chosen,
     };
-    if kinds.classic {
-        ask::publish(ctx, &channel, &message);
-    }
-    if kinds.sharded {
-        ask::publish_shard(ctx, &channel, &message);
-    }
+    Kinds::of(chosen, || ctx.is_cluster()).publish(ctx, &channel, &Str::new(&message));
 }
 
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
@@ -104,6 +97,13 @@ struct Kinds {
 impl Kinds {
     fn chosen(is_cluster: impl FnOnce() -> bool) -> Kinds {
         Kinds::of(config::publish(), is_cluster)
+    }
+
+    /// Publishes so, at this server and in a cluster at others. Returns how many subscribers of this server heard it.
+    fn publish(&self, ctx: Ctx<'_>, channel: &Str<'_>, message: &Str<'_>) -> usize {
+        let classic = if self.classic { ask::publish(ctx, channel, message) } else { 0 };
+        let sharded = if self.sharded { ask::publish_shard(ctx, channel, message) } else { 0 };
+        classic + sharded
     }
 
     fn of(chosen: Publish, is_cluster: impl FnOnce() -> bool) -> Kinds {

@@ -113,7 +113,7 @@ fn a_demotion_ends_the_waits_of_clients_that_can_be_redirected(flavor: Flavor) {
     a.call("LOCK.ACQUIRE k a PX 600000");
     let mut waiter = server.client();
     let able = waiter.call("CLIENT CAPA redirect") == "OK";
-    assert_eq!(able, matches!(flavor, Flavor::Valkey8 | Flavor::Valkey9));
+    assert_eq!(able, flavor.is_valkey());
     waiter.send("LOCK.ACQUIRE k b BLOCK 0");
     server.until_blocked(&waiter);
     assert_eq!(a.call(&format!("REPLICAOF 127.0.0.1 {}", other.port)), "OK");

@@ -212,8 +212,7 @@ fn what_strangers_remove_is_told(flavor: Flavor) {
         // As the server calls it.
         assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
         assert_eq!(a.call("PEXPIRE k 0"), "1");
-        let is_valkey = matches!(flavor, Flavor::Valkey8 | Flavor::Valkey9);
-        ear.hears(&[if is_valkey { "k: expired a" } else { "k: deleted a" }]);
+        ear.hears(&[if flavor.is_valkey() { "k: expired a" } else { "k: deleted a" }]);
         // Its lease was over before something else was put there, in the same turn.
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 20"), "1");
         a.send_at_once(&["DEBUG SLEEP 0.1", "SET k x"]);

@@ -423,8 +423,7 @@ impl LockManager {
         parts.notices = VecDeque::new();
         for lock in parts.table.handles(None) {
             parts.forget_held(lock);
-            let waited_for = |state: &LockState| !state.queue.is_empty() || state.fairness.has_subscribers();
-            if !parts.state(lock).is_some_and(waited_for) {
+            if !parts.state(lock).is_some_and(LockState::is_waited_for) {
                 parts.forget_window(lock);
             }
             // What nobody waits for is looked at once more, and then forgotten.

@@ -29,6 +29,11 @@ pub(super) struct LockState {
 }
 
 impl LockState {
+    /// True if somebody waits for the lock: natively or, as far as is known, as an external client.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !self.queue.is_empty() || self.fairness.has_subscribers()
+    }
+
     /// True if owners are to be told when their leases are over, whether anybody waits for the lock or not.
     pub(super) fn has_owners_to_tell(&self) -> bool {
         !self.held.is_empty() || self.unconfirmed.any_waits()
@@ -160,8 +165,7 @@ impl Parts {
 
     /// Somebody does not wait any more for the end of the first lease. If nobody does, it is not looked at.
     pub(super) fn unwatch_lease(&mut self, lock: LockIdx) {
-        let waited_for = |state: &LockState| !state.queue.is_empty() || state.fairness.has_subscribers();
-        if !self.state(lock).is_some_and(waited_for) {
+        if !self.state(lock).is_some_and(LockState::is_waited_for) {
             self.schedule_lease(lock, None);
         }
     }
@@ -316,9 +320,12 @@ impl Parts {
         }
     }
 
-    /// Ends the waits of those whose holds have ended although they wait still.
+    /// Ends the waits of those whose holds have ended although they wait still. Nearly always there are none.
+    #[inline]
     pub(super) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
-        let Some(state) = self.table.get_mut(lock) else { return };
+        let Some(state) = self.table.get_mut(lock).filter(|state| state.unconfirmed.any_lost()) else {
+            return;
+        };
         let lost = state.unconfirmed.take_lost();
         self.decisions.extend(lost.into_iter().map(|id| (id, decision.clone())));
     }

@@ -39,8 +39,7 @@ impl LockManager {
                 state.fairness.deadline(),
                 "the window of {id:?} is not scheduled"
             );
-            let watched =
-                !state.queue.is_empty() || state.fairness.has_subscribers() || state.has_owners_to_tell();
+            let watched = state.is_waited_for() || state.has_owners_to_tell();
             assert!(
                 watched || parts.table.is_ready(lock) || parts.leases.get(&lock).is_none(),
                 "{id:?} is watched for nobody"

@@ -65,45 +65,20 @@ fn assert_quotes(file: &str, text: &str) {
     }
 }
 
-#[test]
-fn queue() {
-    play("queue.txt", include_str!("queue.txt"));
+/// A test for each file.
+macro_rules! subjects {
+    ($($subject:ident),*) => {
+        $(
+            #[test]
+            fn $subject() {
+                let file = concat!(stringify!($subject), ".txt");
+                play(file, include_str!(concat!(stringify!($subject), ".txt")));
+            }
+        )*
+    };
 }
 
-#[test]
-fn once() {
-    play("once.txt", include_str!("once.txt"));
-}
-
-#[test]
-fn watchdog() {
-    play("watchdog.txt", include_str!("watchdog.txt"));
-}
-
-#[test]
-fn upgrade() {
-    play("upgrade.txt", include_str!("upgrade.txt"));
-}
-
-#[test]
-fn downgrade() {
-    play("downgrade.txt", include_str!("downgrade.txt"));
-}
-
-#[test]
-fn retry() {
-    play("retry.txt", include_str!("retry.txt"));
-}
-
-#[test]
-fn revocation() {
-    play("revocation.txt", include_str!("revocation.txt"));
-}
-
-#[test]
-fn fairness() {
-    play("fairness.txt", include_str!("fairness.txt"));
-}
+subjects!(queue, once, watchdog, upgrade, downgrade, retry, revocation, fairness);
 
 /// What a scenario does not tell, tells wrongly or misspells is found.
 #[test]

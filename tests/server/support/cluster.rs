@@ -58,7 +58,7 @@ impl Cluster {
     }
 
     fn is_valkey(&self) -> bool {
-        matches!(self.nodes[0].flavor, Flavor::Valkey8 | Flavor::Valkey9)
+        self.nodes[0].flavor.is_valkey()
     }
 
     /// Begins to move the slot of a key as a whole. Only some servers can.

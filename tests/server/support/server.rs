@@ -21,7 +21,7 @@ macro_rules! flavors {
         pub enum Flavor { $($variant),* }
 
         impl Flavor {
-            fn is_valkey(self) -> bool {
+            pub fn is_valkey(self) -> bool {
                 let kind = match self { $(Flavor::$variant => stringify!($kind)),* };
                 kind == "Valkey"
             }
