@@ -71,7 +71,7 @@ pub(crate) enum Error {
 pub(crate) enum NotGuarded {
     /// Not one that can be carried out on behalf of somebody.
     NotAllowed,
-    /// A script, which can look at the lock itself.
+    /// A script that no client calls itself. It can look at the lock itself.
     Script,
     /// The caller may not call it, or not with these keys or channels.
     NoPermission,
@@ -125,7 +125,7 @@ impl fmt::Display for Error {
                     "ERR this command cannot be guarded, only one that a script may call, in 'lock.guard' command"
                 }
                 NotGuarded::Script => {
-                    "ERR a script cannot be guarded, let it call LOCK.CHECK before it writes, in 'lock.guard' command"
+                    "ERR a script can be guarded by a client only; let it call LOCK.CHECK before it writes, in 'lock.guard' command"
                 }
                 // As the server words these two.
                 NotGuarded::NoPermission => {

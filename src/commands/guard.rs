@@ -6,7 +6,7 @@ use crate::error::{Error, NotGuarded};
 use crate::keyspace;
 use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::{on_behalf, Ctx};
+use crate::server::{later, on_behalf, Ctx};
 
 pub(crate) struct Guard;
 
@@ -24,24 +24,37 @@ impl Command for Guard {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
-        let mut args = Cursor::new("lock.guard", args);
-        let key = args.key()?;
-        let claim = Claim::parse(&mut args, ctx, &key)?;
-        let command = on_behalf::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
-        let proof = claim.prove(ctx, &key)?;
-        if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
-            // It would end the tokens of others, which is more than to read.
-            return Err(Error::NotGuarded(NotGuarded::NoPermission));
-        }
-        let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded)?;
-        // What fails changes nothing.
-        if let Some(token) = proof.ahead.filter(|_| !reply.is_error()) {
-            keyspace::raise_counter(ctx, &key, token);
-        }
-        if reply.pass_on(ctx) {
-            Ok(())
-        } else {
-            Err(Error::NotGuarded(NotGuarded::NotAllowed))
-        }
+        guard(ctx, args, false)
+    }
+}
+
+/// Carries out the command, or blocks its client and does it later, if that is not now.
+fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
+    let mut args = Cursor::new("lock.guard", words);
+    let key = args.key()?;
+    let claim = Claim::parse(&mut args, ctx, &key)?;
+    let command = on_behalf::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
+    let proof = claim.prove(ctx, &key)?;
+    if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
+        // It would end the tokens of others, which is more than to read.
+        return Err(Error::NotGuarded(NotGuarded::NoPermission));
+    }
+    if command.is_for_later(ctx) && !is_later {
+        // What is true now is looked at again then.
+        let is_planned = later::carry_out(ctx, words, |ctx, words| guard(ctx, words, true));
+        return if is_planned { Ok(()) } else { Err(Error::NotGuarded(NotGuarded::Script)) };
+    }
+    if is_later {
+        command.check_permissions(ctx).map_err(Error::NotGuarded)?;
+    }
+    let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded)?;
+    // What fails changes nothing.
+    if let Some(token) = proof.ahead.filter(|_| !reply.is_error()) {
+        keyspace::raise_counter(ctx, &key, token);
+    }
+    if reply.pass_on(ctx) {
+        Ok(())
+    } else {
+        Err(Error::NotGuarded(NotGuarded::NotAllowed))
     }
 }

@@ -6,7 +6,7 @@ use super::state::with;
 use crate::keyspace::kept;
 use crate::server::ctx::now;
 use crate::server::info::{self, Info, InfoSection};
-use crate::server::{long_reply, Ctx, InCallback};
+use crate::server::{later, long_reply, Ctx, InCallback};
 
 /// `INFO lock`: every field is described in `docs/operations.md`.
 pub(crate) struct Section;
@@ -40,6 +40,7 @@ impl InfoSection for Section {
         });
         info.number(c"table_readers", kept::readers(proof));
         info.number(c"table_long_replies", long_reply::pending(proof));
+        info.number(c"table_scripts", later::pending(proof));
         info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
         info.number(c"eviction", usize::from(evicts()));
     }

@@ -163,6 +163,43 @@ pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     }
 }
 
+/// The setting that says after how many milliseconds the server goes on reading from clients although a script still runs.
+const PATIENCE: &CStr = c"busy-reply-threshold";
+
+/// Does something during which the server waits for a script however long it runs. `None`, and nothing was done, if it does not
+/// let that be set.
+pub(super) fn with_patience<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> Option<T> {
+    struct Before<'a>(Ctx<'a>, Str<'static>);
+    impl Drop for Before<'_> {
+        fn drop(&mut self) {
+            set(self.0, PATIENCE, &self.1);
+        }
+    }
+    let before = Str::new(&setting(ctx, PATIENCE)?);
+    // Not 0, which means the same on some servers only.
+    if !set(ctx, PATIENCE, &Str::from_number(i64::MAX)) {
+        return None;
+    }
+    let _before = Before(ctx, before);
+    Some(body())
+}
+
+/// Changes a setting of the server. False if it refuses.
+fn set(ctx: Ctx<'_>, name: &CStr, value: &Str<'_>) -> bool {
+    // SAFETY: "ccs" takes two C strings and one of the server's. The reply is null or the server's.
+    unsafe {
+        let (command, set, name) = (c"CONFIG".as_ptr(), c"SET".as_ptr(), name.as_ptr());
+        let reply =
+            call!(RedisModule_Call(ctx.as_ptr(), command, c"ccs".as_ptr(), set, name, value.as_ptr()));
+        if reply.is_null() {
+            return false;
+        }
+        let done = call!(RedisModule_CallReplyType(reply)) != reply_type(raw::REDISMODULE_REPLY_ERROR);
+        call!(RedisModule_FreeCallReply(reply));
+        done
+    }
+}
+
 /// The text of a string or an error; empty if it is neither, or null.
 ///
 /// # Safety

@@ -1,5 +1,8 @@
 //! Who calls: the user, the address, and what that user may read.
 
+use std::ffi::c_int;
+use std::ptr;
+
 use redis_module::raw;
 
 use crate::server::ask::reply_type;
@@ -110,6 +113,37 @@ impl Access {
 
     pub(crate) fn may_write(&self, key: &[u8]) -> bool {
         self.may(key, raw::REDISMODULE_CMD_KEY_UPDATE)
+    }
+
+    /// Gives the context this user for as long as `body` runs. Only for servers that can do so ([`later`](super::later) asks).
+    pub(super) fn lend<T>(&self, ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
+        struct Lent<'a>(Ctx<'a>);
+        impl Drop for Lent<'_> {
+            fn drop(&mut self) {
+                set(self.0, ptr::null());
+            }
+        }
+        fn set(ctx: Ctx<'_>, user: *const raw::RedisModuleUser) {
+            // SAFETY: the context is alive; the user is null, or outlives what it is lent for.
+            unsafe { raw::RedisModule_SetContextUser.map(|set| set(ctx.as_ptr(), user)) };
+        }
+        let Access::User(user) = self else { return body() };
+        set(ctx, *user);
+        let _lent = Lent(ctx);
+        body()
+    }
+
+    /// Whether this command may be called with these keys and channels: its name and as many arguments as it needs at least.
+    pub(super) fn may_call(&self, words: &mut [*mut raw::RedisModuleString]) -> bool {
+        match self {
+            Access::Everything => true,
+            Access::Nothing => false,
+            Access::User(user) => {
+                let len = c_int::try_from(words.len()).unwrap_or(0);
+                // SAFETY: the user was found in this callback; pointer and length are those of a list of strings.
+                unsafe { call!(RedisModule_ACLCheckCommandPermissions(*user, words.as_mut_ptr(), len)) == OK }
+            }
+        }
     }
 
     fn may(&self, key: &[u8], what: u32) -> bool {

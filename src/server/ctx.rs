@@ -65,6 +65,13 @@ impl Flags {
         )
     }
 
+    /// True in a script, a function, and where another module calls.
+    pub(super) fn is_called_by_code(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
+            || self.has(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING)
+                && !self.has(raw::REDISMODULE_CTX_FLAGS_MULTI)
+    }
+
     pub(crate) fn is_out_of_memory(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_OOM)
     }
@@ -224,6 +231,11 @@ impl<'a> Ctx<'a> {
         let text = std::ffi::CString::new(text.split('\0').next().unwrap_or_default()).unwrap_or_default();
         // SAFETY: the text outlives the call.
         unsafe { call!(RedisModule_ReplyWithError(self.as_ptr(), text.as_ptr())) };
+    }
+
+    /// The error for a defect of the module.
+    pub(super) fn reply_internal_error(self) {
+        self.reply_error(guard::INTERNAL_ERROR);
     }
 
     /// The server's own error for a wrong number of arguments, which names the command.

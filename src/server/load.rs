@@ -69,6 +69,12 @@ impl<'a> Args<'a> {
         Args(unsafe { std::slice::from_raw_parts(argv, len) })
     }
 
+    /// # Safety
+    /// The strings live as long as `'a`.
+    pub(super) unsafe fn of(strings: &'a [*mut raw::RedisModuleString]) -> Args<'a> {
+        Args(strings)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -133,7 +139,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         };
     }
     let symbols = absent!(
-        RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
+        RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
         RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
         RedisModule_CallReplyProto RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_GetCommandKeys RedisModule_Free RedisModule_ReplyWithCallReply RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgsCount RedisModule_CreateCommand

@@ -28,6 +28,7 @@ mod field_ends;
 mod guard;
 pub(crate) mod info;
 pub(crate) mod key;
+pub(crate) mod later;
 pub(crate) mod load;
 pub(crate) mod long_reply;
 pub(crate) mod messages;

@@ -12,6 +12,7 @@ use redis_module::raw;
 
 use crate::error::NotGuarded;
 use crate::server::ask::{reply_type, text_of};
+use crate::server::caller::Caller;
 use crate::server::load::{self, Args};
 use crate::server::{ask, field_ends, selected_database, version, Ctx, ServerCell, Str};
 
@@ -23,10 +24,8 @@ pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
 enum Kind {
     /// Refused although scripts may call it.
     Refused,
-    /// It runs a script. While a script is slow the server protects the client that has called it from being freed. If a module
-    /// calls it, that is a client of the module's, and the server ends when the real one hangs up. (All servers do so: tried on
-    /// Redis 7.0, 8.0 and 8.6, and on Valkey 8.1 and 9.1.) A script can call `LOCK.CHECK` instead. The server refuses these, too
-    /// (`S`), but does not say what to do.
+    /// It runs a script, which only a client may call ([`later`](super::later)). The server refuses these (`S`), as it would those
+    /// that a script calls.
     Script,
     /// Into another database it would be replicated for the wrong one, see [`selected_database`].
     Copy,
@@ -50,6 +49,9 @@ const KNOWN: [(&CStr, Kind); 12] = [
     (c"fcall", Kind::Script),
     (c"fcall_ro", Kind::Script),
 ];
+
+/// Of a command that runs a script: what is run, and how many keys there are.
+const FEWEST_ARGUMENTS: usize = 2;
 
 /// The module's own commands begin like this: one that carries out itself, that again itself, and so on, needs a stack without
 /// end.
@@ -75,6 +77,7 @@ pub(crate) struct Command<'a> {
     /// Of the first word, which the server ends with a NUL, as it does with every string.
     name: &'a CStr,
     args: Args<'a>,
+    is_script: bool,
 }
 
 impl<'a> Command<'a> {
@@ -85,16 +88,22 @@ impl<'a> Command<'a> {
             Some(original) => Kind::of(&original),
             None => Kind::of(name.to_bytes()),
         };
-        let command = Command { name, args: words.from(1) };
+        let command = Command { name, args: words.from(1), is_script: kind == Kind::Script };
         match kind {
-            Kind::Script => Err(NotGuarded::Script),
+            // Nor for another module, whose call gets its reply at once. A transaction is carried out by a client.
+            Kind::Script if ctx.flags().is_called_by_code() => Err(NotGuarded::Script),
             Kind::Refused => Err(NotGuarded::NotAllowed),
             Kind::Copy if command.args.len() > 2 && selected_database::is_lent() => {
                 Err(NotGuarded::NotAllowed)
             }
             _ if DEPTH.get(ctx).get() >= DEEPEST => Err(NotGuarded::NotAllowed),
-            Kind::Copy | Kind::Other => Ok(command),
+            Kind::Script | Kind::Copy | Kind::Other => Ok(command),
         }
+    }
+
+    /// True if it is to be carried out [`later`](super::later): it may last, and its client go meanwhile.
+    pub(crate) fn is_for_later(&self, ctx: Ctx<'_>) -> bool {
+        self.is_script && !ctx.flags().denies_blocking()
     }
 
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
@@ -111,7 +120,12 @@ impl<'a> Command<'a> {
         }
         let depth = DEPTH.get(ctx);
         depth.set(depth.get() + 1);
-        let done = self.call(ctx);
+        let done = if self.is_script && ctx.flags().denies_blocking() {
+            // In a transaction: its client must not be freed in the middle of it, so no other is read meanwhile.
+            ask::with_patience(ctx, || self.call(ctx)).unwrap_or(Err(NotGuarded::Script))
+        } else {
+            self.call(ctx)
+        };
         depth.set(depth.get() - 1);
         // Commands that a module calls are not filtered, nor those that they call.
         field_ends::count_again(ctx);
@@ -143,8 +157,12 @@ impl<'a> Command<'a> {
         // "s" takes a string, "v" a list of strings with its length, which costs the server an allocation more. "!": it is
         // replicated as it replicates itself. "C": with the caller's permissions. "S": what a script may call. "M": not if memory
         // is full and it needs some. "E": a refusal is a reply, too. "0": in the caller's protocol.
-        let (strings, list) =
-            if as_caller { (c"ssssssss!CSME0", c"v!CSME0") } else { (c"ssssssss!SME0", c"v!SME0") };
+        let (strings, list) = match (as_caller, self.is_script) {
+            (true, false) => (c"ssssssss!CSME0", c"v!CSME0"),
+            (false, false) => (c"ssssssss!SME0", c"v!SME0"),
+            (true, true) => (c"ssssssss!CME0", c"v!CME0"),
+            (false, true) => (c"ssssssss!ME0", c"v!ME0"),
+        };
         let argv = self.args.raw();
         let strings =
             8_usize.checked_sub(argv.len()).and_then(|left_out| strings.to_bytes_with_nul().get(left_out..));
@@ -164,11 +182,27 @@ impl<'a> Command<'a> {
         }
     }
 
+    /// The name and the arguments, as the API takes them.
+    fn words(&self, name: &Str<'_>) -> Vec<*mut raw::RedisModuleString> {
+        std::iter::once(name.as_ptr()).chain(self.args.raw().iter().copied()).collect()
+    }
+
+    /// Fails if the caller may not call it. The server asks, too, but Redis 7.0 ends when the answer is no and the caller is one
+    /// that was blocked.
+    pub(crate) fn check_permissions(&self, ctx: Ctx<'_>) -> Result<(), NotGuarded> {
+        // The server knows what to say of too few arguments.
+        let is_complete = self.args.len() >= FEWEST_ARGUMENTS;
+        let name = Str::new(self.name.to_bytes());
+        if is_complete && !Caller::of(ctx).access().may_call(&mut self.words(&name)) {
+            return Err(NotGuarded::NoPermission);
+        }
+        Ok(())
+    }
+
     /// The keys that it names.
     fn keys(&self, ctx: Ctx<'_>) -> Vec<Str<'a>> {
         let name = Str::new(self.name.to_bytes());
-        let words = std::iter::once(name.as_ptr()).chain(self.args.raw().iter().copied());
-        let mut argv: Vec<*mut raw::RedisModuleString> = words.collect();
+        let mut argv = self.words(&name);
         let (Ok(argc), mut found) = (c_int::try_from(argv.len()), 0) else { return Vec::new() };
         // SAFETY: the list has this length and outlives the call. The answer is null or a list of places in it, ours to free.
         unsafe {

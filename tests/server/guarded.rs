@@ -492,21 +492,6 @@ fn in_scripts_transactions_and_functions(flavor: Flavor) {
         a.call("LOCK.GUARD k OWNER b SET z 1");
         a.call("SET z 2");
         assert!(a.call("EXEC").starts_with("[NOTOWNER"));
-        // While a script is slow, the server reads what its caller sends: it would end if that hung up, were it a module's.
-        let runs_script = [
-            "EVAL return(1) 0",
-            "EVALSHA 0 0",
-            "FCALL guarded 0 PING",
-            "eval_ro return(1) 0",
-            "FCALL_RO guarded 0",
-        ];
-        for runs_script in runs_script {
-            let guarded = format!("LOCK.GUARD k OWNER a {runs_script}");
-            assert!(a.call(&guarded).starts_with("ERR a script cannot be guarded, let it call LOCK.CHECK"));
-            let words: Vec<&[u8]> = guarded.split(' ').map(str::as_bytes).collect();
-            let reply = a.call_args(&[vec![b"EVAL", script.as_bytes(), b"0"], words].concat());
-            assert!(reply.contains("a script cannot be guarded"), "{reply}");
-        }
     });
 }
 

@@ -25,6 +25,7 @@ mod floor;
 mod followers;
 mod guarded;
 mod guarded_fuzz;
+mod guarded_scripts;
 mod loading;
 mod messages;
 mod moving;

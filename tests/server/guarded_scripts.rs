@@ -1,0 +1,352 @@
+//! `LOCK.GUARD` in front of `EVAL`, `EVALSHA` and `FCALL` (12): they are carried out a moment later, so that a script that is slow
+//! does no harm when its client hangs up.
+
+use std::fmt::Write as _;
+
+use crate::effects::stream;
+use crate::fencing::token_of;
+use crate::support::client::prefix;
+use crate::support::{in_world, until, Client, Flavor, World};
+
+crate::on_every_server!(
+    every_kind_of_script_is_guarded,
+    in_a_transaction_it_is_one_of_its_steps,
+    a_slow_script_outlives_its_client,
+    a_slow_script_in_a_transaction_outlives_its_client,
+    a_slow_script_can_be_killed,
+    the_lock_is_looked_at_when_the_script_begins,
+    scripts_and_other_modules_guard_none,
+    a_script_has_the_callers_permissions,
+    a_user_that_is_deleted_runs_nothing,
+    a_pause_is_waited_for,
+    who_leaves_before_its_turn_runs_nothing,
+    a_demotion_ends_what_has_not_begun,
+    it_is_replicated_as_what_it_writes,
+);
+
+const LIBRARY: &str = "#!lua name=l\n\
+    redis.register_function('write', function(keys, args) return redis.call('SET', args[1], args[2]) end)\n\
+    redis.register_function{function_name='read', callback=function(keys, args) return redis.call('GET', args[1]) end, \
+    flags={'no-writes'}}";
+
+/// So long that the server goes on reading meanwhile, with the setting of [`holder`].
+const SLOW: &str = "for i = 1, 50000000 do end redis.call('INCR', 'done') return 'slow'";
+
+const ENDLESS: &str = "while true do end";
+
+fn guarded(client: &mut Client, command: &[&str]) -> String {
+    send(client, command);
+    client.recv()
+}
+
+fn send(client: &mut Client, command: &[&str]) {
+    let words = ["LOCK.GUARD", "k", "OWNER", "a"].iter().chain(command);
+    client.send_args(&words.map(|word| word.as_bytes()).collect::<Vec<_>>());
+}
+
+/// Holds the lock `k`, in a world whose scripts are slow after 20 ms.
+fn holder(world: &World) -> Client {
+    let mut a = world.client();
+    assert_eq!(a.call("CONFIG SET busy-reply-threshold 20"), "OK");
+    assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+    a
+}
+
+fn assert_none_is_left(client: &mut Client) {
+    until("no script is planned", || client.info("lock", "lock_table_scripts") == "0");
+    assert_eq!(client.call("CONFIG GET busy-reply-threshold"), "[busy-reply-threshold, 20]");
+}
+
+fn every_kind_of_script_is_guarded(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holder(world);
+        assert_eq!(a.call_args(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()]), "l");
+        let (script, reads) = ("return redis.call('INCR', KEYS[1])", "return redis.call('GET', KEYS[1])");
+        let sha = a.call_args(&[b"SCRIPT", b"LOAD", script.as_bytes()]);
+        let reads_sha = a.call_args(&[b"SCRIPT", b"LOAD", reads.as_bytes()]);
+        for (command, reply) in [
+            (vec!["EVAL", script, "1", "x"], "1"),
+            (vec!["evalsha", &sha, "1", "x"], "2"),
+            (vec!["EVAL_RO", reads, "1", "x"], "2"),
+            (vec!["EVALSHA_RO", &reads_sha, "1", "x"], "2"),
+            (vec!["FCALL", "write", "0", "x", "5"], "OK"),
+            (vec!["FCALL_RO", "read", "0", "x"], "5"),
+            (vec!["EVAL", "return {1, 'two', {3}}", "0"], "[1, two, [3]]"),
+            // More arguments than are passed one by one.
+            (vec!["EVAL", "return #ARGV", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"], "9"),
+        ] {
+            assert_eq!(guarded(&mut a, &command), reply, "{command:?}");
+        }
+        // Its own errors.
+        assert_eq!(prefix(&guarded(&mut a, &["EVALSHA", &"0".repeat(40), "0"])), "NOSCRIPT");
+        assert_eq!(guarded(&mut a, &["EVAL", "return redis.error_reply('MINE failed')", "0"]), "MINE failed");
+        assert!(guarded(&mut a, &["EVAL", "nonsense nonsense", "0"]).contains("compil"));
+        assert!(guarded(&mut a, &["EVAL"]).contains("wrong number of arguments"));
+        assert!(guarded(&mut a, &["FCALL_RO", "write", "0", "x", "6"]).starts_with("ERR Can not execute"));
+        assert!(guarded(&mut a, &["EVAL_RO", script, "1", "x"]).contains("Write commands are not allowed"));
+        // The caller's database and protocol.
+        a.call("SELECT 3");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        assert_eq!(guarded(&mut a, &["EVAL", script, "1", "x"]), "1");
+        a.call("SELECT 0");
+        assert_eq!(a.call("GET x"), "5");
+        let map = ["EVAL", "redis.setresp(3) return {map={a=1}, 1}", "0"];
+        assert_eq!(guarded(&mut a, &map), "[a, 1]");
+        a.call("HELLO 3");
+        assert_eq!(guarded(&mut a, &map), "{a: 1}");
+        a.call("HELLO 2");
+        // Who holds nothing runs nothing.
+        a.call("LOCK.BREAK k");
+        assert_eq!(prefix(&guarded(&mut a, &["EVAL", script, "1", "x"])), "NOTOWNER");
+        assert_eq!(a.call("GET x"), "5");
+        // By token, also by one that is ahead of the counter.
+        let token = token_of(&a.call("LOCK.ACQUIRE k b FENCE PX 100000"));
+        let by_token = |token: i64| {
+            let mut words = format!("LOCK.GUARD k TOKEN {token} EVAL");
+            write!(words, " return(redis.call('INCR','x')) 0").unwrap();
+            words
+        };
+        assert_eq!(a.call(&by_token(token)), "6");
+        assert_eq!(prefix(&a.call(&by_token(token - 1))), "NOTOWNER");
+        assert_eq!(a.call(&by_token(token + 5)), "7");
+        assert_eq!(prefix(&a.call(&by_token(token))), "NOTOWNER", "the counter moved on");
+        assert_none_is_left(&mut world.client());
+    });
+}
+
+fn in_a_transaction_it_is_one_of_its_steps(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holder(world);
+        a.call("MULTI");
+        a.call("SET x 1");
+        guarded(&mut a, &["EVAL", "return redis.call('INCR', 'x')", "0"]);
+        guarded(&mut a, &["EVAL", "return redis.error_reply('MINE failed')", "0"]);
+        a.call("LOCK.GUARD k OWNER b EVAL return(1) 0");
+        a.call("INCR x");
+        let reply = a.call("EXEC");
+        assert!(reply.starts_with("[OK, 2, MINE failed, NOTOWNER"), "{reply}");
+        assert!(reply.ends_with(", 3]"), "{reply}");
+        assert_none_is_left(&mut a);
+    });
+}
+
+/// Sends a script, hangs up while it is slow, and sees that the server is there and the script has ended.
+fn hangs_up(world: &World, call: impl FnOnce(&mut Client), is_read_meanwhile: bool) {
+    let mut b = holder(world);
+    let mut a = world.client();
+    call(&mut a);
+    if is_read_meanwhile {
+        until("others are read while the script is slow", || b.call("PING").starts_with("BUSY"));
+    }
+    a.close();
+    until("it has ended", || b.call("GET done") == "1");
+    assert_none_is_left(&mut b);
+}
+
+fn a_slow_script_outlives_its_client(flavor: Flavor) {
+    in_world(flavor, |world| hangs_up(world, |a| send(a, &["EVAL", SLOW, "0"]), true));
+    in_world(flavor, |world| {
+        let mut a = holder(world);
+        assert_eq!(guarded(&mut a, &["EVAL", SLOW, "0"]), "slow");
+    });
+}
+
+fn a_slow_script_in_a_transaction_outlives_its_client(flavor: Flavor) {
+    let in_transaction = |a: &mut Client| {
+        a.call("MULTI");
+        guarded(a, &["EVAL", SLOW, "0"]);
+        a.send("EXEC");
+    };
+    in_world(flavor, |world| hangs_up(world, in_transaction, false));
+}
+
+fn a_slow_script_can_be_killed(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b, mut c) = (holder(world), world.client(), world.client());
+        send(&mut a, &["EVAL", ENDLESS, "0"]);
+        // A second one does not begin within the first.
+        until("others are read while the script is slow", || b.call("PING").starts_with("BUSY"));
+        assert!(guarded(&mut c, &["EVAL", "return 1", "0"]).starts_with("BUSY"));
+        assert_eq!(b.call("SCRIPT KILL"), "OK");
+        assert!(a.recv().contains("killed"));
+        // Several in one turn.
+        world.signal(libc::SIGSTOP);
+        send(&mut a, &["EVAL", ENDLESS, "0"]);
+        send(&mut c, &["EVAL", "return 2", "0"]);
+        world.signal(libc::SIGCONT);
+        until("others are read while the script is slow", || b.call("PING").starts_with("BUSY"));
+        assert_eq!(b.call("SCRIPT KILL"), "OK");
+        assert!(a.recv().contains("killed"));
+        let other = c.recv();
+        assert!(other == "2" || other.starts_with("BUSY"), "{other}");
+        assert_none_is_left(&mut b);
+    });
+}
+
+fn the_lock_is_looked_at_when_the_script_begins(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (holder(world), world.client());
+        // Stopped, so that both arrive in one turn of the event loop; in which order is the kernel's affair.
+        for _ in 0..20 {
+            b.call("LOCK.ACQUIRE k a PX 100000");
+            world.signal(libc::SIGSTOP);
+            send(&mut a, &["EVAL", "return redis.call('LOCK.CHECK', 'k', 'OWNER', 'a')", "0"]);
+            b.send("LOCK.BREAK k");
+            world.signal(libc::SIGCONT);
+            let reply = a.recv();
+            assert!(reply.starts_with("NOTOWNER this owner holds nothing") || reply == "1", "{reply}");
+            b.recv();
+        }
+    });
+}
+
+fn scripts_and_other_modules_guard_none(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holder(world);
+        assert_eq!(a.call_args(&[b"FUNCTION", b"LOAD", LIBRARY.as_bytes()]), "l");
+        for runs_script in [
+            "EVAL return(1) 0",
+            "EVALSHA 0 0",
+            "FCALL write 0 x 1",
+            "eval_ro return(1) 0",
+            "FCALL_RO read 0 x",
+        ] {
+            let words = format!("LOCK.GUARD k OWNER a {runs_script}");
+            let script = ["EVAL", "return redis.call(unpack(ARGV))", "0"].into_iter().chain(words.split(' '));
+            let script: Vec<&str> = script.collect();
+            let reply = a.call_args(&script.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+            assert!(reply.contains("a script can be guarded by a client only"), "{reply}");
+            a.call("MULTI");
+            a.call_args(&script.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
+            assert!(a.call("EXEC").contains("a script can be guarded by a client only"));
+            assert!(guarded(&mut a, &script).contains("a script can be guarded by a client only"));
+        }
+        // A guard within a guarded script is one more step, but no more of them.
+        let inner = "return redis.call('LOCK.GUARD', 'k', 'OWNER', 'a', 'INCR', 'x')";
+        assert_eq!(guarded(&mut a, &["EVAL", inner, "0"]), "1");
+        assert_none_is_left(&mut a);
+    });
+}
+
+fn a_script_has_the_callers_permissions(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut root = holder(world);
+        root.call("SET secret s");
+        root.call(
+            "ACL SETUSER app on nopass resetkeys %R~k ~app:* -@all +lock.guard +eval +get +set +multi +exec",
+        );
+        let mut app = world.client();
+        assert_eq!(app.call("AUTH app any"), "OK");
+        let script = |body: &'static str| ["EVAL", body, "0"];
+        // As the servers word it.
+        let is_refused = |reply: &str| {
+            ["permission", "can't access", "can't run"].iter().any(|words| reply.contains(words))
+        };
+        assert_eq!(guarded(&mut app, &script("return redis.call('SET', 'app:x', 1)")), "OK");
+        for refused in ["return redis.call('GET', 'secret')", "return redis.call('DEL', 'app:x')"] {
+            let reply = guarded(&mut app, &script(refused));
+            assert!(is_refused(&reply), "{reply}");
+            app.call("MULTI");
+            guarded(&mut app, &script(refused));
+            let reply = app.call("EXEC");
+            assert!(is_refused(&reply), "{reply}");
+        }
+        // Keys that the script names.
+        assert_eq!(prefix(&guarded(&mut app, &["EVAL", "return 1", "1", "secret"])), "NOPERM");
+        // Nor may it call what it may not call itself.
+        assert_eq!(prefix(&guarded(&mut app, &["EVALSHA", &"0".repeat(40), "0"])), "NOPERM");
+        assert_eq!(prefix(&guarded(&mut app, &["FCALL", "write", "0"])), "NOPERM");
+        assert_eq!(root.call("GET app:x"), "1");
+        assert_none_is_left(&mut root);
+    });
+}
+
+/// Guards a script whose turn does not come, as clients are paused in the same turn of the event loop.
+fn in_a_pause(world: &World, a: &mut Client, b: &mut Client) {
+    let mut observer = world.client();
+    for _ in 0..50 {
+        // Who was not read in the last turn is read in the order of arrival.
+        observer.call("PING");
+        world.signal(libc::SIGSTOP);
+        send(a, &["EVAL", "return redis.call('INCR', 'x')", "0"]);
+        b.send("CLIENT PAUSE 100000 WRITE");
+        world.signal(libc::SIGCONT);
+        assert_eq!(b.recv(), "OK");
+        if observer.info("lock", "lock_table_scripts") == "1" {
+            assert_eq!(observer.call("EXISTS x"), "0");
+            return;
+        }
+        // The pause came first, and the guard waits behind it; or it came too late.
+        observer.call("CLIENT UNPAUSE");
+        a.recv();
+        observer.call("DEL x");
+    }
+    panic!("the two never came in this order");
+}
+
+fn a_pause_is_waited_for(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (holder(world), world.client());
+        in_a_pause(world, &mut a, &mut b);
+        assert_eq!(b.call("CLIENT UNPAUSE"), "OK");
+        assert_eq!(a.recv(), "1");
+        assert_none_is_left(&mut b);
+    });
+}
+
+fn who_leaves_before_its_turn_runs_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (holder(world), world.client());
+        in_a_pause(world, &mut a, &mut b);
+        let id = a.id;
+        a.close();
+        until("it has gone", || b.call(&format!("CLIENT LIST ID {id}")).is_empty());
+        assert_eq!(b.info("lock", "lock_table_scripts"), "0");
+        assert_eq!(b.call("CLIENT UNPAUSE"), "OK");
+        assert_eq!(b.call("EXISTS x"), "0");
+        assert_none_is_left(&mut b);
+    });
+}
+
+fn a_user_that_is_deleted_runs_nothing(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut b = holder(world);
+        b.call("ACL SETUSER app on nopass ~* +@all");
+        let mut a = world.client();
+        assert_eq!(a.call("AUTH app any"), "OK");
+        in_a_pause(world, &mut a, &mut b);
+        b.send_at_once(&["MULTI", "ACL DELUSER app", "CLIENT UNPAUSE", "EXEC"]);
+        let replies: Vec<String> = (0..4).map(|_| b.recv()).collect();
+        assert_eq!(replies[3], "[1, OK]");
+        assert!(a.is_closed());
+        assert_eq!(b.call("EXISTS x"), "0");
+        assert_none_is_left(&mut b);
+    });
+}
+
+fn a_demotion_ends_what_has_not_begun(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (holder(world), world.client());
+        in_a_pause(world, &mut a, &mut b);
+        b.send_at_once(&["MULTI", "REPLICAOF 127.0.0.1 1", "CLIENT UNPAUSE", "EXEC"]);
+        (0..4).for_each(|_| drop(b.recv()));
+        assert_eq!(prefix(&a.recv()), "UNBLOCKED");
+        assert_none_is_left(&mut b);
+        b.call("REPLICAOF NO ONE");
+        assert_eq!(b.call("EXISTS x"), "0");
+    });
+}
+
+fn it_is_replicated_as_what_it_writes(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holder(world);
+        let writes =
+            "redis.call('SADD', 's', 1, 2) redis.call('SREM', 's', 2) return redis.call('SET', 'x', ARGV[1])";
+        a.call("WAIT 1 10000");
+        let plain = stream(world, || drop(a.call_args(&[b"EVAL", writes.as_bytes(), b"0", b"1"])));
+        a.call("DEL s");
+        let under_guard = stream(world, || drop(guarded(&mut a, &["EVAL", writes, "0", "1"])));
+        assert_eq!(under_guard, plain);
+        assert!(plain.iter().any(|command| command.contains("SREM")), "{plain:?}");
+    });
+}
