@@ -1,13 +1,16 @@
-//! `LOCK.ACQUIRE key owner [PX milliseconds | EX seconds] [BLOCK milliseconds] [SHARED] [ONCE] [FENCE]
-//! [WATCHDOG [MAX milliseconds]] [EPHEMERAL] [REPLICAS n [WITHIN milliseconds]] [ID request]`
+//! `LOCK.ACQUIRE`
 
 use uuid::Uuid;
 
-use super::args::{ByConnection, Cursor, Replicas};
+use super::args::Cursor;
+use super::options::{
+    self, options, Block, Ephemeral, Fence, Id, Lease, Once, Replicas, Shared, Watchdog, KEY,
+};
 use crate::config;
-use crate::core::{Mode, Outcome, Owner, Patience, Records, Request, Wants};
+use crate::core::{Outcome, Owner, Patience, Records, Request, Wants};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
+use crate::server::arguments::{Argument, Arguments, Kind};
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
@@ -19,16 +22,27 @@ struct Call<'a> {
     /// As it was given: not who a `*` becomes.
     owner: Str<'a>,
     request: Request,
-    block: Option<Block>,
+    block: Option<options::Patience>,
     wanted: Option<Acknowledgement>,
 }
 
-/// How long a client is ready to wait.
-#[derive(Clone, Copy)]
-struct Block {
-    /// `None`: without limit.
-    ms: Option<u64>,
+options! {
+    Options {
+        lease: Lease,
+        block: Block,
+        shared: Shared,
+        once: Once,
+        fence: Fence,
+        watchdog: Watchdog,
+        ephemeral: Ephemeral,
+        replicas: Replicas,
+        id: Id<'a>,
+    }
 }
+
+/// Who is to hold it.
+const OWNER: Argument =
+    Argument::new(c"owner", Kind::Text, c"is who is to hold it, 1 to 1024 bytes; * makes a random one");
 
 impl Command for Acquire {
     const SPEC: Spec = Spec {
@@ -36,7 +50,7 @@ impl Command for Acquire {
         flags: c"write deny-oom blocking",
         categories: c"write slow blocking",
         key: Some(KeyUse::Write),
-        arity: -3,
+        arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Takes a lock, or waits for it.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
@@ -45,7 +59,7 @@ impl Command for Acquire {
         let call = parse(ctx, args)?;
         let now = ctx.now();
         let patience = match call.block.map(|block| (block, ctx.flags())) {
-            Some((Block { ms }, flags)) if !flags.denies_blocking() => Patience::Waits {
+            Some((options::Patience(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
                 deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
                 at_most: config::max_waiters(),
                 on_primary: flags.is_primary(),
@@ -116,27 +130,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
     let asked = args.owner()?;
-    let (mut lease, mut block, mut shared, mut once, mut fence, mut id) =
-        (None, None, None, None, None, None);
-    let (mut by_connection, mut replicas) = (ByConnection::default(), Replicas::default());
-    while let Some(option) = args.next() {
-        if args.lease(option, &mut lease)? || args.by_connection(option, &mut by_connection)? {
-        } else if option.eq_ignore_ascii_case(b"BLOCK") {
-            let ms = args.block()?;
-            args.once("BLOCK", &mut block, Block { ms })?;
-        } else if option.eq_ignore_ascii_case(b"SHARED") {
-            args.once("SHARED", &mut shared, ())?;
-        } else if option.eq_ignore_ascii_case(b"ONCE") {
-            args.once("ONCE", &mut once, ())?;
-        } else if option.eq_ignore_ascii_case(b"FENCE") {
-            args.once("FENCE", &mut fence, ())?;
-        } else if option.eq_ignore_ascii_case(b"ID") {
-            let value = args.request_id()?;
-            args.once("ID", &mut id, value)?;
-        } else if !args.replicas(option, &mut replicas)? {
-            return Err(args.unknown(option));
-        }
-    }
+    let given = Options::read(&mut args)?;
     let made = asked.as_bytes() == b"*";
     let request = Request {
         owner: if made {
@@ -144,21 +138,18 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         } else {
             Owner::new(asked.as_bytes())
         },
-        wants: Wants {
-            mode: if shared.is_some() { Mode::Shared } else { Mode::Exclusive },
-            once: once.is_some(),
-        },
-        lease_ms: lease.unwrap_or_else(config::default_lease),
-        keeps_longer: lease.is_none(),
-        fence: fence.is_some(),
-        names_owner: made || fence.is_some(),
-        id: id.map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
-        bind: args.bind(ctx, by_connection)?,
-        confirmed_later: replicas.is_given(),
+        wants: Wants { mode: given.shared.mode(), once: given.once.is_given() },
+        lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
+        keeps_longer: given.lease.ms().is_none(),
+        fence: given.fence.is_given(),
+        names_owner: made || given.fence.is_given(),
+        id: given.id.get().map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
+        bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
+        confirmed_later: given.replicas.is_given(),
     };
     if request.fence {
         args.has_counter_here(ctx, "FENCE", &key)?;
     }
-    let wanted = args.acknowledgement(ctx, &replicas)?;
-    Ok(Call { key, owner: asked, request, block, wanted })
+    let wanted = given.replicas.acknowledgement(ctx, &args)?;
+    Ok(Call { key, owner: asked, request, block: given.block.patience(), wanted })
 }

@@ -1,15 +1,14 @@
 //! A cursor over the arguments of a command.
 
-use std::num::{NonZeroU32, NonZeroU64};
+use std::ffi::CStr;
 
 use crate::config::{self, MAX_MS};
-use crate::core::{Bind, ConnectionId, Refusal, RequestId, Token};
-use crate::driver::Acknowledgement;
+use crate::core::{RequestId, Token};
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
 use crate::server::string::decimal;
-use crate::server::{ask, replication, Ctx, Str};
+use crate::server::{ask, Ctx, Str};
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 1024;
@@ -19,31 +18,6 @@ const MAX_REQUEST: usize = 128;
 
 /// No number that is accepted anywhere has more digits, and every one that has no more fits.
 const LONGEST_NUMBER: usize = 18;
-
-/// Which options of those that depend on the connection were given.
-#[derive(Default)]
-pub(super) struct ByConnection {
-    watchdog: Option<()>,
-    max_ms: Option<NonZeroU64>,
-    ephemeral: Option<()>,
-}
-
-/// What a call says about replicas.
-#[derive(Default)]
-pub(super) struct Replicas {
-    replicas: Option<NonZeroU32>,
-    within_ms: Option<u32>,
-}
-
-impl Replicas {
-    /// True if replicas have to acknowledge the call.
-    pub(super) fn is_given(&self) -> bool {
-        self.replicas.is_some()
-    }
-}
-
-/// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
-const WITHIN_MS: u32 = 1000;
 
 /// The arguments that are still to be read, and the command's name for error texts.
 pub(super) struct Cursor<'a> {
@@ -87,9 +61,24 @@ impl<'a> Cursor<'a> {
         Some(argument)
     }
 
+    /// The value of the option `name`.
+    pub(super) fn value(&mut self, name: &str) -> Result<&'a [u8], Error> {
+        self.next().ok_or_else(|| self.problem(format!("{name} needs a value")))
+    }
+
+    /// Sets `option` if `word` is `token`. Returns whether it is.
+    #[inline]
+    pub(super) fn word(&self, token: &CStr, word: &[u8], option: &mut Option<()>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(token.to_bytes()) {
+            return Ok(false);
+        }
+        self.once(token.to_str().unwrap_or_default(), option, ())?;
+        Ok(true)
+    }
+
     /// The value of the option `name`: an integer from `min` to `max`.
-    fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
-        let text = self.next().ok_or_else(|| self.problem(format!("{name} needs a value")))?;
+    pub(super) fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
+        let text = self.value(name)?;
         // As Redis reads integers: no sign but a minus, no space, no leading zero.
         let (negative, digits) = match text {
             [b'-', digits @ ..] => (true, digits),
@@ -108,90 +97,6 @@ impl<'a> Cursor<'a> {
         Ok(number)
     }
 
-    /// The value of `BLOCK`: milliseconds to wait, `None` for no limit.
-    pub(super) fn block(&mut self) -> Result<Option<u64>, Error> {
-        Ok(Some(self.integer("BLOCK", 0, MAX_MS)?.unsigned_abs()).filter(|ms| *ms > 0))
-    }
-
-    /// The value of `COUNT`.
-    pub(super) fn count(&mut self) -> Result<usize, Error> {
-        let count = self.integer("COUNT", 1, MAX_MS)?;
-        Ok(usize::try_from(count).unwrap_or(usize::MAX))
-    }
-
-    /// Reads `PX milliseconds` or `EX seconds` into `lease`, if `option` is one of them. Returns whether it
-    /// is.
-    pub(super) fn lease(&mut self, option: &[u8], lease: &mut Option<i64>) -> Result<bool, Error> {
-        let (name, unit) = match option {
-            [b'P' | b'p', b'X' | b'x'] => ("PX", 1),
-            [b'E' | b'e', b'X' | b'x'] => ("EX", 1000),
-            _ => return Ok(false),
-        };
-        if lease.is_some() {
-            return Err(self.problem("only one PX or EX is allowed".to_owned()));
-        }
-        let ms = self.integer(name, 1, MAX_MS / unit)? * unit;
-        if let Some(max) = config::max_lease().filter(|max| ms > *max) {
-            return Err(self.problem(format!("{name} is out of range, lock.max-lease is {max} ms,")));
-        }
-        *lease = Some(ms);
-        Ok(true)
-    }
-
-    /// Reads `REPLICAS n` or `WITHIN milliseconds`, if `option` is one of them. Returns whether it is.
-    pub(super) fn replicas(&mut self, option: &[u8], given: &mut Replicas) -> Result<bool, Error> {
-        if option.eq_ignore_ascii_case(b"REPLICAS") {
-            let replicas = self.integer("REPLICAS", 1, i64::from(i32::MAX))?;
-            let replicas = u32::try_from(replicas).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX);
-            self.once("REPLICAS", &mut given.replicas, replicas)?;
-        } else if option.eq_ignore_ascii_case(b"WITHIN") {
-            let within = self.integer("WITHIN", 1, MAX_MS)?;
-            // 49 days are enough.
-            self.once("WITHIN", &mut given.within_ms, u32::try_from(within).unwrap_or(u32::MAX))?;
-        } else {
-            return Ok(false);
-        }
-        Ok(true)
-    }
-
-    /// Which replicas have to acknowledge the call, if any have. Fails if they cannot.
-    #[inline]
-    pub(super) fn acknowledgement(
-        &self,
-        ctx: Ctx<'_>,
-        given: &Replicas,
-    ) -> Result<Option<Acknowledgement>, Error> {
-        match given {
-            Replicas { replicas: None, within_ms: None } => Ok(None),
-            given => self.acknowledgement_of(ctx, given),
-        }
-    }
-
-    fn acknowledgement_of(&self, ctx: Ctx<'_>, given: &Replicas) -> Result<Option<Acknowledgement>, Error> {
-        let Some(replicas) = given.replicas else {
-            return Err(self.problem("WITHIN needs REPLICAS".to_owned()));
-        };
-        let flags = ctx.flags();
-        if flags.denies_blocking() {
-            return Err(self.problem("REPLICAS is not possible in MULTI, a script or a function,".to_owned()));
-        }
-        if !replication::can_ask(ctx) {
-            return Err(
-                self.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
-            );
-        }
-        if !flags.is_primary() {
-            // One that accepts writes: what is granted there is nobody's promise.
-            return Err(Error::Refused(Refusal::Replica));
-        }
-        let online = replication::online(ctx);
-        let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
-        if online < of {
-            return Err(Error::TooFewReplicas { online, of });
-        }
-        Ok(Some(Acknowledgement { replicas, within_ms: given.within_ms.unwrap_or(WITHIN_MS) }))
-    }
-
     /// The value of `TOKEN`.
     pub(super) fn token(&mut self) -> Result<Token, Error> {
         self.integer("TOKEN", 1, MAX_MS)
@@ -204,7 +109,7 @@ impl<'a> Cursor<'a> {
 
     /// The value of `ID`.
     pub(super) fn request_id(&mut self) -> Result<&'a [u8], Error> {
-        let id = self.next().ok_or_else(|| self.problem("ID needs a value".to_owned()))?;
+        let id = self.value("ID")?;
         if id.is_empty() || id.len() > MAX_REQUEST {
             return Err(self.problem(format!("ID must be 1 to {MAX_REQUEST} bytes, not {},", id.len())));
         }
@@ -254,39 +159,6 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads `WATCHDOG`, `MAX milliseconds` or `EPHEMERAL`, if `option` is one of them. Returns whether it is.
-    pub(super) fn by_connection(&mut self, option: &[u8], given: &mut ByConnection) -> Result<bool, Error> {
-        if option.eq_ignore_ascii_case(b"WATCHDOG") {
-            self.once("WATCHDOG", &mut given.watchdog, ())?;
-        } else if option.eq_ignore_ascii_case(b"MAX") {
-            let max_ms = NonZeroU64::new(self.integer("MAX", 1, MAX_MS)?.unsigned_abs());
-            self.once("MAX", &mut given.max_ms, max_ms.unwrap_or(NonZeroU64::MAX))?;
-        } else if option.eq_ignore_ascii_case(b"EPHEMERAL") {
-            self.once("EPHEMERAL", &mut given.ephemeral, ())?;
-        } else {
-            return Ok(false);
-        }
-        Ok(true)
-    }
-
-    /// What the options that depend on the connection ask for, of the one that calls.
-    pub(super) fn bind(&self, ctx: Ctx<'_>, given: ByConnection) -> Result<Option<Bind>, Error> {
-        let (watchdog, ephemeral) = (given.watchdog.is_some(), given.ephemeral.is_some());
-        if given.max_ms.is_some() && !watchdog {
-            return Err(self.problem("MAX needs WATCHDOG".to_owned()));
-        }
-        if !watchdog && !ephemeral {
-            return Ok(None);
-        }
-        let client = ctx.client_id();
-        if ctx.is_script() || !ctx.client_exists(client) {
-            let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
-            return Err(self.problem(format!("{option} needs a connection, which a script does not have,")));
-        }
-        let max_ms = given.max_ms.or_else(config::max_watchdog);
-        Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
-    }
-
     /// The error for two options that exclude each other.
     pub(super) fn excluded(&self, one: &str, other: &str) -> Error {
         self.problem(format!("only one of {one} and {other} is allowed"))
@@ -295,11 +167,6 @@ impl<'a> Cursor<'a> {
     /// The error for a word that is neither of two.
     pub(super) fn neither(&self, word: &[u8], one: &str, other: &str) -> Error {
         self.problem(format!("syntax error, expected {one} or {other}, not '{}',", shown(word)))
-    }
-
-    /// The value of `MATCH`.
-    pub(super) fn pattern(&mut self) -> Result<&'a [u8], Error> {
-        self.next().ok_or_else(|| self.problem("MATCH needs a value".to_owned()))
     }
 
     /// Fails if there are more arguments.
@@ -320,7 +187,7 @@ impl<'a> Cursor<'a> {
         self.problem(format!("syntax error, unknown option '{}'", shown(option)))
     }
 
-    fn problem(&self, problem: String) -> Error {
+    pub(super) fn problem(&self, problem: String) -> Error {
         Error::Argument { command: self.command, problem }
     }
 }

@@ -1,9 +1,11 @@
-//! `LOCK.BLOCKERS owner`
+//! `LOCK.BLOCKERS`
 
 use super::args::Cursor;
+use super::options::OWNER;
 use crate::core::Owner;
 use crate::driver;
 use crate::error::Error;
+use crate::server::arguments::Arguments;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
@@ -15,7 +17,7 @@ impl Command for Blockers {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arity: 2,
+        arguments: Arguments { places: &[OWNER], options: &[] },
         summary: c"Lists whom an owner waits for, nearest first, through owners that wait themselves.",
         complexity: c"O(N*log(N)) where N owners are found",
     };

@@ -1,9 +1,11 @@
-//! `LOCK.BREAK key`
+//! `LOCK.BREAK`
 
 use super::args::Cursor;
+use super::options::KEY;
 use crate::core::LockRef;
 use crate::driver;
 use crate::error::{shown, shown_up_to, Error};
+use crate::server::arguments::Arguments;
 use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
@@ -19,7 +21,7 @@ impl Command for Break {
         flags: c"write",
         categories: c"write slow dangerous",
         key: Some(KeyUse::Write),
-        arity: 2,
+        arguments: Arguments { places: &[KEY], options: &[] },
         summary: c"Ends every hold on a lock, whoever has it, and hands the lock to the next in line.",
         complexity: c"O(N) where N owners hold the lock",
     };

@@ -1,12 +1,17 @@
-//! `LOCK.CANCEL key owner ID request`
+//! `LOCK.CANCEL`
 
 use super::args::Cursor;
+use super::options::{KEY, OWNER};
 use crate::driver;
 use crate::error::Error;
+use crate::server::arguments::{Argument, Arguments, Kind};
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Cancel;
+
+const REQUEST: Argument =
+    Argument::new(c"request", Kind::Text, c"is what LOCK.ACQUIRE had there").after(c"ID");
 
 impl Command for Cancel {
     const SPEC: Spec = Spec {
@@ -14,7 +19,7 @@ impl Command for Cancel {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arity: 5,
+        arguments: Arguments { places: &[KEY, OWNER, REQUEST], options: &[] },
         summary: c"Undoes the acquire with a request id, whether it waits, was granted, or is still to come.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };

@@ -1,8 +1,10 @@
-//! `LOCK.CHECK key OWNER owner | TOKEN token`
+//! `LOCK.CHECK`
 
 use super::args::Cursor;
-use super::claim::Claim;
+use super::claim::{Claim, CLAIM};
+use super::options::KEY;
 use crate::error::Error;
+use crate::server::arguments::Arguments;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -14,7 +16,7 @@ impl Command for Check {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arity: 4,
+        arguments: Arguments { places: &[KEY, CLAIM], options: &[] },
         summary: c"Tells whether an owner holds a lock, or whether no newer token than this one was granted.",
         complexity: c"O(1); O(M) where up to 8 owners hold the lock shared",
     };

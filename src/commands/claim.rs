@@ -1,9 +1,11 @@
 //! What a caller claims of a lock, and whether that is true: `OWNER owner | TOKEN token`.
 
 use super::args::Cursor;
+use super::options::OWNER;
 use crate::core::Token;
 use crate::error::Error;
 use crate::keyspace;
+use crate::server::arguments::{Argument, Kind};
 use crate::server::{Ctx, Str};
 
 /// What a caller claims.
@@ -13,6 +15,16 @@ pub(super) enum Claim<'a> {
     /// That nobody was granted the lock with a newer token than this one.
     Token(Token),
 }
+
+/// The words that a claim is made of.
+pub(super) const CLAIM: Argument = {
+    const HOLDS: Argument = OWNER.after(c"OWNER");
+    const TOKEN: Argument =
+        Argument::new(c"token", Kind::Integer, c"is not older than the newest that was granted")
+            .after(c"TOKEN");
+    let says = c"is what has to be true: that this owner holds the lock, or that no newer token than this one was granted";
+    Argument::new(c"claim", Kind::OneOf(&[HOLDS, TOKEN]), says)
+};
 
 /// What is so, as a claim that is true.
 pub(super) struct Proof {

@@ -1,14 +1,23 @@
-//! `LOCK.GUARD key OWNER owner | TOKEN token command [arg …]`
+//! `LOCK.GUARD`
 
 use super::args::Cursor;
-use super::claim::Claim;
+use super::claim::{Claim, CLAIM};
+use super::options::KEY;
 use crate::error::{Error, NotGuarded};
 use crate::keyspace;
+use crate::server::arguments::{Argument, Arguments, Kind};
 use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{later, on_behalf, Ctx};
 
 pub(crate) struct Guard;
+
+const COMMAND: Argument = Argument::new(
+    c"command",
+    Kind::Text,
+    c"is what is carried out: a command that scripts may call, EVAL, EVALSHA or FCALL",
+);
+const ARG: Argument = Argument::new(c"arg", Kind::Text, c"is what the command takes").optional().multiple();
 
 impl Command for Guard {
     const SPEC: Spec = Spec {
@@ -17,7 +26,7 @@ impl Command for Guard {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::Read),
-        arity: -5,
+        arguments: Arguments { places: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
         summary:
             c"Carries out a command if an owner holds a lock, or if no newer token than this one was granted.",
         complexity: c"That of the command, and that of LOCK.CHECK",

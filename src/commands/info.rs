@@ -1,10 +1,12 @@
-//! `LOCK.INFO key`
+//! `LOCK.INFO`
 
 use super::args::Cursor;
+use super::options::KEY;
 use crate::core::{Hold, LockRef, Mode, Now, Owner, WallMs};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
+use crate::server::arguments::Arguments;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{long_reply, Ctx};
 
@@ -16,7 +18,7 @@ impl Command for Info {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arity: 2,
+        arguments: Arguments { places: &[KEY], options: &[] },
         summary: c"Tells who holds a lock and how many wait for it.",
         complexity: c"O(N) where N owners hold the lock",
     };

@@ -1,17 +1,25 @@
-//! `LOCK.LIST [MATCH pattern] [COUNT n]`
+//! `LOCK.LIST`
 
 use super::args::Cursor;
 use super::glob::matches;
-use super::waiters::DEFAULT_COUNT;
+use super::options::{options, Count, Match};
 use super::{count, milliseconds};
 use crate::core::{Contended, Holders, Mode};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
+use crate::server::arguments::Arguments;
 use crate::server::load::{Args, Command, Spec};
 use crate::server::{long_reply, Ctx, Str};
 
 pub(crate) struct List;
+
+options! {
+    Options {
+        pattern: Match<'a>,
+        count: Count,
+    }
+}
 
 impl Command for List {
     const SPEC: Spec = Spec {
@@ -19,29 +27,18 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arity: -1,
+        arguments: Arguments { places: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks that somebody waits for, longest queue first.",
         complexity: c"O(N*log(N)) where N locks are waited for",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.list", args);
-        let (mut pattern, mut most) = (None, None);
-        while let Some(option) = args.next() {
-            if option.eq_ignore_ascii_case(b"MATCH") {
-                let value = args.pattern()?;
-                args.once("MATCH", &mut pattern, value)?;
-            } else if option.eq_ignore_ascii_case(b"COUNT") {
-                let n = args.count()?;
-                args.once("COUNT", &mut most, n)?;
-            } else {
-                return Err(args.unknown(option));
-            }
-        }
+        let given = Options::read(&mut args)?;
         let db = ctx.db();
-        let passes = |key: &[u8]| pattern.is_none_or(|pattern| matches(pattern, key));
+        let passes = |key: &[u8]| given.pattern.get().is_none_or(|pattern| matches(pattern, key));
         let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, passes));
-        let most = most.unwrap_or(DEFAULT_COUNT).min(locks.len());
+        let most = given.count.get().min(locks.len());
         // To put thousands in order would take as long as to list them: each portion is, when it is its turn.
         first(&mut locks, most);
         locks.truncate(most);

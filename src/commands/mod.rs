@@ -12,6 +12,7 @@ mod guard;
 mod help;
 mod info;
 mod list;
+mod options;
 mod release;
 mod renew;
 mod waiters;
@@ -28,6 +29,24 @@ pub(crate) use list::List;
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use waiters::Waiters;
+
+use crate::server::load::{Command, Spec};
+
+/// What is known of every command, in the order in which they are listed.
+pub(crate) const COMMANDS: [&Spec; 12] = [
+    &Acquire::SPEC,
+    &Release::SPEC,
+    &Renew::SPEC,
+    &Cancel::SPEC,
+    &Check::SPEC,
+    &Guard::SPEC,
+    &Break::SPEC,
+    &Info::SPEC,
+    &Waiters::SPEC,
+    &List::SPEC,
+    &Blockers::SPEC,
+    &Help::SPEC,
+];
 
 use crate::core::{InHand, Known, LockRef, MonoUs, Now};
 use crate::driver;

@@ -1,15 +1,25 @@
-//! `LOCK.RENEW key owner [PX milliseconds | EX seconds] [WATCHDOG [MAX milliseconds]] [EPHEMERAL]
-//! [REPLICAS n [WITHIN milliseconds]]`
+//! `LOCK.RENEW`
 
-use super::args::{ByConnection, Cursor, Replicas};
+use super::args::Cursor;
+use super::options::{options, Ephemeral, Lease, Replicas, Watchdog, KEY, OWNER};
 use crate::config;
 use crate::core::{Owner, Renewal};
 use crate::driver::{self, Standing, Whose};
 use crate::error::Error;
+use crate::server::arguments::Arguments;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Renew;
+
+options! {
+    Options {
+        lease: Lease,
+        watchdog: Watchdog,
+        ephemeral: Ephemeral,
+        replicas: Replicas,
+    }
+}
 
 impl Command for Renew {
     const SPEC: Spec = Spec {
@@ -17,7 +27,7 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arity: -3,
+        arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Sets the lease of a held lock anew, shorter or longer.",
         complexity:
             c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
@@ -27,21 +37,12 @@ impl Command for Renew {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
         let asked = args.owner()?;
-        let (mut lease, mut by_connection, mut replicas) =
-            (None, ByConnection::default(), Replicas::default());
-        while let Some(option) = args.next() {
-            if !args.lease(option, &mut lease)?
-                && !args.by_connection(option, &mut by_connection)?
-                && !args.replicas(option, &mut replicas)?
-            {
-                return Err(args.unknown(option));
-            }
-        }
-        let bind = args.bind(ctx, by_connection)?;
-        let wanted = args.acknowledgement(ctx, &replicas)?;
+        let given = Options::read(&mut args)?;
+        let bind = given.watchdog.bind(&given.ephemeral, ctx, &args)?;
+        let wanted = given.replicas.acknowledgement(ctx, &args)?;
         let call = Renewal {
             owner: Owner::new(asked.as_bytes()),
-            lease_ms: lease.unwrap_or_else(config::default_lease),
+            lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
             bind,
         };
         let now = ctx.now();

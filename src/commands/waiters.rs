@@ -1,17 +1,22 @@
-//! `LOCK.WAITERS key [COUNT n]`
+//! `LOCK.WAITERS`
 
 use super::args::Cursor;
 use super::milliseconds;
+use super::options::{options, Count, KEY};
 use crate::core::{LockRef, WaiterId};
 use crate::driver;
 use crate::error::Error;
+use crate::server::arguments::Arguments;
 use crate::server::load::{Args, Command, KeyUse, Spec};
 use crate::server::{long_reply, Ctx};
 
-/// How many are listed unless the call says otherwise.
-pub(super) const DEFAULT_COUNT: usize = 100;
-
 pub(crate) struct Waiters;
+
+options! {
+    Options {
+        count: Count,
+    }
+}
 
 impl Command for Waiters {
     const SPEC: Spec = Spec {
@@ -19,7 +24,7 @@ impl Command for Waiters {
         flags: c"readonly",
         categories: c"read slow",
         key: Some(KeyUse::Read),
-        arity: -2,
+        arguments: Arguments { places: &[KEY], options: Options::ARGUMENTS },
         summary: c"Lists who waits for a lock, first in line first.",
         complexity: c"O(N) where N waiters are listed",
     };
@@ -27,17 +32,10 @@ impl Command for Waiters {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.waiters", args);
         let key = args.key()?;
-        let mut count = None;
-        while let Some(option) = args.next() {
-            if !option.eq_ignore_ascii_case(b"COUNT") {
-                return Err(args.unknown(option));
-            }
-            let n = args.count()?;
-            args.once("COUNT", &mut count, n)?;
-        }
+        let given = Options::read(&mut args)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let mut waiters = driver::with(ctx, |driver| driver.locks.waiters_of(at));
-        waiters.truncate(count.unwrap_or(DEFAULT_COUNT));
+        waiters.truncate(given.count.get());
         let len = waiters.len();
         let mut waiters = waiters.into_iter();
         long_reply::array(ctx, len, move |most| waiters.by_ref().take(most).collect(), entry);

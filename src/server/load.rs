@@ -1,9 +1,11 @@
 //! Loading: what the server must be able to do, and registering what the module offers.
 
 use std::ffi::{c_int, CStr};
+use std::ptr;
 
 use redis_module::raw;
 
+use crate::server::arguments::Arguments;
 use crate::server::ask::{reply_type, text_of};
 use crate::server::ctx::warn;
 use crate::server::guard::INTERNAL_ERROR;
@@ -27,11 +29,25 @@ pub(crate) struct Spec {
     pub(crate) categories: &'static CStr,
     /// What happens to the key, which is the first argument, if the command has one.
     pub(crate) key: Option<KeyUse>,
-    /// With the name; negative if more may follow. As in `COMMAND INFO`.
-    pub(crate) arity: c_int,
+    pub(crate) arguments: Arguments,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
 }
+
+impl Spec {
+    /// As it is written.
+    pub(crate) fn title(&self) -> String {
+        self.name.to_string_lossy().to_ascii_uppercase()
+    }
+
+    /// What it does, in one sentence.
+    pub(crate) fn about(&self) -> &'static str {
+        self.summary.to_str().unwrap_or_default()
+    }
+}
+
+/// Since which version of the module there is a command.
+pub(crate) const SINCE: &CStr = c"0.1.0";
 
 /// What a command does with its key: decides what permission it takes.
 #[derive(Clone, Copy)]
@@ -243,8 +259,9 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         argc: c_int,
     ) -> c_int {
         let ran = |ctx: Ctx<'_>| {
-            let few = argc.unsigned_abs() < C::SPEC.arity.unsigned_abs();
-            if few || (C::SPEC.arity > 0 && argc != C::SPEC.arity) {
+            let arity = const { C::SPEC.arguments.arity() };
+            let few = argc.unsigned_abs() < arity.unsigned_abs();
+            if few || (arity > 0 && argc != arity) {
                 return ctx.reply_wrong_arity();
             }
             // SAFETY: the server passes the arguments of the command, which live until it returns.
@@ -280,16 +297,16 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         key_specs[0].fk.range =
             raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 { lastkey: 0, keystep: 1, limit: 0 };
     }
-    let info = raw::RedisModuleCommandInfo {
+    let info = |args| raw::RedisModuleCommandInfo {
         version: &version,
         summary: spec.summary.as_ptr(),
         complexity: spec.complexity.as_ptr(),
-        since: c"0.1.0".as_ptr(),
-        history: std::ptr::null_mut(),
-        tips: std::ptr::null(),
-        arity: spec.arity,
-        key_specs: if spec.key.is_some() { key_specs.as_mut_ptr() } else { std::ptr::null_mut() },
-        args: std::ptr::null_mut(),
+        since: SINCE.as_ptr(),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: spec.arguments.arity(),
+        key_specs: if spec.key.is_some() { key_specs.as_mut_ptr() } else { ptr::null_mut() },
+        args,
     };
     // SAFETY: all texts are static; the server copies what it keeps of the information.
     unsafe {
@@ -297,7 +314,12 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
             return false;
         }
         let command = call!(RedisModule_GetCommand(ctx.as_ptr(), name));
-        if command.is_null() || call!(RedisModule_SetCommandInfo(command, &info)) != OK {
+        if command.is_null() {
+            return false;
+        }
+        let mut info = info;
+        let set = |args| call!(RedisModule_SetCommandInfo(command, &info(args))) == OK;
+        if !spec.arguments.with_raw(set) {
             return false;
         }
         match raw::RedisModule_SetCommandACLCategories {

@@ -16,6 +16,7 @@ macro_rules! call {
     };
 }
 
+pub(crate) mod arguments;
 pub(crate) mod ask;
 pub(crate) mod blocked;
 pub(crate) mod caller;

@@ -1,0 +1,443 @@
+//! The options of commands: each with what is told of it, and how it is read. A command lists those that it takes
+//! ([`options!`]): that list is what is parsed and what is documented.
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use super::args::Cursor;
+use crate::config::{self, MAX_MS};
+use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope};
+use crate::driver::Acknowledgement;
+use crate::error::Error;
+use crate::server::arguments::{Argument, Kind};
+use crate::server::{replication, Ctx};
+
+/// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
+const WITHIN_MS: u32 = 1000;
+
+/// An option, or several that belong together. The default is what is so if it is not given.
+pub(super) trait Opt<'a>: Default {
+    const ARGUMENT: Argument;
+
+    /// Reads it, if `word` is what it begins with. Returns whether it is.
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error>;
+}
+
+/// Declares which options a command takes: a type with a field for each, the table of them, and how they are read.
+macro_rules! options {
+    ($(#[$about:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? }) => {
+        $(#[$about])*
+        #[derive(Default)]
+        struct $name<'a> {
+            $($field: $kind,)*
+            _words: std::marker::PhantomData<&'a ()>,
+        }
+
+        impl<'a> $name<'a> {
+            const ARGUMENTS: &'static [$crate::server::arguments::Argument] =
+                &[$(<$kind as $crate::commands::options::Opt<'a>>::ARGUMENT),*];
+
+            /// Reads all arguments that are left.
+            #[inline(always)]
+            fn read(args: &mut Cursor<'a>) -> Result<$name<'a>, Error> {
+                let mut given = $name::default();
+                while let Some(word) = args.next() {
+                    if !($($crate::commands::options::Opt::read(&mut given.$field, word, args)?)||*) {
+                        return Err(args.unknown(word));
+                    }
+                }
+                Ok(given)
+            }
+        }
+    };
+}
+pub(super) use options;
+
+/// Declares an option that is a word alone.
+macro_rules! word {
+    ($(#[$about:meta])* $name:ident, $token:literal, $arg:literal, $says:literal) => {
+        $(#[$about])*
+        #[derive(Default)]
+        pub(super) struct $name(Option<()>);
+
+        impl $name {
+            #[inline]
+            pub(super) fn is_given(&self) -> bool {
+                self.0.is_some()
+            }
+        }
+
+        impl<'a> Opt<'a> for $name {
+            const ARGUMENT: Argument = Argument::word($arg, $token, $says).optional();
+
+            #[inline]
+            fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+                args.word($token, word, &mut self.0)
+            }
+        }
+    };
+}
+
+word!(Shared, c"SHARED", c"shared", c"lets in other owners that say so too");
+word!(Once, c"ONCE", c"once", c"is not re-entrant: what the owner holds already is in its way, too");
+word!(Fence, c"FENCE", c"fence", c"asks for a token that is greater than all before");
+word!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
+
+impl Shared {
+    pub(super) fn mode(&self) -> Mode {
+        if self.is_given() {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        }
+    }
+}
+
+/// `PX milliseconds | EX seconds`
+#[derive(Default)]
+pub(super) struct Lease(Option<i64>);
+
+impl Lease {
+    /// In milliseconds.
+    #[inline]
+    pub(super) fn ms(&self) -> Option<i64> {
+        self.0
+    }
+}
+
+impl<'a> Opt<'a> for Lease {
+    const ARGUMENT: Argument = {
+        const MS: Argument =
+            Argument::new(c"milliseconds", Kind::Integer, c"is the lease in milliseconds").after(c"PX");
+        const SECONDS: Argument =
+            Argument::new(c"seconds", Kind::Integer, c"is the lease in seconds").after(c"EX");
+        let says = c"is the lease; lock.default-lease milliseconds unless given";
+        Argument::new(c"lease", Kind::OneOf(&[MS, SECONDS]), says).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        let (name, unit) = match word {
+            [b'P' | b'p', b'X' | b'x'] => ("PX", 1),
+            [b'E' | b'e', b'X' | b'x'] => ("EX", 1000),
+            _ => return Ok(false),
+        };
+        if self.0.is_some() {
+            return Err(args.problem("only one PX or EX is allowed".to_owned()));
+        }
+        let ms = args.integer(name, 1, MAX_MS / unit)? * unit;
+        if let Some(max) = config::max_lease().filter(|max| ms > *max) {
+            return Err(args.problem(format!("{name} is out of range, lock.max-lease is {max} ms,")));
+        }
+        self.0 = Some(ms);
+        Ok(true)
+    }
+}
+
+/// `BLOCK milliseconds`
+#[derive(Default)]
+pub(super) struct Block(Option<Patience>);
+
+/// How long a client is ready to wait: milliseconds; `None` without limit.
+#[derive(Clone, Copy)]
+pub(super) struct Patience(pub(super) Option<u64>);
+
+impl Block {
+    #[inline]
+    pub(super) fn patience(&self) -> Option<Patience> {
+        self.0
+    }
+}
+
+impl<'a> Opt<'a> for Block {
+    const ARGUMENT: Argument =
+        Argument::new(c"milliseconds", Kind::Integer, c"waits in the server for so long, 0 without limit")
+            .after(c"BLOCK")
+            .optional();
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"BLOCK") {
+            return Ok(false);
+        }
+        let ms = args.integer("BLOCK", 0, MAX_MS)?.unsigned_abs();
+        args.once("BLOCK", &mut self.0, Patience(Some(ms).filter(|ms| *ms > 0)))?;
+        Ok(true)
+    }
+}
+
+/// `WATCHDOG [MAX milliseconds]`
+#[derive(Default)]
+pub(super) struct Watchdog {
+    given: Option<()>,
+    max_ms: Option<NonZeroU64>,
+}
+
+impl Watchdog {
+    /// What the options that depend on the connection ask for, of the one that calls.
+    #[inline]
+    pub(super) fn bind(
+        &self,
+        ephemeral: &Ephemeral,
+        ctx: Ctx<'_>,
+        args: &Cursor<'_>,
+    ) -> Result<Option<Bind>, Error> {
+        let (watchdog, ephemeral) = (self.given.is_some(), ephemeral.is_given());
+        if self.max_ms.is_some() && !watchdog {
+            return Err(args.problem("MAX needs WATCHDOG".to_owned()));
+        }
+        if !watchdog && !ephemeral {
+            return Ok(None);
+        }
+        let client = ctx.client_id();
+        if ctx.is_script() || !ctx.client_exists(client) {
+            let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
+            return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
+        }
+        let max_ms = self.max_ms.or_else(config::max_watchdog);
+        Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
+    }
+}
+
+impl<'a> Opt<'a> for Watchdog {
+    const ARGUMENT: Argument = {
+        const WORD: Argument = Argument::word(
+            c"renews",
+            c"WATCHDOG",
+            c"renews the lease as long as this connection is open, and until the hold is MAX old",
+        );
+        const MAX: Argument =
+            Argument::new(c"milliseconds", Kind::Integer, c"is how old the hold may become")
+                .after(c"MAX")
+                .optional();
+        let says = c"renews the lease as long as this connection is open, and until the hold is MAX old";
+        Argument::new(c"watchdog", Kind::Block(&[WORD, MAX]), says).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if args.word(c"WATCHDOG", word, &mut self.given)? {
+            return Ok(true);
+        }
+        if !word.eq_ignore_ascii_case(b"MAX") {
+            return Ok(false);
+        }
+        let max_ms = NonZeroU64::new(args.integer("MAX", 1, MAX_MS)?.unsigned_abs());
+        args.once("MAX", &mut self.max_ms, max_ms.unwrap_or(NonZeroU64::MAX))?;
+        Ok(true)
+    }
+}
+
+/// `REPLICAS n [WITHIN milliseconds]`
+#[derive(Default)]
+pub(super) struct Replicas {
+    replicas: Option<NonZeroU32>,
+    within_ms: Option<u32>,
+}
+
+impl Replicas {
+    /// True if replicas have to acknowledge the call.
+    #[inline]
+    pub(super) fn is_given(&self) -> bool {
+        self.replicas.is_some()
+    }
+
+    /// Which replicas have to acknowledge the call, if any have. Fails if they cannot.
+    #[inline]
+    pub(super) fn acknowledgement(
+        &self,
+        ctx: Ctx<'_>,
+        args: &Cursor<'_>,
+    ) -> Result<Option<Acknowledgement>, Error> {
+        match self {
+            Replicas { replicas: None, within_ms: None } => Ok(None),
+            given => given.acknowledgement_of(ctx, args),
+        }
+    }
+
+    #[cold]
+    fn acknowledgement_of(&self, ctx: Ctx<'_>, args: &Cursor<'_>) -> Result<Option<Acknowledgement>, Error> {
+        let Some(replicas) = self.replicas else {
+            return Err(args.problem("WITHIN needs REPLICAS".to_owned()));
+        };
+        let flags = ctx.flags();
+        if flags.denies_blocking() {
+            return Err(args.problem("REPLICAS is not possible in MULTI, a script or a function,".to_owned()));
+        }
+        if !replication::can_ask(ctx) {
+            return Err(
+                args.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
+            );
+        }
+        if !flags.is_primary() {
+            // One that accepts writes: what is granted there is nobody's promise.
+            return Err(Error::Refused(Refusal::Replica));
+        }
+        let online = replication::online(ctx);
+        let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
+        if online < of {
+            return Err(Error::TooFewReplicas { online, of });
+        }
+        Ok(Some(Acknowledgement { replicas, within_ms: self.within_ms.unwrap_or(WITHIN_MS) }))
+    }
+}
+
+impl<'a> Opt<'a> for Replicas {
+    const ARGUMENT: Argument = {
+        const NUMBER: Argument =
+            Argument::new(c"n", Kind::Integer, c"is how many replicas have to acknowledge it")
+                .after(c"REPLICAS");
+        const WITHIN: Argument = Argument::new(
+            c"milliseconds",
+            Kind::Integer,
+            c"is for how long they are waited for, 1000 unless given",
+        )
+        .after(c"WITHIN")
+        .optional();
+        let says =
+            c"answers when so many replicas have acknowledged it, or, if they do not in time, with an error";
+        Argument::new(c"acknowledged", Kind::Block(&[NUMBER, WITHIN]), says).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if word.eq_ignore_ascii_case(b"REPLICAS") {
+            let replicas = args.integer("REPLICAS", 1, i64::from(i32::MAX))?;
+            let replicas = u32::try_from(replicas).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX);
+            args.once("REPLICAS", &mut self.replicas, replicas)?;
+        } else if word.eq_ignore_ascii_case(b"WITHIN") {
+            let within = args.integer("WITHIN", 1, MAX_MS)?;
+            // 49 days are enough.
+            args.once("WITHIN", &mut self.within_ms, u32::try_from(within).unwrap_or(u32::MAX))?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+}
+
+/// `ID request`
+#[derive(Default)]
+pub(super) struct Id<'a>(Option<&'a [u8]>);
+
+impl<'a> Id<'a> {
+    #[inline]
+    pub(super) fn get(&self) -> Option<&'a [u8]> {
+        self.0
+    }
+}
+
+impl<'a> Opt<'a> for Id<'a> {
+    const ARGUMENT: Argument = Argument::new(
+        c"request",
+        Kind::Text,
+        c"makes a repeated call do nothing and get the first one's answer",
+    )
+    .after(c"ID")
+    .optional();
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"ID") {
+            return Ok(false);
+        }
+        let id = args.request_id()?;
+        args.once("ID", &mut self.0, id)?;
+        Ok(true)
+    }
+}
+
+/// `SHARED | ALL`
+#[derive(Default)]
+pub(super) struct Scope {
+    shared: Option<()>,
+    all: Option<()>,
+}
+
+impl Scope {
+    pub(super) fn get(&self, args: &Cursor<'_>) -> Result<ReleaseScope, Error> {
+        match (self.shared, self.all) {
+            (None, None) => Ok(ReleaseScope::One),
+            (Some(()), None) => Ok(ReleaseScope::OneOf(Mode::Shared)),
+            (None, Some(())) => Ok(ReleaseScope::All),
+            (Some(()), Some(())) => Err(args.excluded("SHARED", "ALL")),
+        }
+    }
+}
+
+impl<'a> Opt<'a> for Scope {
+    const ARGUMENT: Argument = {
+        const SHARED: Argument = Argument::word(c"shared", c"SHARED", c"gives back a shared hold");
+        const ALL: Argument = Argument::word(c"all", c"ALL", c"gives back all holds");
+        let says = c"gives back a shared hold of an owner that has both kinds, or all holds; one, exclusive first, unless given";
+        Argument::new(c"scope", Kind::OneOf(&[SHARED, ALL]), says).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        Ok(args.word(c"ALL", word, &mut self.all)? || args.word(c"SHARED", word, &mut self.shared)?)
+    }
+}
+
+/// `MATCH pattern`
+#[derive(Default)]
+pub(super) struct Match<'a>(Option<&'a [u8]>);
+
+impl<'a> Match<'a> {
+    pub(super) fn get(&self) -> Option<&'a [u8]> {
+        self.0
+    }
+}
+
+impl<'a> Opt<'a> for Match<'a> {
+    const ARGUMENT: Argument = Argument::new(
+        c"pattern",
+        Kind::Pattern,
+        c"leaves out the locks whose keys do not match, as KEYS does",
+    )
+    .after(c"MATCH")
+    .optional();
+
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"MATCH") {
+            return Ok(false);
+        }
+        let pattern = args.value("MATCH")?;
+        args.once("MATCH", &mut self.0, pattern)?;
+        Ok(true)
+    }
+}
+
+/// `COUNT n`
+#[derive(Default)]
+pub(super) struct Count(Option<usize>);
+
+impl Count {
+    /// How many are listed unless the call says otherwise.
+    const DEFAULT: usize = 100;
+
+    pub(super) fn get(&self) -> usize {
+        self.0.unwrap_or(Count::DEFAULT)
+    }
+}
+
+impl<'a> Opt<'a> for Count {
+    const ARGUMENT: Argument =
+        Argument::new(c"n", Kind::Integer, c"is how many are listed at most, 100 unless given")
+            .after(c"COUNT")
+            .optional();
+
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(b"COUNT") {
+            return Ok(false);
+        }
+        let count = args.integer("COUNT", 1, MAX_MS)?;
+        args.once("COUNT", &mut self.0, usize::try_from(count).unwrap_or(usize::MAX))?;
+        Ok(true)
+    }
+}
+
+/// The lock of a command.
+pub(super) const KEY: Argument = Argument::new(c"key", Kind::Key, c"is the lock");
+
+/// Whom a command is about.
+pub(super) const OWNER: Argument = Argument::new(c"owner", Kind::Text, c"is who holds it, 1 to 1024 bytes");
