@@ -8,6 +8,8 @@ use crate::core::Refusal;
 /// wire contract.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Error {
+    /// The server's own, word for word.
+    Other(String),
     /// The key holds another type, or a hash that is no lock of this kind.
     WrongType,
     /// Clients of another kind wait for the key: it is a fair lock of Redisson.
@@ -90,6 +92,7 @@ const TRY_AGAIN: &str = "TRYAGAIN Multiple keys request during rehashing of slot
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Error::Other(text) => f.write_str(text),
             Error::WrongType => {
                 f.write_str("WRONGTYPE the key holds something that is no lock of this kind; choose another key")
             }

@@ -71,6 +71,7 @@ const ASKED: [(&CStr, &str); 2] = [
 
 /// Everything that the module registers.
 fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
+    load::add_category(ctx);
     let commands = [
         load::register::<commands::Acquire>(ctx),
         load::register::<commands::Release>(ctx),
@@ -82,6 +83,7 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         load::register::<commands::Info>(ctx),
         load::register::<commands::Waiters>(ctx),
         load::register::<commands::List>(ctx),
+        load::register::<commands::Scan>(ctx),
         load::register::<commands::Blockers>(ctx),
         load::register::<commands::Help>(ctx),
     ];

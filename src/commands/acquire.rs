@@ -52,6 +52,7 @@ impl Command for Acquire {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Takes a lock, or waits for it.",
+        reply: "The owner's hold count, or nil if somebody else holds the lock; a map with FENCE, and with * as the owner.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
@@ -130,7 +131,8 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
     let asked = args.owner()?;
-    let given = Options::read(&mut args)?;
+    let mut given = Options::default();
+    given.read(&mut args)?;
     let made = asked.as_bytes() == b"*";
     let request = Request {
         owner: if made {
@@ -145,6 +147,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         names_owner: made || given.fence.is_given(),
         id: given.id.get().map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
         bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
+        client: super::client_if_told(ctx),
         confirmed_later: given.replicas.is_given(),
     };
     if request.fence {

@@ -1,8 +1,10 @@
 //! `LOCK.BLOCKERS`
 
 use super::args::Cursor;
+use super::info;
 use super::options::OWNER;
-use crate::core::Owner;
+use crate::core::waits_for::Edge;
+use crate::core::{Owner, Waits};
 use crate::driver;
 use crate::error::Error;
 use crate::server::arguments::Arguments;
@@ -19,6 +21,7 @@ impl Command for Blockers {
         key: None,
         arguments: Arguments { places: &[OWNER], options: &[] },
         summary: c"Lists whom an owner waits for, nearest first, through owners that wait themselves.",
+        reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N owners are found",
     };
 
@@ -29,12 +32,27 @@ impl Command for Blockers {
         let edges = driver::blockers_of(ctx, &owner);
         ctx.reply_array(edges.len());
         for edge in edges {
-            ctx.reply_map(2);
+            ctx.reply_map(3);
             ctx.reply_bulk(b"owner");
             ctx.reply_bulk(edge.owner.as_bytes());
             ctx.reply_bulk(b"key");
             ctx.reply_bulk(&edge.lock.key);
+            ctx.reply_bulk(b"client");
+            match client(ctx, &edge) {
+                Some(id) => ctx.reply_integer(id),
+                None => ctx.reply_null(),
+            }
         }
         Ok(())
     }
+}
+
+/// The connection of who is waited for: that of its hold, or one on which it waits itself.
+fn client(ctx: Ctx<'_>, edge: &Edge) -> Option<i64> {
+    let (hold, waits) = driver::with(ctx, |driver| {
+        let hold = driver.locks.hold(edge.lock.as_ref(), &edge.owner, ctx.now());
+        let waits = driver.locks.waits_of(&edge.owner).find_map(|id| driver.client_of(id));
+        (hold, waits)
+    });
+    hold.and_then(|hold| info::client(ctx, hold)).or_else(|| i64::try_from(waits?).ok())
 }

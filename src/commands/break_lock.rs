@@ -23,6 +23,7 @@ impl Command for Break {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY], options: &[] },
         summary: c"Ends every hold on a lock, whoever has it, and hands the lock to the next in line.",
+        reply: "How many owners lost the lock.",
         complexity: c"O(N) where N owners hold the lock",
     };
 

@@ -21,6 +21,7 @@ impl Command for Cancel {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY, OWNER, REQUEST], options: &[] },
         summary: c"Undoes the acquire with a request id, whether it waits, was granted, or is still to come.",
+        reply: "1 if there was anything to undo, otherwise 0.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 

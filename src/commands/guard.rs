@@ -29,6 +29,7 @@ impl Command for Guard {
         arguments: Arguments { places: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
         summary:
             c"Carries out a command if an owner holds a lock, or if no newer token than this one was granted.",
+        reply: "That of the command.",
         complexity: c"That of the command, and that of LOCK.CHECK",
     };
 

@@ -33,6 +33,7 @@ impl Command for Help {
         key: None,
         arguments: Arguments::NONE,
         summary: c"Lists the commands of the module.",
+        reply: "An array of lines.",
         complexity: c"O(1)",
     };
 
@@ -52,6 +53,7 @@ fn lines() -> Vec<String> {
         let name = command.title().trim_start_matches("LOCK.").to_owned();
         wrapped(&mut lines, name, command.arguments.iter().map(|argument| argument.syntax()));
         lines.push(format!("{INDENT}{}", command.about()));
+        lines.push(format!("{INDENT}Reply: {}", command.reply));
         for option in command.arguments.options {
             let words = format!("{} {}.", option.title(), option.says());
             let mut words = words.split(' ').map(str::to_owned);

@@ -1,8 +1,9 @@
 //! `LOCK.INFO`
 
 use super::args::Cursor;
+use super::milliseconds;
 use super::options::KEY;
-use crate::core::{Hold, LockRef, Mode, Now, Owner, WallMs};
+use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owner, WallMs};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
@@ -20,6 +21,7 @@ impl Command for Info {
         key: Some(KeyUse::Read),
         arguments: Arguments { places: &[KEY], options: &[] },
         summary: c"Tells who holds a lock and how many wait for it.",
+        reply: "nil if the lock is free, otherwise a map.",
         complexity: c"O(N) where N owners hold the lock",
     };
 
@@ -60,7 +62,9 @@ impl Command for Info {
         let holds: Vec<Held> = holds.filter_map(held).collect();
         let len = holds.len();
         let mut holds = holds.into_iter();
-        let entries = (len, move |most| holds.by_ref().take(most).collect(), entry as fn(Ctx<'_>, _) -> bool);
+        let lock = LockRef { db: ctx.db(), key: key.as_bytes() }.to_id();
+        let next = move |most| holds.by_ref().take(most).map(|held| (lock.clone(), held)).collect();
+        let entries = (len, next, entry as fn(Ctx<'_>, _) -> bool);
         long_reply::array_within(ctx, before, entries, move |ctx| {
             ctx.reply_bulk(b"waiters");
             ctx.reply_integer(super::count(waiters));
@@ -77,8 +81,14 @@ struct Held {
     ttl: i64,
 }
 
-fn entry(ctx: Ctx<'_>, held: Held) -> bool {
-    ctx.reply_map(4);
+fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
+    let now = ctx.now();
+    let known = driver::with(ctx, |driver| driver.locks.hold(lock.as_ref(), &held.owner, now));
+    let number = |number: Option<i64>| match number {
+        Some(number) => ctx.reply_integer(number),
+        None => ctx.reply_null(),
+    };
+    ctx.reply_map(8);
     ctx.reply_bulk(b"owner");
     ctx.reply_bulk(held.owner.as_bytes());
     ctx.reply_bulk(b"mode");
@@ -87,11 +97,25 @@ fn entry(ctx: Ctx<'_>, held: Held) -> bool {
     ctx.reply_integer(held.holds);
     ctx.reply_bulk(b"ttl");
     ctx.reply_integer(held.ttl);
+    ctx.reply_bulk(b"since");
+    number(known.and_then(|hold| hold.held_us).map(milliseconds));
+    ctx.reply_bulk(b"client");
+    number(known.and_then(|hold| client(ctx, hold)));
+    ctx.reply_bulk(b"watchdog");
+    number(known.map(|hold| hold.watchdog.into()));
+    ctx.reply_bulk(b"ephemeral");
+    number(known.map(|hold| hold.ephemeral.into()));
     true
+}
+
+/// The connection of a hold, if it is still there.
+pub(super) fn client(ctx: Ctx<'_>, hold: HoldInfo) -> Option<i64> {
+    let ConnectionId(id) = hold.client.filter(|ConnectionId(id)| ctx.client_exists(*id))?;
+    i64::try_from(id).ok()
 }
 
 /// How many milliseconds of a lease are left. The server decides by an older clock than ours whether it is over: that is not
 /// negative.
-fn left(expires_at: WallMs, now: Now) -> i64 {
+pub(super) fn left(expires_at: WallMs, now: Now) -> i64 {
     expires_at.saturating_sub(now.wall).max(0)
 }

@@ -29,12 +29,14 @@ impl Command for List {
         key: None,
         arguments: Arguments { places: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks that somebody waits for, longest queue first.",
+        reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N locks are waited for",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.list", args);
-        let given = Options::read(&mut args)?;
+        let mut given = Options::default();
+        given.read(&mut args)?;
         let db = ctx.db();
         let passes = |key: &[u8]| given.pattern.get().is_none_or(|pattern| matches(pattern, key));
         let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, passes));

@@ -13,8 +13,11 @@ mod help;
 mod info;
 mod list;
 mod options;
+#[cfg(test)]
+mod pages;
 mod release;
 mod renew;
+mod scan;
 mod waiters;
 
 pub(crate) use acquire::Acquire;
@@ -28,12 +31,13 @@ pub(crate) use info::Info;
 pub(crate) use list::List;
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
+pub(crate) use scan::Scan;
 pub(crate) use waiters::Waiters;
 
 use crate::server::load::{Command, Spec};
 
 /// What is known of every command, in the order in which they are listed.
-pub(crate) const COMMANDS: [&Spec; 12] = [
+pub(crate) const COMMANDS: [&Spec; 13] = [
     &Acquire::SPEC,
     &Release::SPEC,
     &Renew::SPEC,
@@ -44,11 +48,13 @@ pub(crate) const COMMANDS: [&Spec; 12] = [
     &Info::SPEC,
     &Waiters::SPEC,
     &List::SPEC,
+    &Scan::SPEC,
     &Blockers::SPEC,
     &Help::SPEC,
 ];
 
-use crate::core::{InHand, Known, LockRef, MonoUs, Now};
+use crate::config;
+use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
@@ -79,6 +85,12 @@ fn in_hand<'a, T>(
             Err(error)
         }
     }
+}
+
+/// The connection that calls, if it is to be known who holds a lock and on which connection.
+#[inline]
+fn client_if_told(ctx: Ctx<'_>) -> Option<ConnectionId> {
+    (config::events() && !ctx.is_script()).then(|| ConnectionId(ctx.client_id()))
 }
 
 /// A duration for a reply.

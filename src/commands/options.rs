@@ -38,14 +38,13 @@ macro_rules! options {
 
             /// Reads all arguments that are left.
             #[inline(always)]
-            fn read(args: &mut Cursor<'a>) -> Result<$name<'a>, Error> {
-                let mut given = $name::default();
+            fn read(&mut self, args: &mut Cursor<'a>) -> Result<(), Error> {
                 while let Some(word) = args.next() {
-                    if !($($crate::commands::options::Opt::read(&mut given.$field, word, args)?)||*) {
+                    if !($($crate::commands::options::Opt::read(&mut self.$field, word, args)?)||*) {
                         return Err(args.unknown(word));
                     }
                 }
-                Ok(given)
+                Ok(())
             }
         }
     };
@@ -110,7 +109,7 @@ impl<'a> Opt<'a> for Lease {
             Argument::new(c"milliseconds", Kind::Integer, c"is the lease in milliseconds").after(c"PX");
         const SECONDS: Argument =
             Argument::new(c"seconds", Kind::Integer, c"is the lease in seconds").after(c"EX");
-        let says = c"is the lease; lock.default-lease milliseconds unless given";
+        let says = c"sets the lease; lock.default-lease milliseconds unless given";
         Argument::new(c"lease", Kind::OneOf(&[MS, SECONDS]), says).optional()
     };
 
@@ -130,6 +129,27 @@ impl<'a> Opt<'a> for Lease {
         }
         self.0 = Some(ms);
         Ok(true)
+    }
+}
+
+/// The same for what is left after a release.
+#[derive(Default)]
+pub(super) struct LeaseOfRest(Lease);
+
+impl LeaseOfRest {
+    #[inline]
+    pub(super) fn ms(&self) -> Option<i64> {
+        self.0.ms()
+    }
+}
+
+impl<'a> Opt<'a> for LeaseOfRest {
+    const ARGUMENT: Argument =
+        Lease::ARGUMENT.saying(c"sets the lease of the holds that are left; unless given, it runs on");
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        self.0.read(word, args)
     }
 }
 
@@ -368,7 +388,7 @@ impl<'a> Opt<'a> for Scope {
     const ARGUMENT: Argument = {
         const SHARED: Argument = Argument::word(c"shared", c"SHARED", c"gives back a shared hold");
         const ALL: Argument = Argument::word(c"all", c"ALL", c"gives back all holds");
-        let says = c"gives back a shared hold of an owner that has both kinds, or all holds; one, exclusive first, unless given";
+        let says = c"gives back a shared hold, or all; unless given, one, an exclusive one if there is any";
         Argument::new(c"scope", Kind::OneOf(&[SHARED, ALL]), says).optional()
     };
 
@@ -427,13 +447,41 @@ impl<'a> Opt<'a> for Count {
             .optional();
 
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        if !word.eq_ignore_ascii_case(b"COUNT") {
-            return Ok(false);
-        }
-        let count = args.integer("COUNT", 1, MAX_MS)?;
-        args.once("COUNT", &mut self.0, usize::try_from(count).unwrap_or(usize::MAX))?;
-        Ok(true)
+        count(word, args, &mut self.0)
     }
+}
+
+/// `COUNT n` of a command that goes through keys
+#[derive(Default)]
+pub(super) struct Looks(Option<usize>);
+
+impl Looks {
+    /// As `SCAN` has it.
+    const DEFAULT: usize = 10;
+
+    pub(super) fn get(&self) -> usize {
+        self.0.unwrap_or(Looks::DEFAULT)
+    }
+}
+
+impl<'a> Opt<'a> for Looks {
+    const ARGUMENT: Argument =
+        Argument::new(c"n", Kind::Integer, c"is how many keys are looked at, more or less, 10 unless given")
+            .after(c"COUNT")
+            .optional();
+
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        count(word, args, &mut self.0)
+    }
+}
+
+fn count<'a>(word: &'a [u8], args: &mut Cursor<'a>, count: &mut Option<usize>) -> Result<bool, Error> {
+    if !word.eq_ignore_ascii_case(b"COUNT") {
+        return Ok(false);
+    }
+    let n = args.integer("COUNT", 1, MAX_MS)?;
+    args.once("COUNT", count, usize::try_from(n).unwrap_or(usize::MAX))?;
+    Ok(true)
 }
 
 /// The lock of a command.

@@ -1,7 +1,7 @@
 //! `LOCK.RELEASE`
 
 use super::args::Cursor;
-use super::options::{options, Id, Lease, Scope, KEY, OWNER};
+use super::options::{options, Id, LeaseOfRest, Scope, KEY, OWNER};
 use crate::core::{NotReleased, Owner, Release as Call};
 use crate::driver;
 use crate::error::Error;
@@ -13,7 +13,7 @@ pub(crate) struct Release;
 
 options! {
     Options {
-        lease: Lease,
+        lease: LeaseOfRest,
         scope: Scope,
         id: Id<'a>,
     }
@@ -27,6 +27,7 @@ impl Command for Release {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Gives back one hold of a lock, or all, and hands the lock to the next in line.",
+        reply: "The holds that are left.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
@@ -34,7 +35,8 @@ impl Command for Release {
         let mut args = Cursor::new("lock.release", args);
         let key = args.key()?;
         let owner = args.owner()?;
-        let given = Options::read(&mut args)?;
+        let mut given = Options::default();
+        given.read(&mut args)?;
         let scope = given.scope.get(&args)?;
         let id = given.id.get().map(|id| args.request(ctx, &key, owner.as_bytes(), id)).transpose()?;
         let call = Call { owner: Owner::new(owner.as_bytes()), scope, lease_ms: given.lease.ms(), id };

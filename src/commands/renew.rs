@@ -29,6 +29,7 @@ impl Command for Renew {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Sets the lease of a held lock anew, shorter or longer.",
+        reply: "The hold count.",
         complexity:
             c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
     };
@@ -37,13 +38,15 @@ impl Command for Renew {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
         let asked = args.owner()?;
-        let given = Options::read(&mut args)?;
+        let mut given = Options::default();
+        given.read(&mut args)?;
         let bind = given.watchdog.bind(&given.ephemeral, ctx, &args)?;
         let wanted = given.replicas.acknowledgement(ctx, &args)?;
         let call = Renewal {
             owner: Owner::new(asked.as_bytes()),
             lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
             bind,
+            client: super::client_if_told(ctx),
         };
         let now = ctx.now();
         let (held, fair) = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {

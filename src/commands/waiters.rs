@@ -26,13 +26,15 @@ impl Command for Waiters {
         key: Some(KeyUse::Read),
         arguments: Arguments { places: &[KEY], options: Options::ARGUMENTS },
         summary: c"Lists who waits for a lock, first in line first.",
+        reply: "An array of maps.",
         complexity: c"O(N) where N waiters are listed",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.waiters", args);
         let key = args.key()?;
-        let given = Options::read(&mut args)?;
+        let mut given = Options::default();
+        given.read(&mut args)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let mut waiters = driver::with(ctx, |driver| driver.locks.waiters_of(at));
         waiters.truncate(given.count.get());

@@ -18,6 +18,8 @@ pub(super) struct Binding {
     lease_ms: i64,
     /// When the lease ended that was written last.
     lease_end: WallMs,
+    /// When the hold was granted; `None` if it was there before it was bound.
+    held_since: Option<MonoUs>,
     /// Renew the lease as long as one of them is open.
     watchdogs: Connections,
     /// Until when they do; `None`: without limit.
@@ -56,6 +58,8 @@ pub(super) struct NewBind {
     pub(super) takes: Takes,
     /// When the hold was granted, or the call was made.
     pub(super) since: MonoUs,
+    /// The owner has held nothing before.
+    pub(super) begins: bool,
 }
 
 /// What becomes of the connections that a hold depends on already.
@@ -70,8 +74,9 @@ pub(super) enum Takes {
 }
 
 impl Binding {
-    pub(super) fn new(lease: Lease) -> Binding {
+    pub(super) fn new(lease: Lease, held_since: Option<MonoUs>) -> Binding {
         Binding {
+            held_since,
             lease_ms: lease.ms,
             lease_end: lease.end,
             watchdogs: Connections::new(),
@@ -89,7 +94,7 @@ impl Binding {
     /// Makes the hold depend on a connection. Returns those on which it does not depend any more.
     pub(super) fn bind(
         &mut self,
-        NewBind { bind, takes, since }: NewBind,
+        NewBind { bind, takes, since, .. }: NewBind,
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
@@ -196,6 +201,21 @@ impl Binding {
         let mut all = self.watchdogs.clone();
         self.ephemeral.iter().for_each(|connection| insert(&mut all, *connection));
         all
+    }
+
+    /// When the hold was granted, if that is known.
+    pub(super) fn held_since(&self) -> Option<MonoUs> {
+        self.held_since
+    }
+
+    /// The connection on which it depends since last.
+    pub(super) fn client(&self) -> Option<ConnectionId> {
+        self.watchdogs.last().or(self.ephemeral.last()).copied()
+    }
+
+    /// The lease is renewed.
+    pub(super) fn is_renewed(&self) -> bool {
+        self.due().is_some()
     }
 
     /// A connection has closed. Returns whether the hold is to end.

@@ -6,7 +6,7 @@
 
 use super::few::Few;
 use super::sessions::MayHaveEnded;
-use super::{Holders, LockId, Owner, WallMs};
+use super::{ConnectionId, Holders, LockId, MonoUs, Owner, WallMs};
 
 /// What happens to a hold, other than by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +44,17 @@ pub(crate) struct Notice {
     pub(crate) happened: Happened,
 }
 
+/// What is known of one hold.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Hold {
+    /// When its lease ended when that was seen last.
+    pub(super) end: WallMs,
+    /// When it was granted; `None` if that was not here, or before it was noted.
+    pub(super) since: Option<MonoUs>,
+    /// The connection of the owner's last call, as far as it is known.
+    pub(super) client: Option<ConnectionId>,
+}
+
 /// So many are compared with the key at each step, in case that fields were removed without a word.
 const FEW: usize = 4;
 
@@ -54,8 +65,8 @@ pub(super) struct Held(Option<Box<Known>>);
 /// Some holds.
 #[derive(Default)]
 struct Known {
-    /// When each owner's lease ended when that was seen last. There is at least one.
-    ends: Few<Owner, WallMs>,
+    /// There is at least one.
+    holds: Few<Owner, Hold>,
     /// None of them ends before that by its lease.
     first_end: WallMs,
     /// A foreign write may have ended some, or set their leases.
@@ -69,25 +80,34 @@ impl Held {
         self.0.is_none()
     }
 
-    /// This owner was granted the lock, or has renewed its lease. [`Held::settle`] follows.
-    pub(super) fn insert(&mut self, owner: &Owner, end: WallMs) {
-        let known = self.0.get_or_insert_with(|| Box::new(Known { first_end: end, ..Known::default() }));
-        known.first_end = known.first_end.min(end);
-        match known.ends.get_mut(owner) {
-            Some(before) => *before = end,
-            None => known.ends.insert(owner.clone(), end),
+    /// This owner was granted the lock, or has renewed its lease. What is not known of it now is so as before.
+    /// [`Held::settle`] follows.
+    pub(super) fn insert(&mut self, owner: &Owner, hold: Hold) {
+        let known = self.0.get_or_insert_with(|| Box::new(Known { first_end: hold.end, ..Known::default() }));
+        known.first_end = known.first_end.min(hold.end);
+        match known.holds.get_mut(owner) {
+            Some(before) => {
+                let Hold { since, client, .. } = *before;
+                *before = Hold { end: hold.end, since: hold.since.or(since), client: hold.client.or(client) };
+            }
+            None => known.holds.insert(owner.clone(), hold),
         }
+    }
+
+    /// What is known of this owner's hold, if that is certain.
+    pub(super) fn get(&self, owner: &Owner) -> Option<&Hold> {
+        self.0.as_ref().filter(|known| !known.doubtful)?.holds.get(owner)
     }
 
     /// This owner's hold has ended. Returns whether it was known.
     pub(super) fn remove(&mut self, owner: &Owner) -> bool {
-        let removed = self.0.as_mut().is_some_and(|known| known.ends.remove(owner).is_some());
+        let removed = self.0.as_mut().is_some_and(|known| known.holds.remove(owner).is_some());
         self.drop_if_empty();
         removed
     }
 
     fn drop_if_empty(&mut self) {
-        self.0.take_if(|known| known.ends.is_empty());
+        self.0.take_if(|known| known.holds.is_empty());
     }
 
     /// A foreign write has changed the key, and maybe ended all holds on it.
@@ -108,7 +128,7 @@ impl Held {
     pub(super) fn take_lost(&mut self, holders: &Holders, now: WallMs) -> Vec<(Owner, Happened)> {
         // A crowd is walked through only if there may be a reason for that.
         let may_be_lost = |known: &&mut Box<Known>| {
-            let len = known.ends.len();
+            let len = known.holds.len();
             known.doubtful || now > known.first_end || len <= FEW || len > holders.len()
         };
         let Some(known) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
@@ -127,7 +147,7 @@ impl Held {
     pub(super) fn take_all(&mut self) -> Vec<(Owner, Happened)> {
         let known = self.0.take().unwrap_or_default();
         let happened = known.ended_by.unwrap_or(Happened::Deleted);
-        known.ends.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
+        known.holds.iter().map(|(owner, _)| (owner.clone(), happened)).collect()
     }
 
     /// Takes out all, if it was told what they were lost by.
@@ -144,12 +164,12 @@ impl Held {
     pub(super) fn settle(&mut self, who: MayHaveEnded<'_>, holders: &Holders) {
         let Some(known) = &mut self.0 else { return };
         match who {
-            MayHaveEnded::Of(owner) => match (holders.of(owner.as_bytes()), known.ends.get_mut(owner)) {
-                (Some(hold), Some(end)) => {
-                    *end = hold.expires_at;
+            MayHaveEnded::Of(owner) => match (holders.of(owner.as_bytes()), known.holds.get_mut(owner)) {
+                (Some(hold), Some(before)) => {
+                    before.end = hold.expires_at;
                     known.first_end = known.first_end.min(hold.expires_at);
                 }
-                (None, Some(_)) => drop(known.ends.remove(owner)),
+                (None, Some(_)) => drop(known.holds.remove(owner)),
                 (_, None) => {}
             },
             MayHaveEnded::Any => known.compare(holders, |_, _| ()),
@@ -163,12 +183,12 @@ impl Known {
     /// end as they do now.
     fn compare(&mut self, holders: &Holders, mut gone: impl FnMut(&Owner, WallMs)) {
         let mut first_end = WallMs::MAX;
-        self.ends.retain(|owner, end| {
+        self.holds.retain(|owner, before| {
             let Some(hold) = holders.of(owner.as_bytes()) else {
-                gone(owner, *end);
+                gone(owner, before.end);
                 return false;
             };
-            *end = hold.expires_at;
+            before.end = hold.expires_at;
             first_end = first_end.min(hold.expires_at);
             true
         });

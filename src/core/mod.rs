@@ -55,7 +55,7 @@ use smallvec::SmallVec;
 pub(crate) use held::{Happened, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
-pub(crate) use manager::{Contended, InHand, KeyChange, LockManager};
+pub(crate) use manager::{Contended, HoldInfo, InHand, KeyChange, LockManager};
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,

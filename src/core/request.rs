@@ -27,6 +27,8 @@ pub(crate) struct Request {
     pub(crate) id: Option<RequestId>,
     /// What is to happen when the connection closes.
     pub(crate) bind: Option<Bind>,
+    /// The connection that it comes from, for those who ask who holds the lock. Not known of all.
+    pub(crate) client: Option<ConnectionId>,
     /// More than its delivery is needed to confirm the grant: it is in flight even if it was granted at once.
     pub(crate) confirmed_later: bool,
 }
@@ -215,6 +217,8 @@ pub(crate) struct Renewal {
     pub(crate) owner: Owner,
     pub(crate) lease_ms: i64,
     pub(crate) bind: Option<Bind>,
+    /// As with [`Request::client`].
+    pub(crate) client: Option<ConnectionId>,
 }
 
 /// Why a request that nobody's hold excludes is refused all the same.

@@ -86,7 +86,7 @@ impl Sessions {
     ) {
         let bindings = &mut self.of_locks.entry(lock).or_default().bindings;
         if bindings.get(owner).is_none() {
-            bindings.insert(owner.clone(), Binding::new(lease));
+            bindings.insert(owner.clone(), Binding::new(lease, bind.begins.then_some(bind.since)));
         }
         let Some(binding) = bindings.get_mut(owner) else {
             return defect!("a binding is not where it was put");
@@ -123,6 +123,12 @@ impl Sessions {
         if before != after {
             plan(&mut self.renewals, &(lock, owner.clone()), before, after);
         }
+    }
+
+    /// What the owner's hold depends on, if it does and that is certain.
+    pub(super) fn binding_of(&self, lock: LockIdx, owner: &Owner) -> Option<&Binding> {
+        let of_lock = self.of_locks.get(&lock).filter(|of_lock| !of_lock.doubtful && !self.suspended)?;
+        of_lock.bindings.get(owner).filter(|binding| !binding.is_doubtful() && binding.client().is_some())
     }
 
     /// True if this request bound the owner's hold to a connection before.

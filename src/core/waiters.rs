@@ -18,6 +18,8 @@ pub(super) struct Wait {
     deadline: Option<MonoUs>,
     position: Position,
     state: WaitState,
+    /// It was granted, and its owner has held nothing before.
+    begins: bool,
 }
 
 /// How far a wait has come. One that was decided otherwise, or left, is gone.
@@ -52,6 +54,11 @@ impl Wait {
     /// Where it stands in the queue, or stood.
     pub(super) fn position(&self) -> Position {
         self.position
+    }
+
+    /// True if its grant is the owner's first hold.
+    pub(super) fn begins(&self) -> bool {
+        self.begins
     }
 
     pub(super) fn state(&self) -> WaitState {
@@ -137,7 +144,10 @@ impl Waiters {
                 Crossing { begin, cease: SmallVec::new() }
             }
         };
-        self.by_id.insert(id, Wait { lock, request, since, deadline, position, state: WaitState::Queued });
+        self.by_id.insert(
+            id,
+            Wait { lock, request, since, deadline, position, state: WaitState::Queued, begins: false },
+        );
         crossing
     }
 
@@ -149,9 +159,9 @@ impl Waiters {
     }
 
     /// A wait is queued no more, as it was granted.
-    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs) -> Crossing {
+    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Crossing {
         let Some(wait) = self.by_id.get_mut(&id) else { return Crossing::default() };
-        (wait.state, wait.since) = (WaitState::Granted, now);
+        (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
         let (lock, owner) = (wait.lock, wait.request.owner.clone());
         self.unqueue(id, lock, owner)
     }

@@ -50,6 +50,12 @@ impl Argument {
         self
     }
 
+    /// The same, of which something else is said.
+    pub(crate) const fn saying(mut self, says: &'static CStr) -> Argument {
+        self.says = says;
+        self
+    }
+
     pub(crate) const fn optional(mut self) -> Argument {
         self.is_optional = true;
         self
@@ -76,10 +82,16 @@ impl Argument {
     /// The word that it begins with, or its name.
     pub(crate) fn title(&self) -> String {
         match self.kind {
-            Kind::OneOf(parts) => parts.iter().map(Argument::title).collect::<Vec<_>>().join(", "),
+            Kind::OneOf(parts) => parts.iter().map(Argument::title).collect::<Vec<_>>().join(" or "),
             Kind::Block([first, ..]) => first.title(),
             _ => text(self.token.unwrap_or(self.name)).to_owned(),
         }
+    }
+
+    /// As Redis' own reference writes it, but for the brackets around it.
+    #[cfg(test)]
+    pub(crate) fn bare(&self) -> String {
+        self.inner()
     }
 
     /// As Redis' own reference writes it.

@@ -94,6 +94,49 @@ pub(crate) fn subscribers(ctx: Ctx<'_>, kind: &CStr, channel: &Str) -> i64 {
     }
 }
 
+/// What `SCAN` replies of hashes: the next cursor, and keys. Its error if it refuses.
+pub(crate) fn scan(
+    ctx: Ctx<'_>,
+    cursor: &Str<'_>,
+    pattern: &Str<'_>,
+    count: usize,
+) -> Result<(Vec<u8>, Vec<Vec<u8>>), String> {
+    let count = c_longlong::try_from(count).unwrap_or(c_longlong::MAX);
+    // SAFETY: "s" takes a string of the server's, "c" a C string, "l" a number; "E": a refusal is a reply, too. The reply is null or
+    // the server's, and so are its elements.
+    unsafe {
+        let (command, format) = (c"SCAN".as_ptr(), c"scsclccE".as_ptr());
+        let (matches, counts, kind, hash) =
+            (c"MATCH".as_ptr(), c"COUNT".as_ptr(), c"TYPE".as_ptr(), c"hash".as_ptr());
+        let (at, like) = (cursor.as_ptr(), pattern.as_ptr());
+        let reply = call!(RedisModule_Call(
+            ctx.as_ptr(),
+            command,
+            format,
+            at,
+            matches,
+            like,
+            counts,
+            count,
+            kind,
+            hash
+        ));
+        if reply.is_null() {
+            return Err("ERR the server does not carry out SCAN".to_owned());
+        }
+        let found = if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
+            Err(String::from_utf8_lossy(&text_of(reply)).into_owned())
+        } else {
+            let keys = call!(RedisModule_CallReplyArrayElement(reply, 1));
+            let len = if keys.is_null() { 0 } else { call!(RedisModule_CallReplyLength(keys)) };
+            let keys = (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(keys, at))));
+            Ok((text_of(call!(RedisModule_CallReplyArrayElement(reply, 0))), keys.collect()))
+        };
+        call!(RedisModule_FreeCallReply(reply));
+        found
+    }
+}
+
 /// The channels that begin like this and that somebody has subscribed to at this server; `kind` is `CHANNELS` or
 /// `SHARDCHANNELS`. None if the server refuses to say.
 pub(crate) fn channels(ctx: Ctx<'_>, kind: &CStr, pattern: &CStr) -> Vec<Vec<u8>> {

@@ -1,6 +1,7 @@
 //! Loading: what the server must be able to do, and registering what the module offers.
 
-use std::ffi::{c_int, CStr};
+use std::cell::Cell;
+use std::ffi::{c_int, CStr, CString};
 use std::ptr;
 
 use redis_module::raw;
@@ -10,7 +11,7 @@ use crate::server::ask::{reply_type, text_of};
 use crate::server::ctx::warn;
 use crate::server::guard::INTERNAL_ERROR;
 use crate::server::version::Version;
-use crate::server::{enter, info, Ctx, Str, OK};
+use crate::server::{enter, info, Ctx, ServerCell, Str, OK};
 
 /// A command of the module.
 pub(crate) trait Command {
@@ -31,6 +32,8 @@ pub(crate) struct Spec {
     pub(crate) key: Option<KeyUse>,
     pub(crate) arguments: Arguments,
     pub(crate) summary: &'static CStr,
+    /// What it replies, if nothing goes wrong.
+    pub(crate) reply: &'static str,
     pub(crate) complexity: &'static CStr,
 }
 
@@ -322,11 +325,34 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         if !spec.arguments.with_raw(set) {
             return false;
         }
-        match raw::RedisModule_SetCommandACLCategories {
-            Some(set) => set(command, spec.categories.as_ptr()) == OK,
-            None => true,
+        let Some(set) = raw::RedisModule_SetCommandACLCategories else { return true };
+        let mut categories = spec.categories.to_owned().into_bytes();
+        if HAS_CATEGORY.get(ctx).get() {
+            categories.push(b' ');
+            categories.extend_from_slice(CATEGORY.to_bytes());
         }
+        let categories = CString::new(categories).unwrap_or_default();
+        set(command, categories.as_ptr()) == OK
     }
+}
+
+/// The ACL category of all commands of the module, `@lock`.
+const CATEGORY: &CStr = c"lock";
+
+/// The server knows that category.
+static HAS_CATEGORY: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// Makes an ACL category for the commands that are registered after that, where modules can (Redis 7.4, Valkey 8).
+pub(crate) fn add_category(ctx: Ctx<'_>) {
+    // SAFETY: the context is that of the module, which is being loaded; the place of the error number is the thread's own.
+    let has_category = unsafe {
+        raw::RedisModule_AddACLCategory.is_some_and(|add| {
+            *libc::__errno_location() = 0;
+            // It stays when the module is unloaded.
+            add(ctx.as_ptr(), CATEGORY.as_ptr()) == OK || *libc::__errno_location() == libc::EBUSY
+        })
+    };
+    HAS_CATEGORY.get(ctx).set(has_category);
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod cluster;
 mod connections;
 mod deadlocks;
 mod demotion;
+mod describe;
 mod effects;
 mod errors;
 mod events;

@@ -70,10 +70,10 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
 
 /// See [`LockManager::renew`](super::LockManager::renew).
 pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
-    let Renewal { owner, lease_ms, bind } = renewal;
+    let Renewal { owner, lease_ms, bind, client } = renewal;
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
     let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
-    step.renewed(owner, lease, *bind);
+    step.renewed(owner, lease, *bind, *client);
     Ok(holds)
 }
 

@@ -12,7 +12,7 @@ mod step;
 mod verify;
 mod waits;
 
-pub(crate) use overview::{Contended, QueueInfo, WaiterInfo};
+pub(crate) use overview::{Contended, HoldInfo, QueueInfo, WaiterInfo};
 pub(crate) use step::InHand;
 
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
     ConnectionId, Decision, Happened, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased, Notice,
-    Now, Outcome, Patience, Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
+    Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
 };
 use parts::{LockState, Parts};
 use step::Step;
@@ -186,7 +186,7 @@ impl LockManager {
         let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());
         if let Some(bind) = request.bind {
-            let bind = NewBind { bind, takes: Takes::Part, since: wait.since() };
+            let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
         }
         if request.confirmed_later {
@@ -539,6 +539,11 @@ impl LockManager {
     /// Who waits for this lock, first in line first.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> Vec<WaiterId> {
         overview::waiters_of(&self.parts, lock)
+    }
+
+    /// What is known of an owner's hold beyond what the key says.
+    pub(crate) fn hold(&self, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<HoldInfo> {
+        overview::hold(&self.parts, lock, owner, now)
     }
 
     /// What is known of somebody who waits; `None` if that is over.

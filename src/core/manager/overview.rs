@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::ffi::CStr;
 
 use super::parts::{LockState, Parts};
-use crate::core::{Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
+use crate::core::binding::Binding;
+use crate::core::{ConnectionId, Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
 
 /// Somebody who waits for a lock.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,6 +15,18 @@ pub(crate) struct WaiterInfo<'a> {
     pub(crate) waited_us: MonoUs,
     /// `None`: waits without limit.
     pub(crate) remaining_us: Option<MonoUs>,
+}
+
+/// What this server knows of a hold, other than that it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HoldInfo {
+    /// For how long the owner has held the lock; `None` if that began elsewhere, or before it was noted.
+    pub(crate) held_us: Option<MonoUs>,
+    pub(crate) client: Option<ConnectionId>,
+    /// The server renews its lease.
+    pub(crate) watchdog: bool,
+    /// It ends with its connection.
+    pub(crate) ephemeral: bool,
 }
 
 /// A lock that somebody waits for. One with a longer queue comes before others.
@@ -103,6 +116,23 @@ pub(super) fn contended(parts: &Parts) -> usize {
 /// See [`LockManager::waiters_of`](super::LockManager::waiters_of).
 pub(super) fn waiters_of(parts: &Parts, lock: LockRef<'_>) -> Vec<WaiterId> {
     state(parts, lock).map(|state| state.queue.iter().collect()).unwrap_or_default()
+}
+
+/// See [`LockManager::hold`](super::LockManager::hold).
+pub(super) fn hold(parts: &Parts, lock: LockRef<'_>, owner: &Owner, now: Now) -> Option<HoldInfo> {
+    let idx = parts.table.find(lock)?;
+    let binding = parts.sessions.binding_of(idx, owner);
+    let noted = parts.state(idx)?.held.get(owner);
+    if binding.is_none() && noted.is_none() {
+        return None;
+    }
+    let since = noted.and_then(|hold| hold.since).or_else(|| binding?.held_since());
+    Some(HoldInfo {
+        held_us: since.map(|since| now.mono.saturating_sub(since)),
+        client: binding.and_then(Binding::client).or_else(|| noted?.client),
+        watchdog: binding.is_some_and(Binding::is_renewed),
+        ephemeral: binding.is_some_and(Binding::is_ephemeral),
+    })
 }
 
 /// See [`LockManager::waiter`](super::LockManager::waiter).

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
-use crate::core::held::Held;
+use crate::core::held::{self, Held};
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::Schedule;
 use crate::core::sessions::{MayHaveEnded, Sessions};
@@ -143,11 +143,11 @@ impl Parts {
         }
     }
 
-    /// The owner holds the lock, until then, and is told if it loses it.
+    /// The owner holds the lock, and is told if it loses it.
     #[cold]
-    pub(super) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, end: WallMs) {
+    pub(super) fn insert_held(&mut self, lock: LockIdx, owner: &Owner, hold: held::Hold) {
         if let Some(state) = self.table.get_mut(lock) {
-            state.held.insert(owner, end);
+            state.held.insert(owner, hold);
         }
     }
 
@@ -223,8 +223,8 @@ impl Parts {
     }
 
     /// A wait is granted: it leaves its queue, and the grant is on its way to the client.
-    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now) {
-        let crossing = self.waiters.grant(id, now.mono);
+    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) {
+        let crossing = self.waiters.grant(id, now.mono, begins);
         let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted") };
         let place = (wait.lock(), wait.position(), wait.deadline());
         self.leave_queue(id, place, crossing);

@@ -4,6 +4,7 @@
 use super::parts::{LockState, Parts};
 use crate::core::binding::{NewBind, Takes};
 use crate::core::fairness::WhenFree;
+use crate::core::held;
 use crate::core::holders::Admission;
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::earlier;
@@ -13,8 +14,8 @@ use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, WaitState};
 use crate::core::{
-    Bind, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner, Records, Refusal,
-    Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
+    Bind, ConnectionId, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner,
+    Records, Refusal, Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -122,12 +123,12 @@ impl<'a> Step<'a> {
         self.parts.tell(lock, self.holders.iter().map(|hold| (hold.owner.clone(), happened)));
     }
 
-    /// The owner holds the lock, until then, and is told if it loses it.
+    /// The owner holds the lock, and is told if it loses it.
     #[inline(always)]
-    fn note_held(&mut self, owner: &Owner, end: WallMs) {
+    fn note_held(&mut self, owner: &Owner, hold: held::Hold) {
         if self.parts.tells_owners {
             let lock = self.known();
-            self.parts.insert_held(lock, owner, end);
+            self.parts.insert_held(lock, owner, hold);
         }
     }
 
@@ -249,7 +250,7 @@ impl<'a> Step<'a> {
         let name = self.id();
         let set = self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
         for (owner, lease, end) in set {
-            self.note_held(&owner, end);
+            self.note_held(&owner, held::Hold { end, ..held::Hold::default() });
             self.parts.was_set(lock, &owner, Some((lease, end)), None);
         }
     }
@@ -305,7 +306,7 @@ impl<'a> Step<'a> {
         grant: Grant,
     ) {
         let Grant { reply, set, before, written } = grant;
-        self.parts.grant_wait(id, self.now);
+        self.parts.grant_wait(id, self.now, before.is_none());
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
             self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
@@ -429,7 +430,8 @@ impl<'a> Step<'a> {
             To::Waiter => set.lease.while_revocable(before_end),
         };
         self.holders.add(&request.owner, request.wants.mode, written, token);
-        self.note_held(&request.owner, written);
+        let since = before.is_none().then_some(self.now.mono);
+        self.note_held(&request.owner, held::Hold { end: written, since, client: request.client });
         // Also if the owner has taken it on another server before: here it is known to be a lock now.
         self.parts.granted_keys.insert(self.name);
         let now = self.now;
@@ -463,7 +465,7 @@ impl<'a> Step<'a> {
             self.supersede(lock, request);
         }
         if let Some(bind) = request.bind {
-            self.bind(&request.owner, bind, Takes::Part, (request.id.as_ref(), lease));
+            self.bind(&request.owner, bind, (Takes::Part, before.is_none()), (request.id.as_ref(), lease));
         }
         Ok(Some(reply))
     }
@@ -483,9 +485,15 @@ impl<'a> Step<'a> {
     }
 
     /// Makes the owner's hold depend on a connection.
-    fn bind(&mut self, owner: &Owner, bind: Bind, takes: Takes, (id, lease): (Option<&RequestId>, Lease)) {
+    fn bind(
+        &mut self,
+        owner: &Owner,
+        bind: Bind,
+        (takes, begins): (Takes, bool),
+        (id, lease): (Option<&RequestId>, Lease),
+    ) {
         let lock = self.known();
-        let bind = NewBind { bind, takes, since: self.now.mono };
+        let bind = NewBind { bind, takes, since: self.now.mono, begins };
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
     }
 
@@ -509,7 +517,7 @@ impl<'a> Step<'a> {
         if self.has_ended(id) {
             return;
         }
-        self.note_held(owner, end);
+        self.note_held(owner, held::Hold { end, since: None, client: request.client });
         if !self.lock.is_some_and(|lock| self.parts.sessions.has_bound(lock, owner, id)) {
             // Another server granted it, and may still believe that the hold depends on the first connection.
             // It will see that somebody else has changed the key, and doubt its binding.
@@ -520,7 +528,7 @@ impl<'a> Step<'a> {
             }
         }
         let lease = request.lease(end, self.now);
-        self.bind(owner, bind, Takes::Repeated, (Some(id), lease));
+        self.bind(owner, bind, (Takes::Repeated, false), (Some(id), lease));
     }
 
     /// Queues a request. If it waits already, on another connection, it keeps its position, and that one's wait ends.
@@ -566,12 +574,18 @@ impl<'a> Step<'a> {
     }
 
     /// The owner has renewed its lease.
-    pub(super) fn renewed(&mut self, owner: &Owner, lease: Lease, bind: Option<Bind>) {
-        self.note_held(owner, lease.end);
+    pub(super) fn renewed(
+        &mut self,
+        owner: &Owner,
+        lease: Lease,
+        bind: Option<Bind>,
+        client: Option<ConnectionId>,
+    ) {
+        self.note_held(owner, held::Hold { end: lease.end, since: None, client });
         self.parts.granted_keys.insert(self.name);
         self.set_lease(owner, lease);
         if let Some(bind) = bind {
-            self.bind(owner, bind, Takes::All, (None, lease));
+            self.bind(owner, bind, (Takes::All, false), (None, lease));
         }
     }
 

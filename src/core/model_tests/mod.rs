@@ -64,6 +64,7 @@ impl Call {
             names_owner: self.fence,
             id: self.id.map(|id| request_id(self.owner, id)),
             bind: bind_of(self.bind, self.max),
+            client: None,
             confirmed_later: self.confirmed_later,
         }
     }

@@ -246,8 +246,8 @@ impl Real {
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
             }
             Op::Renew { lock, owner, lease, bind, max } => {
-                let renewal =
-                    Renewal { owner: Owner::new(OWNERS[owner]), lease_ms: lease, bind: bind_of(bind, max) };
+                let (owner, bind) = (Owner::new(OWNERS[owner]), bind_of(bind, max));
+                let renewal = Renewal { owner, lease_ms: lease, bind, client: None };
                 let held = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
                     locks.renew(at, holders, beside, &renewal, now)
                 })?;

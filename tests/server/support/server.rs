@@ -95,6 +95,11 @@ impl Flavor {
         self.has_all_of_redis((7, 2))
     }
 
+    /// A module makes an ACL category of its own.
+    pub fn lets_modules_make_categories(self) -> bool {
+        self.is_valkey() || self.found() >= Some((7, 4))
+    }
+
     /// `INFO stats` says how often the event loop has gone round.
     pub fn counts_its_cycles(self) -> bool {
         self.has_all_of_redis((7, 2))

@@ -1,0 +1,130 @@
+//! The pages of `docs/commands`: what is between their marks is made from the tables of the commands. The test compares them;
+//! `GENERATE_PAGES=1 cargo test --lib pages` writes them anew.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use super::COMMANDS;
+use crate::server::arguments::Argument;
+use crate::server::load::{Spec, SINCE};
+
+/// What stands between these is made.
+const HEAD: [&str; 2] = ["<!-- begin: made from the command's table -->", "<!-- end -->"];
+const ARGUMENTS: [&str; 2] =
+    ["<!-- begin arguments: made from the command's table -->", "<!-- end arguments -->"];
+const LIST: [&str; 2] = ["<!-- begin: made from the commands' tables -->", "<!-- end -->"];
+
+/// As wide as the checks of the documentation allow.
+const WIDTH: usize = 130;
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/commands")
+}
+
+fn name(command: &Spec) -> String {
+    command.title().to_ascii_lowercase()
+}
+
+/// Words in lines that are not too wide; those after the first begin with `indent`.
+fn fill(text: &str, indent: &str) -> String {
+    let (mut filled, mut width) = (String::new(), 0);
+    for word in text.split(' ') {
+        if width > 0 && width + 1 + word.len() > WIDTH {
+            write!(filled, "\n{indent}{word}").unwrap();
+            width = indent.len() + word.len();
+        } else {
+            let space = if width == 0 { "" } else { " " };
+            write!(filled, "{space}{word}").unwrap();
+            width += space.len() + word.len();
+        }
+    }
+    filled
+}
+
+/// The title, the syntax, and the facts.
+fn head(command: &Spec) -> String {
+    let title = command.title();
+    let mut syntax = vec![title.clone()];
+    syntax.extend(command.arguments.iter().map(Argument::syntax));
+    // An option is not broken in two.
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for part in syntax {
+        if !line.is_empty() && line.len() + 1 + part.len() > 100 {
+            lines.push(std::mem::replace(&mut line, " ".repeat(title.len())));
+        }
+        line = if line.is_empty() { part } else { format!("{line} {part}") };
+    }
+    lines.push(line);
+    let categories: Vec<String> = command
+        .categories
+        .to_str()
+        .unwrap()
+        .split(' ')
+        .chain(["lock"])
+        .map(|name| format!("`@{name}`"))
+        .collect();
+    let facts = [
+        fill(command.about(), ""),
+        format!("* **Available since**: {}", SINCE.to_str().unwrap()),
+        fill(&format!("* **Time complexity**: {}", command.complexity.to_str().unwrap()), "  "),
+        format!("* **ACL categories**: {}", categories.join(", ")),
+    ];
+    format!("# {title}\n\n```\n{}\n```\n\n{}\n\n{}\n", lines.join("\n"), facts[0], facts[1..].join("\n"))
+}
+
+fn arguments(command: &Spec) -> String {
+    let mut made = String::new();
+    for (title, list) in
+        [("Required arguments", command.arguments.places), ("Optional arguments", command.arguments.options)]
+    {
+        if !list.is_empty() {
+            writeln!(made, "## {title}\n").unwrap();
+            for argument in list {
+                let syntax = argument.bare();
+                writeln!(made, "{}", fill(&format!("* `{syntax}` {}.", argument.says()), "  ")).unwrap();
+            }
+            made.push('\n');
+        }
+    }
+    made.trim_end().to_owned() + "\n"
+}
+
+/// The list of all pages.
+fn list() -> String {
+    let mut made = "| command | |\n|---|---|\n".to_owned();
+    for command in COMMANDS {
+        writeln!(made, "| [`{}`]({}.md) | {} |", command.title(), name(command), command.about()).unwrap();
+    }
+    made
+}
+
+/// The page with `made` between these marks.
+fn between(page: &str, [begin, end]: [&str; 2], made: &str) -> String {
+    let (before, rest) = page.split_once(begin).unwrap_or_else(|| panic!("no {begin} in {page}"));
+    let (_, after) = rest.split_once(end).unwrap_or_else(|| panic!("no {end} in {page}"));
+    format!("{before}{begin}\n{made}{end}{after}")
+}
+
+#[test]
+fn the_pages_are_as_the_tables_say() {
+    let mut pages = vec![("README.md".to_owned(), vec![(LIST, list())])];
+    for command in COMMANDS {
+        let mut made = vec![(HEAD, head(command))];
+        if command.arguments.iter().next().is_some() {
+            made.push((ARGUMENTS, arguments(command)));
+        }
+        pages.push((format!("{}.md", name(command)), made));
+    }
+    let there = std::fs::read_dir(folder()).unwrap().count();
+    assert_eq!(there, pages.len(), "a page without a command");
+    for (file, made) in pages {
+        let path = folder().join(&file);
+        let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let wanted = made.iter().fold(page.clone(), |page, (marks, made)| between(&page, *marks, made));
+        if std::env::var_os("GENERATE_PAGES").is_some() {
+            std::fs::write(&path, wanted).unwrap();
+        } else {
+            assert_eq!(page, wanted, "{file} is not made from the tables: see src/commands/pages.rs");
+        }
+    }
+}

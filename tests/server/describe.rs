@@ -1,0 +1,202 @@
+//! What the server tells of the commands, and what `docs/commands` tells of them (10, 11).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use redis::Value;
+
+use crate::support::client::show;
+use crate::support::{until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    the_server_knows_the_arguments,
+    every_example_of_the_pages_is_true,
+    redis_cli_hints_while_one_types,
+    the_commands_have_a_category,
+);
+
+fn pages() -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/commands");
+    let pages = fs::read_dir(folder).unwrap().map(|entry| {
+        let path: PathBuf = entry.unwrap().path();
+        (path.file_stem().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap())
+    });
+    let pages: BTreeMap<_, _> = pages.filter(|(name, _)| name.starts_with("lock.")).collect();
+    assert!(pages.len() > 10);
+    pages
+}
+
+/// What is between the first lines of three backticks after `mark`.
+fn code_after<'a>(page: &'a str, mark: &str) -> Option<&'a str> {
+    let (_, page) = page.split_once(mark)?;
+    let (_, code) = page.split_once("```\n")?;
+    Some(code.split_once("```").unwrap().0)
+}
+
+/// The fields of a map in RESP2.
+fn fields(value: &Value) -> BTreeMap<String, &Value> {
+    let Value::Array(flat) = value else { panic!("no map: {value:?}") };
+    flat.chunks(2).map(|pair| (show(&pair[0]), &pair[1])).collect()
+}
+
+/// As Redis' own reference writes what `COMMAND DOCS` says.
+fn syntax(argument: &Value) -> String {
+    let argument = fields(argument);
+    let flags = argument.get("flags").map(|flags| show(flags)).unwrap_or_default();
+    let parts = match argument.get("arguments") {
+        Some(Value::Array(parts)) => parts.iter().map(syntax).collect(),
+        _ => Vec::new(),
+    };
+    let kind = show(argument["type"]);
+    let value = match kind.as_str() {
+        "oneof" => Some(parts.join(" | ")),
+        "block" => Some(parts.join(" ")),
+        "pure-token" => None,
+        _ => Some(show(argument["name"])),
+    };
+    assert!(!show(argument["summary"]).is_empty());
+    let words = [argument.get("token").map(|token| show(token)), value];
+    let inner = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    match (flags.contains("optional"), flags.contains("multiple")) {
+        (true, true) => format!("[{inner} [{inner} ...]]"),
+        (true, false) => format!("[{inner}]"),
+        (false, true) => format!("{inner} [{inner} ...]"),
+        (false, false) if kind == "oneof" => format!("<{inner}>"),
+        (false, false) => inner,
+    }
+}
+
+fn the_server_knows_the_arguments(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    for (name, page) in pages() {
+        let reply = a.call_value(&format!("COMMAND DOCS {name}"));
+        let docs = fields(&reply);
+        let docs = fields(docs[&name]);
+        for (field, text) in [("group", "module"), ("since", "0.1.0")] {
+            assert_eq!(show(docs[field]), text, "{name}");
+        }
+        for field in ["summary", "complexity"] {
+            let said = show(docs[field]);
+            let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(page.contains(&said), "{name} does not say '{said}'");
+        }
+        let mut words = vec![name.to_uppercase()];
+        if let Some(Value::Array(arguments)) = docs.get("arguments") {
+            words.extend(arguments.iter().map(syntax));
+        }
+        let written = code_after(&page, "\n# ").unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.join(" "), written);
+    }
+    assert_eq!(listed(&mut a).len(), pages().len());
+}
+
+/// The commands of the module that the server has.
+fn listed(client: &mut Client) -> Vec<String> {
+    let Value::Array(names) = client.call_value("COMMAND LIST FILTERBY MODULE lock") else {
+        panic!("no list")
+    };
+    names.iter().map(show).collect()
+}
+
+/// With every number as `N` that another run would have otherwise.
+fn timeless(text: &str) -> String {
+    const VARY: [&str; 7] = ["ttl", "since", "client", "waited", "remaining", "longest", "token"];
+    let mut varies = false;
+    let lines = text.lines().map(|line| {
+        let line = line.trim_end();
+        let (before, number) = line.rsplit_once("(integer) ").unwrap_or((line, ""));
+        let hidden = varies && !number.is_empty();
+        varies = VARY.iter().any(|name| line.ends_with(&format!("\"{name}\"")));
+        if hidden {
+            format!("{before}(integer) N")
+        } else {
+            line.to_owned()
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn every_example_of_the_pages_is_true(flavor: Flavor) {
+    const PROMPT: &str = "127.0.0.1:6379> ";
+    let mut server = Server::with_module(flavor, &[]);
+    for (name, page) in pages() {
+        let Some(session) = code_after(&page, "## Examples\n") else { continue };
+        let typed = session.lines().filter_map(|line| line.strip_prefix(PROMPT));
+        let typed = typed.map(|line| format!("{line}\n")).collect::<String>();
+        let printed = session.lines().filter(|line| !line.starts_with(PROMPT));
+        let printed = printed.map(|line| format!("{line}\n")).collect::<String>();
+        assert!(!typed.is_empty(), "{name} has no example");
+        let mut cli = Command::new("redis-cli");
+        cli.args(["--no-raw", "-p", &server.port.to_string()]);
+        let mut cli = cli.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        cli.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+        let output = String::from_utf8(cli.wait_with_output().unwrap().stdout).unwrap();
+        // Its own habit: a line between replies that are errors and others.
+        let output = output.lines().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+        assert_eq!(timeless(&output), timeless(&printed), "{name}");
+        assert_eq!(server.client().call("FLUSHALL"), "OK");
+    }
+    server.assert_healthy();
+}
+
+/// A terminal of tmux' own, gone with its test.
+struct Terminal<'a>(&'a Server);
+
+impl Terminal<'_> {
+    fn tmux(&self, args: &[&str]) -> String {
+        let socket = self.0.dir.path().join("tmux");
+        let mut tmux = Command::new("tmux");
+        tmux.arg("-S").arg(socket).args(["-f", "/dev/null"]).args(args);
+        String::from_utf8(tmux.output().expect("tmux, see `make setup`").stdout).unwrap()
+    }
+
+    fn type_and_see(&self, typed: &str, hint: &str) {
+        self.tmux(&["send-keys", "-l", typed]);
+        until(&format!("'{typed}' is followed by '{hint}'"), || {
+            let screen = self.tmux(&["capture-pane", "-p", "-J"]);
+            screen.lines().any(|line| line.contains(&format!("{typed}{hint}")))
+        });
+        self.tmux(&["send-keys", "C-u"]);
+    }
+}
+
+impl Drop for Terminal<'_> {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}
+
+fn redis_cli_hints_while_one_types(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let terminal = Terminal(&server);
+    let cli = format!("redis-cli -p {}", server.port);
+    terminal.tmux(&["new-session", "-d", "-x", "250", "-y", "10", &cli]);
+    until("redis-cli is there", || terminal.tmux(&["capture-pane", "-p"]).contains("127.0.0.1"));
+    terminal.type_and_see("LOCK.ACQUIRE", " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds]");
+    terminal
+        .type_and_see("lock.release orders", " owner [PX milliseconds|EX seconds] [SHARED|ALL] [ID request]");
+    terminal.type_and_see("LOCK.GUARD orders", " OWNER owner|TOKEN token command [arg [arg ...]]");
+}
+
+fn the_commands_have_a_category(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let members = a.call("ACL CAT lock");
+    if members.starts_with("ERR") {
+        assert!(!flavor.lets_modules_make_categories(), "{members}");
+        return;
+    }
+    for name in listed(&mut a) {
+        assert!(members.contains(&name), "{name} is not in {members}");
+    }
+    assert_eq!(a.call("ACL SETUSER app on nopass ~* +@lock -@dangerous"), "OK");
+    assert_eq!(a.call("AUTH app any"), "OK");
+    assert_eq!(a.call("LOCK.ACQUIRE k a"), "1");
+    for refused in ["LOCK.BREAK k", "LOCK.LIST", "LOCK.SCAN 0", "LOCK.BLOCKERS a", "GET k"] {
+        assert!(a.call(refused).starts_with("NOPERM"), "{refused}");
+    }
+}
