@@ -37,7 +37,7 @@ run: ## A server with locks on port 6379, or as in `make run PORT=6380`; install
 	exec redis-server ./redis.conf $(own_data)
 
 setup: ## Installs what the tests need, and puts more servers into target/servers
-	@$(call install,rust cc libclang redis python)
+	@$(call install,rust cc libclang redis python tmux)
 	sh tests/setup-servers.sh
 
 clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
@@ -85,7 +85,7 @@ guard-record: ## Takes what is counted now for what `make guard` compares with
 	cargo bench --bench guard -- --record
 
 lint: ## Format, clippy, documentation, the width of its lines, and no circles among source files; warnings are errors
-	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md || [ $$? = 1 ])
+	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md docs/*/*.md || [ $$? = 1 ])
 	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
 	$(call install,rust cc libclang python)
 	python3 tests/cycles.py
@@ -145,6 +145,9 @@ for need in $(1); do
         ;;
     valgrind)
         command -v valgrind >/dev/null || missing+=(valgrind)
+        ;;
+    tmux)
+        command -v tmux >/dev/null || missing+=(tmux)
         ;;
     strace)
         command -v strace >/dev/null || missing+=(strace)

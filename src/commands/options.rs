@@ -81,16 +81,6 @@ word!(Once, c"ONCE", c"once", c"is not re-entrant: what the owner holds already 
 word!(Fence, c"FENCE", c"fence", c"asks for a token that is greater than all before");
 word!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
 
-impl Shared {
-    pub(super) fn mode(&self) -> Mode {
-        if self.is_given() {
-            Mode::Shared
-        } else {
-            Mode::Exclusive
-        }
-    }
-}
-
 /// `PX milliseconds | EX seconds`
 #[derive(Default)]
 pub(super) struct Lease(Option<i64>);

@@ -91,11 +91,10 @@ fn arguments(command: &Spec) -> String {
 
 /// The list of all pages.
 fn list() -> String {
-    let mut made = "| command | |\n|---|---|\n".to_owned();
-    for command in COMMANDS {
-        writeln!(made, "| [`{}`]({}.md) | {} |", command.title(), name(command), command.about()).unwrap();
-    }
-    made
+    let line = |command: &&Spec| {
+        fill(&format!("* [`{}`]({}.md): {}", command.title(), name(command), command.about()), "  ") + "\n"
+    };
+    COMMANDS.iter().map(line).collect()
 }
 
 /// The page with `made` between these marks.

@@ -44,3 +44,4 @@ mod shared;
 mod tables;
 
 mod waiting;
+mod who;

@@ -1,0 +1,349 @@
+//! Who holds a lock, since when, and where that process is: `LOCK.INFO`, `LOCK.BLOCKERS`, `LOCK.SCAN` (10).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::support::client::show;
+use crate::support::{in_world, until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    of_a_bound_hold_it_is_known,
+    of_every_hold_it_is_known_where_owners_are_told,
+    a_hold_begins_with_its_grant,
+    what_is_not_certain_is_not_told,
+    blockers_have_connections,
+    a_scan_finds_what_is_held,
+    a_scan_is_one_of_the_server,
+    from_a_stuck_lock_to_a_process,
+);
+
+/// What `LOCK.INFO` tells of a holder beyond its lease.
+#[derive(Debug, PartialEq)]
+struct Known {
+    since: Option<i64>,
+    client: Option<i64>,
+    watchdog: Option<i64>,
+    ephemeral: Option<i64>,
+}
+
+const UNKNOWN: Known = Known { since: None, client: None, watchdog: None, ephemeral: None };
+
+fn fields(value: &Value) -> BTreeMap<String, &Value> {
+    let Value::Array(flat) = value else { panic!("no map: {value:?}") };
+    flat.chunks(2).map(|pair| (show(&pair[0]), &pair[1])).collect()
+}
+
+fn known(client: &mut Client, key: &str, owner: &str) -> Known {
+    let reply = client.call_value(&format!("LOCK.INFO {key}"));
+    let info = fields(&reply);
+    let Value::Array(holders) = info["holders"] else { panic!("no holders: {reply:?}") };
+    let holder = holders.iter().map(fields).find(|holder| show(holder["owner"]) == owner);
+    let holder = holder.unwrap_or_else(|| panic!("{owner} does not hold {key}: {reply:?}"));
+    let number = |field: &str| match holder[field] {
+        Value::Int(number) => Some(*number),
+        Value::Nil => None,
+        other => panic!("{field} is {other:?}"),
+    };
+    Known {
+        since: number("since"),
+        client: number("client"),
+        watchdog: number("watchdog"),
+        ephemeral: number("ephemeral"),
+    }
+}
+
+/// Fails unless the hold is known so, and began so many milliseconds ago at least, and not before `start`.
+fn assert_known(
+    client: &mut Client,
+    owner: &str,
+    on: &Client,
+    bound: (i64, i64),
+    (at_least, start): (u128, Instant),
+) {
+    let known = known(client, "k", owner);
+    let held = u128::try_from(known.since.expect("when it began is known")).unwrap();
+    let most = start.elapsed().as_millis();
+    assert!((at_least..=most).contains(&held), "{held} is not in {at_least} to {most}");
+    let bound = (Some(bound.0), Some(bound.1));
+    assert_eq!((known.client, (known.watchdog, known.ephemeral)), (Some(on.id), bound));
+}
+
+fn of_a_bound_hold_it_is_known(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        for (option, bound) in
+            [("WATCHDOG", (1, 0)), ("EPHEMERAL", (0, 1)), ("WATCHDOG EPHEMERAL ID 1 FENCE", (1, 1))]
+        {
+            let start = Instant::now();
+            a.call(&format!("LOCK.ACQUIRE k a PX 100000 {option}"));
+            sleep(Duration::from_millis(20));
+            assert_known(&mut b, "a", &a, bound, (20, start));
+            // A re-entry begins no new hold.
+            a.call("LOCK.ACQUIRE k a");
+            assert_known(&mut b, "a", &a, bound, (20, start));
+            assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
+        }
+        let start = Instant::now();
+        // One that is not bound is not known, nor who holds beside one that is.
+        a.call("LOCK.ACQUIRE k a SHARED PX 100000");
+        b.call("LOCK.ACQUIRE k b SHARED PX 100000 WATCHDOG");
+        assert_eq!(known(&mut a, "k", "a"), UNKNOWN);
+        assert_known(&mut a, "b", &b, (1, 0), (0, start));
+        // A hold that was there before it was bound: since when is not known.
+        a.call("LOCK.RENEW k a WATCHDOG");
+        let bound = Known { since: None, client: Some(a.id), watchdog: Some(1), ephemeral: Some(0) };
+        assert_eq!(known(&mut b, "k", "a"), bound);
+        // Another connection takes over.
+        let mut c = world.client();
+        c.call("LOCK.RENEW k a PX 100000 WATCHDOG EPHEMERAL");
+        assert_eq!(known(&mut b, "k", "a").client, Some(c.id));
+        c.call("LOCK.RELEASE k a");
+        // A watchdog that has ended by its age.
+        b.call("LOCK.RENEW k b PX 100000 WATCHDOG MAX 1");
+        assert_eq!(known(&mut a, "k", "b").watchdog, Some(0));
+        // And one whose connection is gone.
+        b.close();
+        until("nothing is known of it", || known(&mut a, "k", "b") == UNKNOWN);
+    });
+}
+
+fn of_every_hold_it_is_known_where_owners_are_told(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        b.call("CONFIG SET lock.events yes");
+        assert_eq!(known(&mut b, "k", "a"), UNKNOWN, "it was granted before");
+        a.call("LOCK.RENEW k a PX 100000");
+        let renewed = Known { since: None, client: Some(a.id), watchdog: Some(0), ephemeral: Some(0) };
+        assert_eq!(known(&mut b, "k", "a"), renewed);
+        a.call("LOCK.RELEASE k a");
+        let start = Instant::now();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        assert_known(&mut b, "a", &a, (0, 0), (0, start));
+        // Another connection of the same owner: where it was last.
+        let mut again = world.client();
+        again.call("LOCK.ACQUIRE k a WATCHDOG");
+        assert_known(&mut b, "a", &again, (1, 0), (0, start));
+        again.close();
+        until("the watchdog has ended", || known(&mut b, "k", "a").watchdog == Some(0));
+        assert!(known(&mut b, "k", "a").since.is_some());
+        // From a script it has no connection.
+        a.call("LOCK.RELEASE k a ALL");
+        assert_eq!(a.call("EVAL return(redis.call('LOCK.ACQUIRE','k','s')) 0"), "1");
+        assert_eq!(known(&mut b, "k", "s").client, None);
+        // By a stranger.
+        a.call("DEL k");
+        a.send_at_once(&["MULTI", "HSET k redisson 1", "PEXPIRE k 100000", "EXEC"]);
+        (0..4).for_each(|_| drop(a.recv()));
+        assert_eq!(known(&mut b, "k", "redisson"), UNKNOWN);
+        a.call("LOCK.BREAK k");
+        // Readers each have their own.
+        let mut readers: Vec<Client> = (0..20).map(|_| world.client()).collect();
+        for (at, reader) in readers.iter_mut().enumerate() {
+            reader.call(&format!("LOCK.ACQUIRE k r{at} SHARED PX 100000"));
+        }
+        for (at, reader) in readers.iter().enumerate() {
+            assert_known(&mut b, &format!("r{at}"), reader, (0, 0), (0, start));
+        }
+        a.call("LOCK.BREAK k");
+        b.call("CONFIG SET lock.events no");
+        until("nothing is remembered", || b.info("lock", "lock_table_locks") == "0");
+    });
+}
+
+/// Not with the call that waits for it.
+fn a_hold_begins_with_its_grant(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for option in ["WATCHDOG", ""] {
+            if option.is_empty() {
+                a.call("CONFIG SET lock.events yes");
+            }
+            a.call("LOCK.ACQUIRE k a PX 100000");
+            let mut b = world.waiting(&format!("LOCK.ACQUIRE k b BLOCK 0 PX 100000 {option}"));
+            sleep(Duration::from_millis(100));
+            let granted = Instant::now();
+            a.call("LOCK.RELEASE k a");
+            assert_eq!(b.recv(), "1");
+            // What depends on the connection begins when the server knows that the grant has arrived.
+            until("the hold is known", || known(&mut a, "k", "b").client.is_some());
+            let is_bound = i64::from(!option.is_empty());
+            assert_known(&mut a, "b", &b, (is_bound, 0), (0, granted));
+            b.call("LOCK.RELEASE k b");
+        }
+        a.call("CONFIG SET lock.events no");
+    });
+}
+
+fn what_is_not_certain_is_not_told(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        a.call("LOCK.ACQUIRE k a PX 100000 WATCHDOG");
+        let follower = Server::with_module(flavor, &[]);
+        follower.follow(world);
+        assert_eq!(known(&mut follower.client(), "k", "a"), UNKNOWN);
+        // Somebody else's hold under the same name.
+        a.send_at_once(&["MULTI", "DEL k", "HSET k a 1", "PEXPIRE k 5000", "EXEC"]);
+        (0..5).for_each(|_| drop(a.recv()));
+        until("the server knows it", || known(&mut b, "k", "a") == UNKNOWN);
+        a.call("LOCK.BREAK k");
+    });
+}
+
+fn blockers_have_connections(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k1 alice PX 100000 WATCHDOG");
+        a.call("LOCK.ACQUIRE k2 nobody PX 100000");
+        let bob = world.waiting("LOCK.ACQUIRE k1 bob BLOCK 0");
+        let _carol = world.waiting("LOCK.ACQUIRE k1 carol BLOCK 0");
+        let _dora = world.waiting("LOCK.ACQUIRE k2 dora BLOCK 0");
+        let mut b = world.client();
+        assert_eq!(
+            b.call("LOCK.BLOCKERS carol"),
+            format!("[[owner, alice, key, k1, client, {}], [owner, bob, key, k1, client, {}]]", a.id, bob.id)
+        );
+        assert_eq!(b.call("LOCK.BLOCKERS dora"), "[[owner, nobody, key, k2, client, nil]]");
+        b.call("HELLO 3");
+        assert_eq!(b.call("LOCK.BLOCKERS bob"), format!("[{{owner: alice, key: k1, client: {}}}]", a.id));
+    });
+}
+
+/// All that a scan finds, and how many calls it takes.
+fn scan(client: &mut Client, options: &str) -> (BTreeMap<String, String>, usize) {
+    let (mut found, mut cursor, mut calls) = (BTreeMap::new(), "0".to_owned(), 0);
+    loop {
+        calls += 1;
+        let reply = client.call_value(&format!("LOCK.SCAN {cursor} {options}"));
+        let Value::Array(parts) = &reply else { panic!("no array: {reply:?}") };
+        let Value::Array(locks) = &parts[1] else { panic!("no locks: {reply:?}") };
+        for lock in locks {
+            let lock = fields(lock);
+            let ttl: i64 = show(lock["ttl"]).parse().unwrap();
+            assert!((1..=100_000).contains(&ttl), "{ttl}");
+            let [mode, holders, waiters] = ["mode", "holders", "waiters"].map(|field| show(lock[field]));
+            found.insert(show(lock["key"]), format!("{mode} {holders} {waiters}"));
+        }
+        cursor = show(&parts[0]);
+        if cursor == "0" {
+            return (found, calls);
+        }
+    }
+}
+
+fn a_scan_finds_what_is_held(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut held = BTreeMap::new();
+        for at in 0..300 {
+            a.call(&format!("LOCK.ACQUIRE lock:{at} a PX 100000"));
+            held.insert(format!("lock:{at}"), "exclusive 1 0".to_owned());
+        }
+        a.call("LOCK.ACQUIRE shared a SHARED PX 100000");
+        a.call("LOCK.ACQUIRE shared b SHARED PX 50000");
+        held.insert("shared".to_owned(), "shared 2 0".to_owned());
+        for reader in 0..1500 {
+            a.call(&format!("LOCK.ACQUIRE crowd r{reader} SHARED PX 100000"));
+        }
+        held.insert("crowd".to_owned(), "shared 1500 0".to_owned());
+        a.call("LOCK.ACQUIRE fenced a FENCE ID 1 PX 100000");
+        held.insert("fenced".to_owned(), "exclusive 1 0".to_owned());
+        let _waiter = world.waiting("LOCK.ACQUIRE lock:7 b BLOCK 0");
+        held.insert("lock:7".to_owned(), "exclusive 1 1".to_owned());
+        // What is none, and what is none any more.
+        for other in
+            ["SET string x", "RPUSH list x", "HSET forever a 1", "HSET user name x", "SET lock:x y PX 1000"]
+        {
+            a.call(other);
+        }
+        a.call("PEXPIRE user 100000");
+        a.call("LOCK.ACQUIRE gone a PX 1");
+        until("its lease is over", || a.call("LOCK.INFO gone") == "nil");
+        let (found, calls) = scan(&mut a, "");
+        assert_eq!(found, held);
+        assert!(calls > 10, "10 keys or so at each call, not all in {calls}");
+        let (found, calls) = scan(&mut a, "COUNT 100000");
+        assert_eq!((found, calls), (held.clone(), 1));
+        let few: BTreeSet<String> = scan(&mut a, "COUNT 50 MATCH lock:1?").0.into_keys().collect();
+        assert_eq!(few, (10..20).map(|at| format!("lock:{at}")).collect());
+        // Another database, and a replica.
+        let mut b = world.client();
+        b.call("SELECT 3");
+        assert!(scan(&mut b, "").0.is_empty());
+        let follower = Server::with_module(flavor, &[]);
+        follower.follow(world);
+        held.insert("lock:7".to_owned(), "exclusive 1 0".to_owned());
+        assert_eq!(scan(&mut follower.client(), "COUNT 1000").0, held, "who waits is not known there");
+    });
+}
+
+fn a_scan_is_one_of_the_server(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        let one = |ttl: &str| format!("[0, [[key, k, mode, exclusive, holders, 1, ttl, {ttl}, waiters, 0]]]");
+        let mut is_found = |call: &str| {
+            let reply = a.call(call);
+            let ttl = reply.split(", ").nth(8).unwrap_or_default().to_owned();
+            assert!(reply.ends_with(&one(&ttl)) || reply.contains(&one(&ttl)), "{call}: {reply}");
+        };
+        is_found("LOCK.SCAN 0 match * count 5");
+        is_found("EVAL return(redis.call('LOCK.SCAN',0)) 0");
+        a.call("HELLO 3");
+        assert!(a.call("LOCK.SCAN 0").contains("{key: k, mode: exclusive, holders: 1, ttl: "));
+        for (wrong, error) in [
+            ("LOCK.SCAN x", "ERR invalid cursor"),
+            ("LOCK.SCAN", "ERR wrong number of arguments for 'lock.scan' command"),
+            (
+                "LOCK.SCAN 0 COUNT 0",
+                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.scan' command",
+            ),
+            ("LOCK.SCAN 0 MATCH", "ERR MATCH needs a value in 'lock.scan' command"),
+            ("LOCK.SCAN 0 TYPE hash", "ERR syntax error, unknown option 'TYPE' in 'lock.scan' command"),
+        ] {
+            assert_eq!(a.call(wrong), error);
+        }
+    });
+}
+
+/// The session in `docs/operations.md`.
+fn from_a_stuck_lock_to_a_process(flavor: Flavor) {
+    let page = include_str!("../../docs/operations.md");
+    let (_, session) = page.split_once("<!-- session: stuck -->\n```\n").unwrap();
+    let (session, _) = session.split_once("```").unwrap();
+    in_world(flavor, |world| {
+        let (mut a, mut operator) = (world.client(), world.client());
+        a.call("CLIENT SETNAME checkout-7");
+        a.call("LOCK.ACQUIRE stock web-3:4711:c1 PX 100000 WATCHDOG");
+        let mut b = world.client();
+        b.call("LOCK.ACQUIRE orders web-5:1203:9f PX 100000");
+        b.send("LOCK.ACQUIRE stock web-5:1203:9f BLOCK 0");
+        world.until_blocked(&b);
+        let _c = world.waiting("LOCK.ACQUIRE orders web-8:77:e0 BLOCK 0");
+        let typed: Vec<&str> =
+            session.lines().filter_map(|line| line.strip_prefix("127.0.0.1:6379> ")).collect();
+        assert_eq!(typed.len(), 4, "four commands");
+        let replies: Vec<String> = typed
+            .iter()
+            .map(|line| {
+                operator.call(&line.replace("CLIENT LIST ID 17", &format!("CLIENT LIST ID {}", a.id)))
+            })
+            .collect();
+        assert!(replies[0].contains("key, orders"), "{}", replies[0]);
+        assert!(replies[1].contains("owner, web-8:77:e0"), "{}", replies[1]);
+        let last = format!("[owner, web-3:4711:c1, key, stock, client, {}]]", a.id);
+        assert!(replies[2].ends_with(&last), "{}", replies[2]);
+        assert!(
+            replies[3].contains("addr=127.0.0.1:") && replies[3].contains("name=checkout-7"),
+            "{}",
+            replies[3]
+        );
+        // The page shows the owners of this test.
+        for shown in ["web-8:77:e0", "web-3:4711:c1", "name=checkout-7"] {
+            assert!(session.contains(shown), "{shown}");
+        }
+    });
+}
