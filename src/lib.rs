@@ -84,6 +84,7 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         load::register::<commands::Waiters>(ctx),
         load::register::<commands::List>(ctx),
         load::register::<commands::Scan>(ctx),
+        load::register::<commands::Top>(ctx),
         load::register::<commands::Blockers>(ctx),
         load::register::<commands::Help>(ctx),
     ];

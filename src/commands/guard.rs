@@ -3,6 +3,7 @@
 use super::args::Cursor;
 use super::claim::{Claim, CLAIM};
 use super::options::KEY;
+use crate::driver;
 use crate::error::{Error, NotGuarded};
 use crate::keyspace;
 use crate::server::arguments::{Argument, Arguments, Kind};
@@ -44,7 +45,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     let key = args.key()?;
     let claim = Claim::parse(&mut args, ctx, &key)?;
     let command = on_behalf::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
-    let proof = claim.prove(ctx, &key)?;
+    let proof = claim.prove(ctx, &key).inspect_err(|_| driver::info::count_guard(ctx, false))?;
     if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
         // It would end the tokens of others, which is more than to read.
         return Err(Error::NotGuarded(NotGuarded::NoPermission));
@@ -57,6 +58,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     if is_later {
         command.check_permissions(ctx).map_err(Error::NotGuarded)?;
     }
+    driver::info::count_guard(ctx, true);
     let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded)?;
     // What fails changes nothing.
     if let Some(token) = proof.ahead.filter(|_| !reply.is_error()) {

@@ -18,6 +18,7 @@ mod pages;
 mod release;
 mod renew;
 mod scan;
+mod top;
 mod waiters;
 
 pub(crate) use acquire::Acquire;
@@ -32,12 +33,13 @@ pub(crate) use list::List;
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use scan::Scan;
+pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
 use crate::server::load::{Command, Spec};
 
 /// What is known of every command, in the order in which they are listed.
-pub(crate) const COMMANDS: [&Spec; 13] = [
+pub(crate) const COMMANDS: [&Spec; 14] = [
     &Acquire::SPEC,
     &Release::SPEC,
     &Renew::SPEC,
@@ -49,6 +51,7 @@ pub(crate) const COMMANDS: [&Spec; 13] = [
     &Waiters::SPEC,
     &List::SPEC,
     &Scan::SPEC,
+    &Top::SPEC,
     &Blockers::SPEC,
     &Help::SPEC,
 ];

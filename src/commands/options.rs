@@ -6,7 +6,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use super::args::Cursor;
 use crate::config::{self, MAX_MS};
 use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope};
-use crate::driver::Acknowledgement;
+use crate::driver::{self, Acknowledgement};
 use crate::error::Error;
 use crate::server::arguments::{Argument, Kind};
 use crate::server::{replication, Ctx};
@@ -285,6 +285,7 @@ impl Replicas {
         let online = replication::online(ctx);
         let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
         if online < of {
+            driver::with(ctx, |driver| driver.stats.replicas_missed += 1);
             return Err(Error::TooFewReplicas { online, of });
         }
         Ok(Some(Acknowledgement { replicas, within_ms: self.within_ms.unwrap_or(WITHIN_MS) }))
@@ -457,6 +458,29 @@ impl Looks {
 impl<'a> Opt<'a> for Looks {
     const ARGUMENT: Argument =
         Argument::new(c"n", Kind::Integer, c"is how many keys are looked at, more or less, 10 unless given")
+            .after(c"COUNT")
+            .optional();
+
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        count(word, args, &mut self.0)
+    }
+}
+
+/// `COUNT n` of what is known of few anyway
+#[derive(Default)]
+pub(super) struct Most(Option<usize>);
+
+impl Most {
+    const DEFAULT: usize = 20;
+
+    pub(super) fn get(&self) -> usize {
+        self.0.unwrap_or(Most::DEFAULT)
+    }
+}
+
+impl<'a> Opt<'a> for Most {
+    const ARGUMENT: Argument =
+        Argument::new(c"n", Kind::Integer, c"is how many are listed at most, 20 unless given")
             .after(c"COUNT")
             .optional();
 

@@ -35,6 +35,7 @@ mod readers;
 pub(crate) mod request;
 mod schedule;
 mod sessions;
+mod statistics;
 mod table;
 mod unconfirmed;
 mod wait_queue;
@@ -62,6 +63,7 @@ pub(crate) use request::{
     RequestId,
 };
 pub(crate) use schedule::Schedule;
+pub(crate) use statistics::{Counted, Statistics, Times};
 pub(crate) use table::Known;
 pub(crate) use waits_for::{Search, Waits};
 

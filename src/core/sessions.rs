@@ -408,7 +408,12 @@ impl Sessions {
     /// How many holds are renewed, and how many end with a connection.
     pub(super) fn count(&self) -> (usize, usize) {
         let bindings = self.of_locks.values().flat_map(|of_lock| of_lock.bindings.iter());
-        (self.renewals.len(), bindings.filter(|(_, binding)| binding.is_ephemeral()).count())
+        (self.watchdogs(), bindings.filter(|(_, binding)| binding.is_ephemeral()).count())
+    }
+
+    /// How many holds are renewed.
+    pub(super) fn watchdogs(&self) -> usize {
+        self.renewals.len()
     }
 
     /// How many connections holds depend on, how many ended requests are remembered, and how many bindings are to be swept.

@@ -158,12 +158,13 @@ impl Waiters {
         }
     }
 
-    /// A wait is queued no more, as it was granted.
-    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Crossing {
-        let Some(wait) = self.by_id.get_mut(&id) else { return Crossing::default() };
+    /// A wait is queued no more, as it was granted. Returns, too, how long it has waited.
+    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<(Crossing, MonoUs)> {
+        let wait = self.by_id.get_mut(&id)?;
+        let waited = now.saturating_sub(wait.since);
         (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
         let (lock, owner) = (wait.lock, wait.request.owner.clone());
-        self.unqueue(id, lock, owner)
+        Some((self.unqueue(id, lock, owner), waited))
     }
 
     /// A grant did not reach its client. False if there is no such grant.

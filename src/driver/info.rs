@@ -1,12 +1,14 @@
 //! The module's part of `INFO`, and what an operator is warned of.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 
 use super::state::with;
+use crate::core::{Counted, Times};
 use crate::keyspace::kept;
 use crate::server::ctx::now;
 use crate::server::info::{self, Info, InfoSection};
-use crate::server::{later, long_reply, Ctx, InCallback};
+use crate::server::{later, long_reply, Ctx, InCallback, ServerCell};
 
 /// `INFO lock`: every field is described in `docs/operations.md`.
 pub(crate) struct Section;
@@ -18,22 +20,40 @@ impl InfoSection for Section {
         }
         let now = now(proof);
         with(proof, |driver| {
+            let counted = driver.locks.statistics();
+            let [most_contended, most_waiters, most_watchdogs] = counted.most();
             info.number(c"waiters", driver.locks.waiting_total());
-            info.number(c"contended_locks", driver.locks.contended());
-            info.number(c"waiters_granted", driver.stats.granted);
-            info.number(c"waiters_timed_out", driver.stats.timed_out);
+            info.number(c"waiters_max", most_waiters);
+            info.number(c"longest_wait_ms", driver.locks.longest_wait(now) / 1000);
+            info.number(c"contended_locks", counted.contended());
+            info.number(c"contended_locks_max", most_contended);
+            info.number(c"known_held_locks", driver.locks.known_held());
+            for (name, what) in COUNTED {
+                info.number(name, counted.number(what));
+            }
             info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
+            info.number(c"replicas_missed", driver.stats.replicas_missed);
             info.number(c"leases_run_out", driver.locks.leases_run_out());
             info.number(c"owners_told", driver.stats.owners_told);
+            let (passed, refused) = guards(proof);
+            info.number(c"guards_passed", passed);
+            info.number(c"guards_refused", refused);
+            for (names, times) in [(WAIT_US, counted.wait_times()), (HOLD_US, counted.hold_times())] {
+                let Times { p50, p99, p999, max } = times;
+                for (name, us) in names.into_iter().zip([p50, p99, p999, max]) {
+                    info.number(name, us);
+                }
+            }
             let (given, taken) = driver.locks.fairness_windows();
             info.number(c"fairness_windows_given", given);
             info.number(c"fairness_windows_used", taken);
             let (watchdogs, ephemeral) = driver.locks.bound();
             info.number(c"watchdogs", watchdogs);
+            info.number(c"watchdogs_max", most_watchdogs);
             info.number(c"ephemeral_holds", ephemeral);
             let quarantine = driver.quarantine_left(now).unwrap_or_default().div_ceil(1000);
-            info.number(c"quarantine_left_ms", usize::try_from(quarantine).unwrap_or(usize::MAX));
+            info.number(c"quarantine_left_ms", quarantine);
             for (table, size) in driver.locks.tables().chain(driver.tables()) {
                 info.number(table, size);
             }
@@ -44,6 +64,42 @@ impl InfoSection for Section {
         info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
         info.number(c"eviction", usize::from(evicts()));
     }
+}
+
+/// What the core counts, as `INFO` calls it.
+const COUNTED: [(&CStr, Counted); 13] = [
+    (c"grants_at_once", Counted::GrantedAtOnce),
+    (c"waiters_granted", Counted::GrantedAfterWaiting),
+    (c"reentries", Counted::Reentered),
+    (c"grants_repeated", Counted::Repeated),
+    (c"refused_busy", Counted::Busy),
+    (c"waiters_timed_out", Counted::TimedOut),
+    (c"cancelled", Counted::Cancelled),
+    (c"releases", Counted::Released),
+    (c"renewals", Counted::Renewed),
+    (c"watchdog_renewals", Counted::RenewedByWatchdog),
+    (c"breaks", Counted::Broken),
+    (c"disconnect_releases", Counted::ReleasedOnDisconnect),
+    (c"tokens", Counted::Token),
+];
+
+const WAIT_US: [&CStr; 4] = [c"wait_us_p50", c"wait_us_p99", c"wait_us_p999", c"wait_us_max"];
+const HOLD_US: [&CStr; 4] = [c"hold_us_p50", c"hold_us_p99", c"hold_us_p999", c"hold_us_max"];
+
+/// How many guarded commands were carried out, and how many were not, as what was claimed was not so.
+static GUARDS: ServerCell<[Cell<u64>; 2]> = ServerCell::new([const { Cell::new(0) }; 2]);
+
+/// A claim was looked at.
+#[inline]
+pub(crate) fn count_guard(ctx: Ctx<'_>, passed: bool) {
+    let [yes, no] = GUARDS.get(ctx);
+    let count = if passed { yes } else { no };
+    count.set(count.get() + 1);
+}
+
+fn guards(proof: InCallback) -> (u64, u64) {
+    let [passed, refused] = GUARDS.get(proof);
+    (passed.get(), refused.get())
 }
 
 /// The settings that decide whether locks can be evicted, are granted at all, or are told of.

@@ -50,6 +50,7 @@ fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
                     Ended::NotAcknowledged { got, of, revoked: false }
                 }
             };
+            driver.stats.replicas_missed += usize::from(matches!(ended, Ended::NotAcknowledged { .. }));
             driver.blocked.end(id, ended);
         }
         if any_revoked {

@@ -98,7 +98,6 @@ impl Driver {
 
     pub(super) fn pass_on_decisions(&mut self, ctx: Ctx<'_>) {
         while let Some((id, decision)) = self.locks.next_decision() {
-            self.stats.count(&decision);
             match (&decision, self.blocked.wanted(id)) {
                 (Decision::Granted(reply), Some(wanted)) => {
                     let granted = Written::Grant(reply.clone());

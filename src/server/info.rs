@@ -16,8 +16,8 @@ impl Info {
         unsafe { call!(RedisModule_InfoAddSection(self.0, name.as_ptr())) == OK }
     }
 
-    pub(crate) fn number(&mut self, name: &CStr, value: usize) {
-        let value = i64::try_from(value).unwrap_or(i64::MAX);
+    pub(crate) fn number(&mut self, name: &CStr, value: impl TryInto<i64>) {
+        let value = value.try_into().unwrap_or(i64::MAX);
         // SAFETY: the context of the callback; the name outlives the call.
         unsafe { call!(RedisModule_InfoAddFieldLongLong(self.0, name.as_ptr(), value)) };
     }

@@ -122,8 +122,8 @@ fn timeless(text: &str) -> String {
 
 fn every_example_of_the_pages_is_true(flavor: Flavor) {
     const PROMPT: &str = "127.0.0.1:6379> ";
-    let mut server = Server::with_module(flavor, &[]);
     for (name, page) in pages() {
+        let mut server = Server::with_module(flavor, &[]);
         let Some(session) = code_after(&page, "## Examples\n") else { continue };
         let typed = session.lines().filter_map(|line| line.strip_prefix(PROMPT));
         let typed = typed.map(|line| format!("{line}\n")).collect::<String>();
@@ -138,9 +138,8 @@ fn every_example_of_the_pages_is_true(flavor: Flavor) {
         // Its own habit: a line between replies that are errors and others.
         let output = output.lines().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
         assert_eq!(timeless(&output), timeless(&printed), "{name}");
-        assert_eq!(server.client().call("FLUSHALL"), "OK");
+        server.assert_healthy();
     }
-    server.assert_healthy();
 }
 
 /// A terminal of tmux' own, gone with its test.

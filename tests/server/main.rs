@@ -11,6 +11,7 @@ mod cancel;
 mod clients;
 mod cluster;
 mod connections;
+mod counted;
 mod deadlocks;
 mod demotion;
 mod describe;

@@ -3,8 +3,8 @@
 use super::step::Step;
 use crate::core::lease::Lease;
 use crate::core::{
-    Happened, NotOwner, NotReleased, Outcome, Owner, Patience, Refusal, Release, ReleaseScope, Renewal,
-    Request, RequestId,
+    Counted, Happened, NotOwner, NotReleased, Outcome, Owner, Patience, Refusal, Release, ReleaseScope,
+    Renewal, Request, RequestId,
 };
 
 /// See [`LockManager::acquire`](super::LockManager::acquire).
@@ -14,6 +14,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
             Ok(None) => {}
             Ok(Some(reply)) => {
                 step.repeat(request, &reply);
+                step.count(Counted::Repeated);
                 return Outcome::Granted(reply);
             }
             Err(refusal) => return Outcome::Refused(refusal),
@@ -33,7 +34,11 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
         }
     }
     let Patience::Waits { deadline, at_most, on_primary } = patience else {
-        return if step.is_quarantined(request) { Outcome::Quarantined } else { Outcome::Busy };
+        if step.is_quarantined(request) {
+            return Outcome::Quarantined;
+        }
+        step.count(Counted::Busy);
+        return Outcome::Busy;
     };
     if !on_primary {
         // A replica that accepts writes: nothing here could hand the lock on.
@@ -65,6 +70,10 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     if let Some(id) = id {
         step.records.remember_release(id, left, step.now);
     }
+    step.count(Counted::Released);
+    if left == 0 {
+        step.count_hold(owner);
+    }
     Ok(left)
 }
 
@@ -74,6 +83,7 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOw
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
     let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
     step.renewed(owner, lease, *bind, *client);
+    step.count(Counted::Renewed);
     Ok(holds)
 }
 
@@ -101,6 +111,7 @@ pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusa
     if !undone && !step.records.may_grow() {
         return Err(Refusal::NoMemory);
     }
+    step.count(undone.then_some(Counted::Cancelled));
     step.records.remember_cancel(id, undone, step.now);
     Ok(undone)
 }

@@ -24,8 +24,9 @@ use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
-    ConnectionId, Decision, Happened, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased, Notice,
-    Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Request, RequestId, WaiterId, WallMs,
+    ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased,
+    Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Request, RequestId,
+    Statistics, WaiterId, WallMs,
 };
 use parts::{LockState, Parts};
 use step::Step;
@@ -138,6 +139,7 @@ impl LockManager {
         let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
         step.tell_holders(Happened::Broken);
         let lost = step.holders.clear();
+        step.count(if lost > 0 { Some(Counted::Broken) } else { None });
         (lost, step.finish())
     }
 
@@ -166,7 +168,7 @@ impl LockManager {
         self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
-        state.plain_hold = None;
+        state.forget_hold();
         for id in state.queue.iter().collect::<Vec<_>>() {
             self.parts.end_queued(id, decision.clone());
         }
@@ -188,6 +190,7 @@ impl LockManager {
         if let Some(bind) = request.bind {
             let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
+            self.parts.statistics.has_watchdogs(self.parts.sessions.watchdogs());
         }
         if request.confirmed_later {
             self.parts.unwatch_lease(lock);
@@ -251,7 +254,7 @@ impl LockManager {
         }
         if let Some(state) = parts.state_mut(idx) {
             state.unannounced |= was_granted;
-            state.plain_hold = None;
+            state.forget_hold();
             state.held.doubt(ended_by);
             // Of those who are told it is counted then.
             let counts = was_granted && ended_by == Some(Happened::Expired) && state.held.is_empty();
@@ -277,7 +280,7 @@ impl LockManager {
             parts.void_grants(lock, |_| true);
             parts.sessions.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
-                state.plain_hold = None;
+                state.forget_hold();
                 state.held.doubt(None);
             }
             parts.table.set_ready(lock);
@@ -329,7 +332,7 @@ impl LockManager {
             parts.schedule_lease(lock, None);
             if let Some(state) = parts.state_mut(lock) {
                 state.unannounced = false;
-                state.plain_hold = None;
+                state.forget_hold();
             }
             parts.drop_if_idle(lock);
         }
@@ -521,9 +524,18 @@ impl LockManager {
         self.parts.waiters.queued_len()
     }
 
-    /// How many locks are waited for.
-    pub(crate) fn contended(&self) -> usize {
-        overview::contended(&self.parts)
+    pub(crate) fn statistics(&self) -> &Statistics {
+        &self.parts.statistics
+    }
+
+    /// How many locks are known to be held.
+    pub(crate) fn known_held(&self) -> usize {
+        overview::known_held(&self.parts)
+    }
+
+    /// For how long the one has waited that waits for longest.
+    pub(crate) fn longest_wait(&self, now: Now) -> MonoUs {
+        overview::longest_wait(&self.parts, now)
     }
 
     /// The locks, of any database, that somebody here waits for or was granted just now.

@@ -108,9 +108,21 @@ pub(super) fn wanted_here(parts: &Parts) -> impl Iterator<Item = &LockId> {
     parts.table.iter().filter(move |(.., state)| wanted(state)).map(|(_, id, _)| id)
 }
 
-/// See [`LockManager::contended`](super::LockManager::contended).
-pub(super) fn contended(parts: &Parts) -> usize {
-    parts.table.iter().filter(|(.., state)| !state.queue.is_empty()).count()
+/// See [`LockManager::known_held`](super::LockManager::known_held).
+pub(super) fn known_held(parts: &Parts) -> usize {
+    let held = |lock, state: &LockState| {
+        state.plain_hold.is_some()
+            || !state.held.is_empty()
+            || !state.queue.is_empty()
+            || parts.sessions.knows(lock)
+    };
+    parts.table.iter().filter(|(lock, _, state)| held(*lock, state)).count()
+}
+
+/// See [`LockManager::longest_wait`](super::LockManager::longest_wait).
+pub(super) fn longest_wait(parts: &Parts, now: Now) -> MonoUs {
+    let first = parts.table.iter().filter_map(|(.., state)| parts.waiters.get(state.queue.first()?));
+    first.map(|wait| now.mono.saturating_sub(wait.since())).max().unwrap_or_default()
 }
 
 /// See [`LockManager::waiters_of`](super::LockManager::waiters_of).

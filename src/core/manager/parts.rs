@@ -13,7 +13,9 @@ use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
 use crate::core::waiters::{Crossing, Wait, WaitState, Waiters};
-use crate::core::{Decision, Happened, Hold, LockId, MonoUs, Notice, Now, Owner, WaiterId, WallMs};
+use crate::core::{
+    Counted, Decision, Happened, Hold, LockId, MonoUs, Notice, Now, Owner, Statistics, WaiterId, WallMs,
+};
 
 /// What is remembered about one lock, besides what its key holds.
 #[derive(Default)]
@@ -26,12 +28,20 @@ pub(super) struct LockState {
     pub(super) unannounced: bool,
     /// The hold that is alone on the lock, plain and exclusive, as far as is known. The next call is likely to find it.
     pub(super) plain_hold: Option<Hold>,
+    /// When the exclusive hold was granted that is there, as far as is known.
+    pub(super) held_since: Option<MonoUs>,
 }
 
 impl LockState {
     /// True if somebody waits for the lock: natively or, as far as is known, as an external client.
     pub(super) fn is_waited_for(&self) -> bool {
         !self.queue.is_empty() || self.fairness.has_subscribers()
+    }
+
+    /// The hold that was remembered may be another one by now.
+    pub(super) fn forget_hold(&mut self) {
+        self.plain_hold = None;
+        self.held_since = None;
     }
 
     /// True if owners are to be told when their leases are over, whether anybody waits for the lock or not.
@@ -70,6 +80,7 @@ pub(super) struct Parts {
     pub(super) notices: VecDeque<Notice>,
     /// How many leases ran out under their owners, as far as that is known.
     pub(super) leases_run_out: usize,
+    pub(super) statistics: Statistics,
 }
 
 impl Parts {
@@ -187,7 +198,8 @@ impl Parts {
 
     /// Ends a wait that is queued, with a decision. Its lock stays, even if nothing has to be remembered of it.
     pub(super) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
-        if self.take_out(id).is_some() {
+        if let Some(wait) = self.take_out(id) {
+            self.count_end(&wait, &decision);
             self.decisions.push_back((id, decision));
         }
     }
@@ -199,6 +211,9 @@ impl Parts {
             return false;
         }
         let Some(wait) = self.take_out(id) else { return false };
+        if let Some(decision) = &decision {
+            self.count_end(&wait, decision);
+        }
         self.decisions.extend(decision.map(|decision| (id, decision)));
         let lock = wait.lock();
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
@@ -209,6 +224,17 @@ impl Parts {
         self.unwatch_lease(lock);
         self.drop_if_idle(lock);
         true
+    }
+
+    /// A wait has ended without a grant.
+    fn count_end(&mut self, wait: &Wait, decision: &Decision) {
+        if *decision == Decision::TimedOut {
+            self.statistics.count(Counted::TimedOut);
+            let waited = wait.deadline().unwrap_or_default().saturating_sub(wait.since());
+            if let Some(lock) = self.table.id(wait.lock()) {
+                self.statistics.waited(lock, waited);
+            }
+        }
     }
 
     /// Takes a queued wait out of every index.
@@ -222,12 +248,15 @@ impl Parts {
         Some(wait)
     }
 
-    /// A wait is granted: it leaves its queue, and the grant is on its way to the client.
-    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) {
-        let crossing = self.waiters.grant(id, now.mono, begins);
-        let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted") };
+    /// A wait is granted: it leaves its queue, and the grant is on its way to the client. Returns how long it has waited.
+    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) -> MonoUs {
+        let Some((crossing, waited)) = self.waiters.grant(id, now.mono, begins) else {
+            return defect!("an unknown wait is granted", 0);
+        };
+        let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted", 0) };
         let place = (wait.lock(), wait.position(), wait.deadline());
         self.leave_queue(id, place, crossing);
+        waited
     }
 
     fn leave_queue(
@@ -239,8 +268,11 @@ impl Parts {
         if deadline.is_some() {
             self.deadlines.set(&id, None);
         }
-        if !self.table.get_mut(lock).is_some_and(|state| state.queue.remove(position)) {
-            defect!("a wait stands in no queue");
+        let removed = |state: &mut LockState| state.queue.remove(position).then(|| state.queue.is_empty());
+        match self.table.get_mut(lock).and_then(removed) {
+            Some(true) => self.statistics.contention_ends(),
+            Some(false) => {}
+            None => defect!("a wait stands in no queue"),
         }
         self.mark_crossing(crossing);
     }

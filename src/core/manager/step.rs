@@ -2,7 +2,7 @@
 //! ([`Step::finish`]).
 
 use super::parts::{LockState, Parts};
-use crate::core::binding::{NewBind, Takes};
+use crate::core::binding::{Binding, NewBind, Takes};
 use crate::core::fairness::WhenFree;
 use crate::core::held;
 use crate::core::holders::Admission;
@@ -14,8 +14,8 @@ use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, WaitState};
 use crate::core::{
-    Bind, ConnectionId, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now, Owner,
-    Records, Refusal, Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
+    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now,
+    Owner, Records, Refusal, Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -248,7 +248,10 @@ impl<'a> Step<'a> {
             return;
         }
         let name = self.id();
+        let closed = self.parts.sessions.closed(lock).count();
+        self.parts.statistics.add(Counted::ReleasedOnDisconnect, closed);
         let set = self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
+        self.parts.statistics.add(Counted::RenewedByWatchdog, set.len());
         for (owner, lease, end) in set {
             self.note_held(&owner, held::Hold { end, ..held::Hold::default() });
             self.parts.was_set(lock, &owner, Some((lease, end)), None);
@@ -279,7 +282,7 @@ impl<'a> Step<'a> {
                 self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(&request.owner), |_| true);
             }
             match self.grant(&request, To::Waiter) {
-                Ok(grant) => self.hand_over(lock, id, &request, grant),
+                Ok(grant) => self.hand_over(lock, id, &request, grant, true),
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
                 Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
             }
@@ -304,9 +307,14 @@ impl<'a> Step<'a> {
         id: WaiterId,
         Request { owner, confirmed_later, .. }: &Request,
         grant: Grant,
+        waits: bool,
     ) {
         let Grant { reply, set, before, written } = grant;
-        self.parts.grant_wait(id, self.now, before.is_none());
+        let waited = self.parts.grant_wait(id, self.now, before.is_none());
+        if let Some(name) = self.parts.table.id(lock).filter(|_| waits) {
+            self.parts.statistics.count(Counted::GrantedAfterWaiting);
+            self.parts.statistics.waited(name, waited);
+        }
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
             self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
@@ -415,7 +423,10 @@ impl<'a> Step<'a> {
         let token = if request.fence {
             match re_entry.and_then(|hold| hold.token) {
                 Some(token) => Some(token),
-                None => Some(self.records.next_token(self.holders.token()).map_err(NotGranted::Refused)?),
+                None => {
+                    self.parts.statistics.count(Counted::Token);
+                    Some(self.records.next_token(self.holders.token()).map_err(NotGranted::Refused)?)
+                }
             }
         } else {
             None
@@ -438,6 +449,9 @@ impl<'a> Step<'a> {
         if let Some(state) = self.state_mut() {
             state.fairness.granted(now);
             state.unannounced = false;
+            if request.wants.mode == Mode::Exclusive && before.is_none() {
+                state.held_since = Some(now.mono);
+            }
         }
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
@@ -454,6 +468,7 @@ impl<'a> Step<'a> {
             Err(NotGranted::Busy) => return Ok(None),
             Err(NotGranted::Refused(refusal)) => return Err(refusal),
         };
+        self.count_grant(before.is_none());
         let lease = request.lease(written, self.now);
         if let Some(lock) = self.lock {
             if before.is_some() {
@@ -470,6 +485,13 @@ impl<'a> Step<'a> {
         Ok(Some(reply))
     }
 
+    /// The caller was granted its request without a wait.
+    #[inline(always)]
+    fn count_grant(&mut self, begins: bool) {
+        let counted = if begins { Counted::GrantedAtOnce } else { Counted::Reentered };
+        self.parts.statistics.count(counted);
+    }
+
     /// Grants the caller's request as one that waits: it can be revoked. `None` if the holders do not admit it.
     #[cold]
     pub(super) fn grant_in_flight(&mut self, request: &Request) -> Result<Option<WaiterId>, Refusal> {
@@ -480,7 +502,8 @@ impl<'a> Step<'a> {
         };
         let id = self.queue(request.clone(), None);
         let lock = self.known();
-        self.hand_over(lock, id, request, grant);
+        self.count_grant(grant.before.is_none());
+        self.hand_over(lock, id, request, grant, false);
         Ok(Some(id))
     }
 
@@ -495,6 +518,7 @@ impl<'a> Step<'a> {
         let lock = self.known();
         let bind = NewBind { bind, takes, since: self.now.mono, begins };
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
+        self.parts.statistics.has_watchdogs(self.parts.sessions.watchdogs());
     }
 
     /// Answers a call that came again, maybe on another connection because the first was lost: the hold depends on the
@@ -541,7 +565,10 @@ impl<'a> Step<'a> {
         }
         let holds = self.holders.of(request.owner.as_bytes()).is_some();
         let position = Position::new(request.wants, holds, ticket);
-        if let Some(state) = self.parts.state_mut(lock) {
+        if let Some(state) = self.parts.table.get_mut(lock) {
+            if state.queue.is_empty() {
+                self.parts.statistics.contention_begins();
+            }
             state.queue.insert(position, id, request.wants.mode);
         }
         if deadline.is_some() {
@@ -549,6 +576,7 @@ impl<'a> Step<'a> {
         }
         let new = NewWait { lock, request, deadline, position, since };
         let crossing = self.parts.waiters.queue(id, new);
+        self.parts.statistics.has_waiters(self.parts.waiters.queued_len());
         self.parts.mark_crossing(crossing);
         id
     }
@@ -607,6 +635,24 @@ impl<'a> Step<'a> {
             }
             // Its lease is over, which no step has found yet.
             WaitState::Granted | WaitState::Revoking => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn count(&mut self, what: impl Into<Option<Counted>>) {
+        if let Some(what) = what.into() {
+            self.parts.statistics.count(what);
+        }
+    }
+
+    /// The caller has given back its last hold.
+    pub(super) fn count_hold(&mut self, owner: &Owner) {
+        let Some(lock) = self.lock else { return };
+        let Some(state) = self.parts.table.get_mut(lock) else { return };
+        let noted = state.held.get(owner).and_then(|hold| hold.since);
+        let bound = || self.parts.sessions.binding_of(lock, owner).and_then(Binding::held_since);
+        if let Some(since) = state.held_since.take().or(noted).or_else(bound) {
+            self.parts.statistics.held(self.now.mono.saturating_sub(since));
         }
     }
 

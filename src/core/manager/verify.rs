@@ -50,6 +50,8 @@ impl LockManager {
             );
             assert!(!parts.is_idle(lock), "{id:?} is idle, and kept");
         }
+        let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty()).count();
+        assert_eq!(parts.statistics.contended(), contended, "how many locks are waited for was miscounted");
         let known = |lock: LockIdx| assert!(parts.state(lock).is_some(), "an unknown lock is scheduled");
         parts.leases.iter().for_each(|(_, lock)| known(*lock));
         parts.windows.iter().for_each(|(_, lock)| known(*lock));
