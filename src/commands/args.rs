@@ -1,7 +1,5 @@
 //! A cursor over the arguments of a command.
 
-use std::ffi::CStr;
-
 use crate::config::{self, MAX_MS};
 use crate::core::{RequestId, Token};
 use crate::error::{shown, Error};
@@ -68,11 +66,11 @@ impl<'a> Cursor<'a> {
 
     /// Sets `option` if `word` is `token`. Returns whether it is.
     #[inline]
-    pub(super) fn word(&self, token: &CStr, word: &[u8], option: &mut Option<()>) -> Result<bool, Error> {
-        if !word.eq_ignore_ascii_case(token.to_bytes()) {
+    pub(super) fn word(&self, token: &str, word: &[u8], option: &mut Option<()>) -> Result<bool, Error> {
+        if !word.eq_ignore_ascii_case(token.as_bytes()) {
             return Ok(false);
         }
-        self.once(token.to_str().unwrap_or_default(), option, ())?;
+        self.once(token, option, ())?;
         Ok(true)
     }
 

@@ -8,7 +8,7 @@ use crate::config::{self, MAX_MS};
 use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope};
 use crate::driver::{self, Acknowledgement};
 use crate::error::Error;
-use crate::server::arguments::{Argument, Kind};
+use crate::server::arguments::{text, Argument, Kind};
 use crate::server::{replication, Ctx};
 
 /// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
@@ -70,7 +70,8 @@ macro_rules! word {
 
             #[inline]
             fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-                args.word($token, word, &mut self.0)
+                const TOKEN: &str = text($token);
+                args.word(TOKEN, word, &mut self.0)
             }
         }
     };
@@ -225,7 +226,7 @@ impl<'a> Opt<'a> for Watchdog {
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        if args.word(c"WATCHDOG", word, &mut self.given)? {
+        if args.word("WATCHDOG", word, &mut self.given)? {
             return Ok(true);
         }
         if !word.eq_ignore_ascii_case(b"MAX") {
@@ -385,7 +386,7 @@ impl<'a> Opt<'a> for Scope {
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        Ok(args.word(c"ALL", word, &mut self.all)? || args.word(c"SHARED", word, &mut self.shared)?)
+        Ok(args.word("ALL", word, &mut self.all)? || args.word("SHARED", word, &mut self.shared)?)
     }
 }
 

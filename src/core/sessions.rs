@@ -313,17 +313,17 @@ impl Sessions {
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
-    ) -> Vec<(Owner, SetLease, WallMs)> {
+    ) -> (usize, Vec<(Owner, SetLease, WallMs)>) {
         if self.suspended || !self.knows(lock) {
-            return Vec::new();
+            return (0, Vec::new());
         }
         self.unbind_ended(lock, name, who, |owner| holders.of(owner.as_bytes()).is_none());
         self.settle_doubts(lock, name, holders, now);
-        self.end_closed(lock, name, holders, records, now);
+        let closed = self.end_closed(lock, name, holders, records, now);
         let mut set = Vec::new();
         // Nearly always none is due, and nobody's binding needs a look.
         if self.next_renewal().is_none_or(|at| at > now.mono) {
-            return set;
+            return (closed, set);
         }
         for (owner, ms) in self.due_of(lock, now) {
             let Some(hold) = holders.of(owner.as_bytes()) else { continue };
@@ -336,7 +336,7 @@ impl Sessions {
             self.lease_was_set(lock, &owner, Lease::new(ms, end), now);
             set.push((owner, SetLease::AtLeast(wanted), end));
         }
-        set
+        (closed, set)
     }
 
     /// Whose leases to renew, and how many milliseconds each is long: if one is due, others that will be soon too.
@@ -351,7 +351,7 @@ impl Sessions {
         due.filter_map(|(owner, binding)| Some((owner.clone(), binding.due_lease(now)?))).collect()
     }
 
-    /// Ends the holds whose connection has closed.
+    /// Ends the holds whose connection has closed. Returns how many.
     fn end_closed(
         &mut self,
         lock: LockIdx,
@@ -359,17 +359,19 @@ impl Sessions {
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
-    ) {
-        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0) else { return };
+    ) -> usize {
+        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0) else { return 0 };
         let mut ended = Vec::new();
         for (owner, binding) in of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
             binding.ephemeral_requests(now).for_each(|request| records.forget_grant(request));
             ended.push(owner.clone());
         }
+        let count = ended.len();
         for owner in ended {
             self.unbind(&(lock, owner), name);
         }
+        count
     }
 
     /// Ends the bindings that are about other holds than those that there are now.

@@ -150,6 +150,11 @@ impl<S: Default> LockTable<S> {
         self.named_mut(idx).map(|named| &mut named.state)
     }
 
+    /// The name of a lock, and what is remembered about it.
+    pub(super) fn named_state(&mut self, idx: LockIdx) -> Option<(&LockId, &mut S)> {
+        self.named_mut(idx).map(|named| (&named.id, &mut named.state))
+    }
+
     /// The name of a lock.
     pub(super) fn id(&self, idx: LockIdx) -> Option<&LockId> {
         self.named(idx).map(|named| &named.id)

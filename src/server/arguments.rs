@@ -185,8 +185,12 @@ const fn may_be_more(arguments: &[Argument]) -> bool {
     more
 }
 
-fn text(text: &'static CStr) -> &'static str {
-    text.to_str().unwrap_or_default()
+/// As Rust has it. Of what is no UTF-8, which none of ours is, nothing.
+pub(crate) const fn text(text: &'static CStr) -> &'static str {
+    match text.to_str() {
+        Ok(text) => text,
+        Err(_) => "",
+    }
 }
 
 /// The arguments of a command.

@@ -72,7 +72,7 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     }
     step.count(Counted::Released);
     if left == 0 {
-        step.count_hold(owner);
+        step.count_hold();
     }
     Ok(left)
 }

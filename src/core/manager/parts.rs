@@ -30,6 +30,8 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
     /// When the exclusive hold was granted that is there, as far as is known.
     pub(super) held_since: Option<MonoUs>,
+    /// Where it is likely to be found among those that were waited for longest.
+    pub(super) place_in_top: u32,
 }
 
 impl LockState {
@@ -231,10 +233,14 @@ impl Parts {
         if *decision == Decision::TimedOut {
             self.statistics.count(Counted::TimedOut);
             let waited = wait.deadline().unwrap_or_default().saturating_sub(wait.since());
-            if let Some(lock) = self.table.id(wait.lock()) {
-                self.statistics.waited(lock, waited);
-            }
+            self.count_wait(wait.lock(), waited);
         }
+    }
+
+    /// A wait has ended, with a grant or as its time was over.
+    pub(super) fn count_wait(&mut self, lock: LockIdx, waited: MonoUs) {
+        let Some((name, state)) = self.table.named_state(lock) else { return };
+        self.statistics.waited(name, &mut state.place_in_top, waited);
     }
 
     /// Takes a queued wait out of every index.

@@ -2,7 +2,7 @@
 //! ([`Step::finish`]).
 
 use super::parts::{LockState, Parts};
-use crate::core::binding::{Binding, NewBind, Takes};
+use crate::core::binding::{NewBind, Takes};
 use crate::core::fairness::WhenFree;
 use crate::core::held;
 use crate::core::holders::Admission;
@@ -248,9 +248,9 @@ impl<'a> Step<'a> {
             return;
         }
         let name = self.id();
-        let closed = self.parts.sessions.closed(lock).count();
+        let (closed, set) =
+            self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
         self.parts.statistics.add(Counted::ReleasedOnDisconnect, closed);
-        let set = self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
         self.parts.statistics.add(Counted::RenewedByWatchdog, set.len());
         for (owner, lease, end) in set {
             self.note_held(&owner, held::Hold { end, ..held::Hold::default() });
@@ -311,9 +311,9 @@ impl<'a> Step<'a> {
     ) {
         let Grant { reply, set, before, written } = grant;
         let waited = self.parts.grant_wait(id, self.now, before.is_none());
-        if let Some(name) = self.parts.table.id(lock).filter(|_| waits) {
+        if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
-            self.parts.statistics.waited(name, waited);
+            self.parts.count_wait(lock, waited);
         }
         self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
@@ -516,6 +516,11 @@ impl<'a> Step<'a> {
         (id, lease): (Option<&RequestId>, Lease),
     ) {
         let lock = self.known();
+        if begins && self.holders.alone().is_some() {
+            if let Some(state) = self.parts.state_mut(lock) {
+                state.held_since = Some(self.now.mono);
+            }
+        }
         let bind = NewBind { bind, takes, since: self.now.mono, begins };
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
         self.parts.statistics.has_watchdogs(self.parts.sessions.watchdogs());
@@ -646,14 +651,9 @@ impl<'a> Step<'a> {
     }
 
     /// The caller has given back its last hold.
-    pub(super) fn count_hold(&mut self, owner: &Owner) {
-        let Some(lock) = self.lock else { return };
-        let Some(state) = self.parts.table.get_mut(lock) else { return };
-        let noted = state.held.get(owner).and_then(|hold| hold.since);
-        let bound = || self.parts.sessions.binding_of(lock, owner).and_then(Binding::held_since);
-        if let Some(since) = state.held_since.take().or(noted).or_else(bound) {
-            self.parts.statistics.held(self.now.mono.saturating_sub(since));
-        }
+    pub(super) fn count_hold(&mut self) {
+        let Some(since) = self.state_mut().and_then(|state| state.held_since.take()) else { return };
+        self.parts.statistics.held(self.now.mono.saturating_sub(since));
     }
 
     /// True if the hold that this request got has ended since.
