@@ -38,7 +38,7 @@ impl Command for Blockers {
             ctx.reply_bulk(b"key");
             ctx.reply_bulk(&edge.lock.key);
             ctx.reply_bulk(b"client");
-            match client(ctx, &edge) {
+            match client(ctx, &edge, &owner) {
                 Some(id) => ctx.reply_integer(id),
                 None => ctx.reply_null(),
             }
@@ -47,11 +47,13 @@ impl Command for Blockers {
     }
 }
 
-/// The connection of who is waited for: that of its hold, or one on which it waits itself.
-fn client(ctx: Ctx<'_>, edge: &Edge) -> Option<i64> {
+/// The connection of who is waited for: that of its hold, or one on which it waits itself. Not that of `asked`, who may be another
+/// thread of the same owner.
+fn client(ctx: Ctx<'_>, edge: &Edge, asked: &Owner) -> Option<i64> {
     let (hold, waits) = driver::with(ctx, |driver| {
         let hold = driver.locks.hold(edge.lock.as_ref(), &edge.owner, ctx.now());
-        let waits = driver.locks.waits_of(&edge.owner).find_map(|id| driver.client_of(id));
+        let waits = || driver.locks.waits_of(&edge.owner).find_map(|id| driver.client_of(id));
+        let waits = if edge.owner == *asked { None } else { waits() };
         (hold, waits)
     });
     hold.and_then(|hold| info::client(ctx, hold)).or_else(|| i64::try_from(waits?).ok())

@@ -282,7 +282,8 @@ fn it_can_be_turned_off(flavor: Flavor) {
         a.call("CONFIG SET lock.deadlock-detection no");
         let mut blocked = world.waiting("LOCK.ACQUIRE k2 a BLOCK 0");
         // It can be seen all the same: in the end a waits for itself.
-        assert_eq!(a.call("LOCK.BLOCKERS a"), "[[owner, b, key, k2], [owner, a, key, k1]]");
+        let known = format!("[[owner, b, key, k2, client, {}], [owner, a, key, k1, client, nil]]", b.id);
+        assert_eq!(a.call("LOCK.BLOCKERS a"), known);
         a.call("CONFIG SET lock.deadlock-detection yes");
         a.call("LOCK.BREAK k1");
         assert_eq!(b.recv(), "1");
@@ -352,19 +353,23 @@ fn blockers_are_listed_nearest_first(flavor: Flavor) {
         let mut a = holds(world, &[("a", "k1"), ("b", "k2"), ("c", "k3")]);
         assert_eq!(a.call("LOCK.BLOCKERS a"), "[]");
         assert_eq!(a.call("LOCK.BLOCKERS nobody"), "[]");
-        let _b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
-        let _c = world.waiting("LOCK.ACQUIRE k2 c BLOCK 0");
-        let _d = world.waiting("LOCK.ACQUIRE k3 d BLOCK 0");
+        let b = world.waiting("LOCK.ACQUIRE k1 b BLOCK 0");
+        let c = world.waiting("LOCK.ACQUIRE k2 c BLOCK 0");
+        let d = world.waiting("LOCK.ACQUIRE k3 d BLOCK 0");
         let _e = world.waiting("LOCK.ACQUIRE k3 e BLOCK 0");
-        assert_eq!(a.call("LOCK.BLOCKERS b"), "[[owner, a, key, k1]]");
+        assert_eq!(a.call("LOCK.BLOCKERS b"), "[[owner, a, key, k1, client, nil]]");
         assert_eq!(
             a.call("LOCK.BLOCKERS e"),
-            "[[owner, c, key, k3], [owner, d, key, k3], [owner, b, key, k2], [owner, a, key, k1]]"
+            format!(
+                "[[owner, c, key, k3, client, {}], [owner, d, key, k3, client, {}], [owner, b, key, k2, client, {}], \
+                 [owner, a, key, k1, client, nil]]",
+                c.id, d.id, b.id
+            )
         );
         assert_eq!(a.call("LOCK.BLOCKERS a"), "[]");
         let mut resp3 = world.client();
         resp3.call("HELLO 3");
-        assert_eq!(resp3.call("LOCK.BLOCKERS b"), "[{owner: a, key: k1}]");
+        assert_eq!(resp3.call("LOCK.BLOCKERS b"), "[{owner: a, key: k1, client: nil}]");
         assert!(a.call("LOCK.BLOCKERS").starts_with("ERR wrong number of arguments"));
         assert_eq!(
             a.call("LOCK.BLOCKERS #x"),

@@ -47,7 +47,7 @@ fn another_thread_gives_it_back(flavor: Flavor) {
         assert_eq!(first.call("LOCK.ACQUIRE k a"), "1");
         assert_eq!(first.call("LOCK.ACQUIRE k a"), "2");
         let mut second = world.waiting("LOCK.ACQUIRE k a ONCE BLOCK 0");
-        assert_eq!(first.call("LOCK.BLOCKERS a"), "[[owner, a, key, k]]");
+        assert_eq!(first.call("LOCK.BLOCKERS a"), "[[owner, a, key, k, client, nil]]");
         assert_eq!(first.call("LOCK.RELEASE k a"), "1");
         assert!(second.has_nothing(), "the owner holds it still");
         assert_eq!(first.call("LOCK.RELEASE k a"), "0");
