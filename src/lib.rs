@@ -167,7 +167,8 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let unloads = |ctx: Ctx<'_>| {
-        let may_unload = config::allow_unload() || !server::unloading::is_in_use(ctx);
+        let in_use = server::unloading::is_in_use(ctx);
+        let may_unload = !in_use || config::allow_unload() && !server::unloading::is_named_by_acl(ctx);
         // The server is about to call us: in the next turn of its event loop it will have done so.
         let unloads = may_unload && !server::turn::is_pending(ctx);
         if unloads {
@@ -175,7 +176,8 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
         } else {
             ctx.warn(
                 "redis-lock is not unloaded: a client that has used a command of the module, or is about to, can end \
-                 the server afterwards; see docs/operations.md, and CONFIG SET lock.allow-unload yes to do it all the same",
+                 the server afterwards, and so can an ACL rule that names one; see docs/operations.md, and CONFIG SET \
+                 lock.allow-unload yes to do it all the same",
             );
         }
         unloads

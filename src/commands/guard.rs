@@ -60,8 +60,8 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     }
     driver::info::count_guard(ctx, true);
     let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded)?;
-    // What fails changes nothing.
-    if let Some(token) = proof.ahead.filter(|_| !reply.is_error()) {
+    // What fails changes nothing. A script that fails may have.
+    if let Some(token) = proof.ahead.filter(|_| !reply.is_error() || command.may_have_written(&reply)) {
         keyspace::raise_counter(ctx, &key, token);
     }
     if reply.pass_on(ctx) {

@@ -133,9 +133,9 @@ impl Held {
         };
         let Some(known) = self.0.as_mut().filter(may_be_lost) else { return Vec::new() };
         let ended_by = known.ended_by.take();
-        known.doubtful = false;
+        let doubtful = std::mem::take(&mut known.doubtful);
         let mut lost = Vec::new();
-        known.compare(holders, |owner, end| {
+        known.compare(holders, doubtful, |owner, end| {
             let happened = if end < now { Happened::Expired } else { ended_by.unwrap_or(Happened::Deleted) };
             lost.push((owner.clone(), happened));
         });
@@ -172,7 +172,7 @@ impl Held {
                 (None, Some(_)) => drop(known.holds.remove(owner)),
                 (_, None) => {}
             },
-            MayHaveEnded::Any => known.compare(holders, |_, _| ()),
+            MayHaveEnded::Any => known.compare(holders, false, |_, _| ()),
         }
         self.drop_if_empty();
     }
@@ -180,14 +180,17 @@ impl Held {
 
 impl Known {
     /// Takes out those who hold the lock no more, with when their leases ended when that was seen last. The leases of the others
-    /// end as they do now.
-    fn compare(&mut self, holders: &Holders, mut gone: impl FnMut(&Owner, WallMs)) {
+    /// end as they do now. In doubt, a hold whose lease ends at another time than was noted may be another one of its owner.
+    fn compare(&mut self, holders: &Holders, doubtful: bool, mut gone: impl FnMut(&Owner, WallMs)) {
         let mut first_end = WallMs::MAX;
         self.holds.retain(|owner, before| {
             let Some(hold) = holders.of(owner.as_bytes()) else {
                 gone(owner, before.end);
                 return false;
             };
+            if doubtful && before.end != hold.expires_at {
+                (before.since, before.client) = (None, None);
+            }
             before.end = hold.expires_at;
             first_end = first_end.min(hold.expires_at);
             true

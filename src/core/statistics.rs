@@ -15,6 +15,9 @@ const DIGITS: u8 = 2;
 /// certain.
 const TOP: usize = 128;
 
+/// Locks with longer names are not among them, for the sake of memory.
+const LONGEST_KEY: usize = 1024;
+
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
@@ -163,7 +166,9 @@ impl Statistics {
     /// `place` is where the lock was found last, or anything.
     pub(super) fn waited(&mut self, lock: &LockId, place: &mut u32, us: MonoUs) {
         self.waits.record(us);
-        self.top.record(lock, place, us);
+        if lock.key.len() <= LONGEST_KEY {
+            self.top.record(lock, place, us);
+        }
     }
 
     /// An exclusive hold was given back.

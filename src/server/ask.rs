@@ -155,6 +155,23 @@ pub(crate) fn channels(ctx: Ctx<'_>, kind: &CStr, pattern: &CStr) -> Vec<Vec<u8>
     }
 }
 
+/// The rules of all users. None if the server refuses to say.
+pub(super) fn acl_rules(ctx: Ctx<'_>) -> Vec<Vec<u8>> {
+    // SAFETY: "c" takes a C string. The reply is null or the server's, and so are its elements.
+    unsafe {
+        let (command, list) = (c"ACL".as_ptr(), c"LIST".as_ptr());
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"c".as_ptr(), list));
+        if reply.is_null() {
+            return Vec::new();
+        }
+        let len = call!(RedisModule_CallReplyLength(reply));
+        let rules = (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at))));
+        let rules = rules.collect();
+        call!(RedisModule_FreeCallReply(reply));
+        rules
+    }
+}
+
 /// False if the slot of these keys, which is one, is not served here (any more), or if it is on its way to or from
 /// another node and not all of them are here. Only to be asked in a cluster.
 pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {

@@ -54,7 +54,12 @@ impl Caller {
     pub(crate) fn of(ctx: Ctx<'_>) -> Caller {
         let line = line_of(ctx, ctx.client_id()).unwrap_or_default();
         let user = field(&line, "user=");
-        let unrestricted = user == Some(NO_USER);
+        // A user may be called so.
+        let unrestricted = user == Some(NO_USER) && matches!(Access::of(NO_USER), Access::Nothing);
+        if user == Some(NO_USER) && !unrestricted {
+            let address = field(&line, "addr=").map(<[u8]>::to_vec);
+            return Caller { user: Some(NO_USER.to_vec()), address, unrestricted };
+        }
         // A script has no connection that is listed, but on some servers a user.
         let user = user.filter(|name| *name != NO_USER).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
         Caller { user, address: field(&line, "addr=").map(<[u8]>::to_vec), unrestricted }
@@ -73,12 +78,7 @@ impl Caller {
         let Some(user) = &self.user else {
             return if self.unrestricted { Access::Everything } else { Access::Nothing };
         };
-        // SAFETY: the name outlives the call; null is the answer for a user that there is not any more.
-        let user = unsafe { call!(RedisModule_GetModuleUserFromUserName(Str::new(user).as_ptr())) };
-        if user.is_null() {
-            return Access::Nothing;
-        }
-        Access::User(user)
+        Access::of(user)
     }
 }
 
@@ -107,6 +107,16 @@ pub(crate) enum Access {
 }
 
 impl Access {
+    /// That of the user with this name.
+    fn of(user: &[u8]) -> Access {
+        // SAFETY: the name outlives the call; null is the answer for a user that there is not any more.
+        let user = unsafe { call!(RedisModule_GetModuleUserFromUserName(Str::new(user).as_ptr())) };
+        if user.is_null() {
+            return Access::Nothing;
+        }
+        Access::User(user)
+    }
+
     pub(crate) fn may_read(&self, key: &[u8]) -> bool {
         self.may(key, raw::REDISMODULE_CMD_KEY_ACCESS)
     }

@@ -13,7 +13,7 @@ use std::ptr;
 use redis_module::raw;
 
 use crate::error::{Error, NotGuarded};
-use crate::server::caller::{is_closing, Access, Caller};
+use crate::server::caller::{is_closing, Caller};
 use crate::server::load::Args;
 use crate::server::{enter, timer, Ctx, InCallback, ServerCell, Str};
 
@@ -134,11 +134,12 @@ impl Pending {
         if caller.user() != self.user.as_deref() || is_closing(ctx, self.id) {
             return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }
-        match caller.access() {
-            Access::Nothing => Err(Error::NotGuarded(NotGuarded::NoPermission)),
-            Access::Everything => (self.carry_out)(ctx, words),
-            access @ Access::User(_) => access.lend(ctx, || (self.carry_out)(ctx, words)),
+        let access = caller.access();
+        // Its rights may be others by now.
+        if !access.may_call(&mut words.raw().to_vec()) {
+            return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }
+        access.lend(ctx, || (self.carry_out)(ctx, words))
     }
 }
 

@@ -106,6 +106,11 @@ impl<'a> Command<'a> {
         self.is_script && !ctx.flags().denies_blocking()
     }
 
+    /// True if it may have written something although it has replied with an error.
+    pub(crate) fn may_have_written(&self, reply: &Reply) -> bool {
+        self.is_script && !reply.has_error(b"NOSCRIPT")
+    }
+
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
     /// no key be open: events about what it changes come meanwhile.
     pub(crate) fn carry_out(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, NotGuarded> {

@@ -15,7 +15,7 @@ use redis_module::raw;
 
 use crate::server::ctx::enter;
 use crate::server::version::{server_version, Version};
-use crate::server::{info, subscribe, Ctx, ServerCell};
+use crate::server::{ask, info, subscribe, Ctx, ServerCell};
 
 /// From the first turn of the event loop after the load until the server ends.
 static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -49,4 +49,18 @@ pub(crate) fn begin(ctx: Ctx<'_>) {
 /// True if the server may have pointers to the module's commands.
 pub(crate) fn is_in_use(ctx: Ctx<'_>) -> bool {
     IN_USE.get(ctx).get()
+}
+
+/// True if an ACL rule names a command of the module, or the category of all. Redis 8.0 and 8.6 and Valkey 8.1 end when they unload a
+/// module then.
+pub(crate) fn is_named_by_acl(ctx: Ctx<'_>) -> bool {
+    ask::acl_rules(ctx).iter().any(|rules| {
+        let words = rules.split(|byte| *byte == b' ');
+        words.into_iter().any(|word| {
+            let word = word.to_ascii_lowercase();
+            [&b"+lock."[..], b"-lock.", b"+@lock", b"-@lock", b"(+lock.", b"(-lock."]
+                .iter()
+                .any(|named| word.starts_with(named))
+        })
+    })
 }

@@ -222,8 +222,12 @@ fn the_locks_waited_for_longest_are_found(flavor: Flavor) {
         assert_eq!(a.call("LOCK.TOP"), "[]");
         assert!(a.call("LOCK.TOP COUNT 0").starts_with("ERR COUNT is out of range"));
         assert!(a.call("LOCK.TOP hot").starts_with("ERR syntax error, unknown option 'hot'"));
-        // However long a lock's name, 128 are kept.
+        // 128 are kept, and none with a name that is too long.
         a.call("SELECT 0");
+        let long = "x".repeat(1025);
+        a.call(&format!("LOCK.ACQUIRE {long} a PX 100000"));
+        assert_eq!(a.call(&format!("LOCK.ACQUIRE {long} b BLOCK 1")), "nil");
+        assert!(!a.call("LOCK.TOP").contains(&long));
         for at in 0..200 {
             a.call(&format!("LOCK.ACQUIRE {at} a PX 100000"));
             a.call(&format!("LOCK.ACQUIRE {at} b BLOCK 1"));

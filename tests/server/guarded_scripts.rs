@@ -18,6 +18,9 @@ crate::on_every_server!(
     scripts_and_other_modules_guard_none,
     a_script_has_the_callers_permissions,
     a_user_that_is_deleted_runs_nothing,
+    rights_that_are_taken_away_are_gone,
+    a_user_may_have_any_name,
+    a_script_that_fails_may_have_written,
     a_pause_is_waited_for,
     who_leaves_before_its_turn_runs_nothing,
     a_demotion_ends_what_has_not_begun,
@@ -348,5 +351,74 @@ fn it_is_replicated_as_what_it_writes(flavor: Flavor) {
         let under_guard = stream(world, || drop(guarded(&mut a, &["EVAL", writes, "0", "1"])));
         assert_eq!(under_guard, plain);
         assert!(plain.iter().any(|command| command.contains("SREM")), "{plain:?}");
+    });
+}
+
+fn rights_that_are_taken_away_are_gone(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut b = holder(world);
+        for taken in ["-lock.guard", "-eval", "resetkeys", "resetkeys ~x"] {
+            b.call("ACL SETUSER app on nopass ~* +@all");
+            let mut a = world.client();
+            assert_eq!(a.call("AUTH app any"), "OK");
+            in_a_pause(world, &mut a, &mut b);
+            b.send_at_once(&["MULTI", &format!("ACL SETUSER app {taken}"), "CLIENT UNPAUSE", "EXEC"]);
+            let replies: Vec<String> = (0..4).map(|_| b.recv()).collect();
+            assert_eq!(replies[3], "[OK, OK]");
+            assert_eq!(prefix(&a.recv()), "NOPERM", "{taken}");
+            assert_eq!(b.call("EXISTS x"), "0");
+            b.call("ACL DELUSER app");
+            assert_none_is_left(&mut b);
+        }
+    });
+}
+
+/// `CLIENT LIST` writes so of connections that may do everything.
+fn a_user_may_have_any_name(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut root = holder(world);
+        assert_eq!(
+            root.call("ACL SETUSER (superuser) on nopass %R~k ~own -@all +lock.guard +eval +set"),
+            "OK"
+        );
+        let mut app = world.client();
+        assert_eq!(app.call("AUTH (superuser) any"), "OK");
+        let writes = |key| ["EVAL", "return redis.call('SET', ARGV[1], 1)", "0", key];
+        assert_eq!(guarded(&mut app, &writes("own")), "OK");
+        let reply = guarded(&mut app, &writes("others"));
+        assert!(reply.contains("permission") || reply.contains("can't access"), "{reply}");
+        assert_eq!(prefix(&guarded(&mut app, &["EVAL", "return 1", "1", "others"])), "NOPERM");
+        assert_eq!(root.call("EXISTS others"), "0");
+        root.call("ACL DELUSER (superuser)");
+    });
+}
+
+/// Its token counts from then on, also if a failover had lost the end of the counter.
+fn a_script_that_fails_may_have_written(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holder(world);
+        a.call("LOCK.RELEASE k a");
+        let token = token_of(&a.call("LOCK.ACQUIRE k a FENCE PX 100000"));
+        let guarded = |a: &mut Client, token: i64, script: &str| {
+            let words =
+                ["LOCK.GUARD", "k", "TOKEN", &token.to_string(), "EVAL", script, "0"].map(str::to_owned);
+            a.call_args(&words.iter().map(String::as_bytes).collect::<Vec<_>>())
+        };
+        let older = token - 500;
+        for fails in ["error('no')", "return redis.error_reply('MINE no')"] {
+            let lost = token - 1000;
+            a.call(&format!("SET redisson_lock_token:{{k}} {lost}"));
+            // What cannot have written raises nothing.
+            assert_eq!(
+                prefix(&a.call(&format!("LOCK.GUARD k TOKEN {token} EVALSHA {} 0", "0".repeat(40)))),
+                "NOSCRIPT"
+            );
+            assert_eq!(a.call("GET redisson_lock_token:{k}"), lost.to_string());
+            let writes = format!("redis.call('SET', 'x', 'new') {fails}");
+            assert!(guarded(&mut a, token, &writes).contains("no"));
+            assert_eq!(a.call("GET redisson_lock_token:{k}"), token.to_string());
+            assert_eq!(prefix(&guarded(&mut a, older, "return redis.call('SET', 'x', 'old')")), "NOTOWNER");
+            assert_eq!(a.call("GET x"), "new");
+        }
     });
 }

@@ -19,6 +19,7 @@ crate::on_every_server!(
     config_is_what_it_was,
     unloading_is_refused,
     unloading_is_possible_if_it_is_asked_for,
+    unloading_is_refused_while_a_rule_names_it,
     a_load_that_fails_is_undone,
     a_shutdown_says_nothing_of_unloading,
 );
@@ -346,6 +347,26 @@ fn a_load_that_fails_is_undone(flavor: Flavor) {
 }
 
 /// Some unload all modules when they end.
+/// Some servers end when they unload a module that an ACL rule names.
+fn unloading_is_refused_while_a_rule_names_it(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    a.call("CONFIG SET lock.allow-unload yes");
+    let rules = if a.call("ACL CAT lock").starts_with("ERR") {
+        vec!["+lock.guard", "+@all -lock.break"]
+    } else {
+        vec!["+lock.guard", "+@all -lock.break", "+@lock", "+@all -@lock"]
+    };
+    for rule in rules {
+        assert_eq!(a.call(&format!("ACL SETUSER app on nopass ~* {rule}")), "OK");
+        assert!(a.call("MODULE UNLOAD lock").starts_with("ERR"), "{rule}");
+        assert_eq!(a.call("ACL DELUSER app"), "1");
+    }
+    let mut other = server.client();
+    crate::support::server::unload_module(&mut other);
+    server.assert_healthy();
+}
+
 fn a_shutdown_says_nothing_of_unloading(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();

@@ -190,6 +190,17 @@ fn what_is_not_certain_is_not_told(flavor: Flavor) {
         (0..5).for_each(|_| drop(a.recv()));
         until("the server knows it", || known(&mut b, "k", "a") == UNKNOWN);
         a.call("LOCK.BREAK k");
+        // Also of a hold that was noted, taken anew by its owner in one step.
+        a.call("CONFIG SET lock.events yes");
+        a.call("LOCK.ACQUIRE k a PX 100000");
+        assert_eq!(known(&mut b, "k", "a").client, Some(a.id));
+        a.send_at_once(&["MULTI", "DEL k", "HSET k a 1", "PEXPIRE k 5000", "EXEC"]);
+        (0..5).for_each(|_| drop(a.recv()));
+        until("the server has looked", || known(&mut b, "k", "a").watchdog.is_some());
+        let noted = known(&mut b, "k", "a");
+        assert_eq!((noted.since, noted.client), (None, None));
+        a.call("LOCK.BREAK k");
+        a.call("CONFIG SET lock.events no");
     });
 }
 
