@@ -176,7 +176,8 @@ impl<'a> Step<'a> {
         self.parts.end_lost(lock, &Decision::Lost);
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
-        let plain = self.holders.alone().filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
+        let alone = self.holders.alone();
+        let plain = alone.filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
         let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
             // What an external client holds, and nobody wants, is not remembered.
@@ -185,6 +186,9 @@ impl<'a> Step<'a> {
             let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { is_kept });
             if state.plain_hold.as_ref() != plain {
                 state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
+            }
+            if alone.is_none() {
+                state.held_since = None;
             }
             std::mem::take(&mut state.unannounced)
         });
