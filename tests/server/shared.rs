@@ -54,7 +54,7 @@ fn each_owner_holds_for_itself(flavor: Flavor) {
         assert!(info.starts_with("[mode, shared, ttl, "), "{info}");
         let ttl = |start: &str| -> i64 {
             let rest = info.split(start).nth(1).unwrap_or_else(|| panic!("no {start} in {info}"));
-            rest.split(']').next().unwrap().parse().unwrap()
+            rest.split([',', ']']).next().unwrap().parse().unwrap()
         };
         assert!((55_000..=60_000).contains(&ttl("[owner, a, mode, shared, holds, 2, ttl, ")), "{info}");
         assert!((85_000..=90_000).contains(&ttl("[owner, b, mode, shared, holds, 1, ttl, ")), "{info}");

@@ -166,7 +166,8 @@ impl Stored {
         let owner = OWNERS[owner];
         let info = format!(
             "[mode, exclusive, ttl, {ttl}, token, nil, holders, \
-             [[owner, {owner}, mode, exclusive, holds, {holds}, ttl, {ttl}]], waiters, 0]"
+             [[owner, {owner}, mode, exclusive, holds, {holds}, ttl, {ttl}, \
+             since, nil, client, nil, watchdog, nil, ephemeral, nil]], waiters, 0]"
         );
         prop_assert_eq!(&self.info, &info);
         Ok(())
