@@ -41,7 +41,8 @@ pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> 
 fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
     let Some(name) = parts.name(lock) else { return };
     let granted_here = parts.granted_keys.contains(name.as_ref());
-    let lease_is_watched = granted_here && parts.leases.get(&lock).is_some();
+    // One that has ended just now is looked at next, and may not have ended by the server's clock, which can be older.
+    let lease_is_watched = granted_here && (parts.leases.get(&lock).is_some() || parts.table.is_ready(lock));
     let Some(state) = parts.state_mut(lock) else { return };
     let somebody_waits = !state.queue.is_empty();
     match state.fairness.at_deadline(somebody_waits, lease_is_watched, now) {

@@ -605,6 +605,32 @@ fn a_hold_that_was_handed_over_is_remembered() {
     }
 }
 
+/// External clients wait for the end of a lease. The timer is late, and the server's clock older than ours: it shows the hold
+/// once more.
+#[test]
+fn the_end_of_a_lease_is_watched_until_the_server_sees_it() {
+    let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
+    let (mut locks, mut holders, mut beside) = (LockManager::default(), Holders::Free, Beside::default());
+    let request = Call { owner: 0, lease: 100_000, ..Call::default() }.request();
+    let known = locks.look_up(at(b"k"));
+    locks.acquire(known, &mut holders, &mut beside, &request, Patience::Leaves, at_ms(0));
+    // The first makes it known that there are subscribers, the second plans when to forget them: with the lease's end.
+    for _ in 0..2 {
+        let renewal = Renewal { owner: Owner::new(OWNERS[0]), lease_ms: 1000, bind: None, client: None };
+        let (held, in_hand) =
+            locks.renew(locks.look_up(at(b"k")), &mut holders, &mut beside, &renewal, at_ms(0));
+        assert_eq!(held, Ok(1));
+        locks.lease_shortened(at(b"k"), in_hand, 1000);
+        locks.verify();
+    }
+    let late = at_ms(1002);
+    let ready = locks.tick(late, true);
+    assert_eq!(ready.len(), 1, "it is looked at");
+    locks.reconcile(locks.look_up(at(b"k")), &mut holders, &mut beside, late);
+    assert_eq!(holders.len(), 1, "it is there still");
+    assert_eq!(locks.next_wakeup(late, true), Some(1), "and looked at again");
+}
+
 #[test]
 fn many_locks_that_end_at_once_are_reconciled_in_portions() {
     let mut locks = LockManager::default();
