@@ -12,7 +12,7 @@
 //! * [`server`]: safe wrappers over the module API; the only place with `unsafe`.
 //! * [`config`], [`stats`], [`error`]: settings, counters and `INFO`, error texts.
 //!
-//! One acquire, from the command to the reply: [`commands::Acquire`] parses it and opens the lock
+//! One acquire, from the command to the reply: [`commands`] parses it and opens the lock
 //! ([`keyspace::Lock::open`]); the core decides ([`core::LockManager::acquire`]) and changes the holders;
 //! [`keyspace::Lock::store`] writes them; the reply goes out. If the lock is busy and the client waits, the
 //! core queues it and [`driver::block`] blocks the client, until some later call, timer or event lets the
@@ -72,23 +72,7 @@ const ASKED: [(&CStr, &str); 2] = [
 /// Everything that the module registers.
 fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     load::add_category(ctx);
-    let commands = [
-        load::register::<commands::Acquire>(ctx),
-        load::register::<commands::Release>(ctx),
-        load::register::<commands::Renew>(ctx),
-        load::register::<commands::Cancel>(ctx),
-        load::register::<commands::Check>(ctx),
-        load::register::<commands::Guard>(ctx),
-        load::register::<commands::Break>(ctx),
-        load::register::<commands::Info>(ctx),
-        load::register::<commands::Waiters>(ctx),
-        load::register::<commands::List>(ctx),
-        load::register::<commands::Scan>(ctx),
-        load::register::<commands::Top>(ctx),
-        load::register::<commands::Blockers>(ctx),
-        load::register::<commands::Help>(ctx),
-    ];
-    if commands.contains(&false) {
+    if !commands::register(ctx) {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
     config::register(ctx, args)?;

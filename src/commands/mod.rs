@@ -36,32 +36,28 @@ pub(crate) use scan::Scan;
 pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
-use crate::server::load::{Command, Spec};
-
-/// What is known of every command, in the order in which they are listed.
-pub(crate) const COMMANDS: [&Spec; 14] = [
-    &Acquire::SPEC,
-    &Release::SPEC,
-    &Renew::SPEC,
-    &Cancel::SPEC,
-    &Check::SPEC,
-    &Guard::SPEC,
-    &Break::SPEC,
-    &Info::SPEC,
-    &Waiters::SPEC,
-    &List::SPEC,
-    &Scan::SPEC,
-    &Top::SPEC,
-    &Blockers::SPEC,
-    &Help::SPEC,
-];
-
 use crate::config;
 use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
+use crate::server::load::{self, Command, Spec};
 use crate::server::{Ctx, Str};
+
+/// Lists the commands, in the order in which they are told of.
+macro_rules! commands {
+    ($($command:ident)*) => {
+        /// What is known of every command.
+        const COMMANDS: &[&Spec] = &[$(&$command::SPEC),*];
+
+        /// Registers all commands. False if the server refuses one.
+        pub(crate) fn register(ctx: Ctx<'_>) -> bool {
+            ![$(load::register::<$command>(ctx)),*].contains(&false)
+        }
+    };
+}
+
+commands!(Acquire Release Renew Cancel Check Guard Break Info Waiters List Scan Top Blockers Help);
 
 /// Takes the lock of a command in hand: opens it, lets `call` change it, and writes what has changed, also if the call is
 /// refused; what was decided is still to be passed on ([`driver::dispatch`]). An error of `call` itself changes nothing. If the key

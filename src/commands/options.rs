@@ -419,85 +419,44 @@ impl<'a> Opt<'a> for Match<'a> {
     }
 }
 
-/// `COUNT n`
-#[derive(Default)]
-pub(super) struct Count(Option<usize>);
+/// Declares a `COUNT n` with a default.
+macro_rules! count {
+    ($(#[$about:meta])* $name:ident, $default:literal, $says:literal) => {
+        $(#[$about])*
+        #[derive(Default)]
+        pub(super) struct $name(Option<usize>);
 
-impl Count {
-    /// How many are listed unless the call says otherwise.
-    const DEFAULT: usize = 100;
+        impl $name {
+            pub(super) fn get(&self) -> usize {
+                self.0.unwrap_or($default)
+            }
+        }
 
-    pub(super) fn get(&self) -> usize {
-        self.0.unwrap_or(Count::DEFAULT)
-    }
+        impl<'a> Opt<'a> for $name {
+            const ARGUMENT: Argument =
+                Argument::new(c"n", Kind::Integer, $says).after(c"COUNT").optional();
+
+            fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+                if !word.eq_ignore_ascii_case(b"COUNT") {
+                    return Ok(false);
+                }
+                let n = args.integer("COUNT", 1, MAX_MS)?;
+                args.once("COUNT", &mut self.0, usize::try_from(n).unwrap_or(usize::MAX))?;
+                Ok(true)
+            }
+        }
+    };
 }
 
-impl<'a> Opt<'a> for Count {
-    const ARGUMENT: Argument =
-        Argument::new(c"n", Kind::Integer, c"is how many are listed at most, 100 unless given")
-            .after(c"COUNT")
-            .optional();
-
-    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        count(word, args, &mut self.0)
-    }
-}
-
-/// `COUNT n` of a command that goes through keys
-#[derive(Default)]
-pub(super) struct Looks(Option<usize>);
-
-impl Looks {
-    /// As `SCAN` has it.
-    const DEFAULT: usize = 10;
-
-    pub(super) fn get(&self) -> usize {
-        self.0.unwrap_or(Looks::DEFAULT)
-    }
-}
-
-impl<'a> Opt<'a> for Looks {
-    const ARGUMENT: Argument =
-        Argument::new(c"n", Kind::Integer, c"is how many keys are looked at, more or less, 10 unless given")
-            .after(c"COUNT")
-            .optional();
-
-    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        count(word, args, &mut self.0)
-    }
-}
-
-/// `COUNT n` of what is known of few anyway
-#[derive(Default)]
-pub(super) struct Most(Option<usize>);
-
-impl Most {
-    const DEFAULT: usize = 20;
-
-    pub(super) fn get(&self) -> usize {
-        self.0.unwrap_or(Most::DEFAULT)
-    }
-}
-
-impl<'a> Opt<'a> for Most {
-    const ARGUMENT: Argument =
-        Argument::new(c"n", Kind::Integer, c"is how many are listed at most, 20 unless given")
-            .after(c"COUNT")
-            .optional();
-
-    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        count(word, args, &mut self.0)
-    }
-}
-
-fn count<'a>(word: &'a [u8], args: &mut Cursor<'a>, count: &mut Option<usize>) -> Result<bool, Error> {
-    if !word.eq_ignore_ascii_case(b"COUNT") {
-        return Ok(false);
-    }
-    let n = args.integer("COUNT", 1, MAX_MS)?;
-    args.once("COUNT", count, usize::try_from(n).unwrap_or(usize::MAX))?;
-    Ok(true)
-}
+count!(Count, 100, c"is how many are listed at most, 100 unless given");
+count!(
+    /// Of what is known of few anyway.
+    Most, 20, c"is how many are listed at most, 20 unless given"
+);
+count!(
+    /// Of a command that goes through keys. The default is that of `SCAN`.
+    Looks, 10, c"is how many keys are looked at, more or less, 10 unless given"
+);
 
 /// The lock of a command.
 pub(super) const KEY: Argument = Argument::new(c"key", Kind::Key, c"is the lock");

@@ -127,10 +127,8 @@ pub(crate) fn scan(
         let found = if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
             Err(String::from_utf8_lossy(&text_of(reply)).into_owned())
         } else {
-            let keys = call!(RedisModule_CallReplyArrayElement(reply, 1));
-            let len = if keys.is_null() { 0 } else { call!(RedisModule_CallReplyLength(keys)) };
-            let keys = (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(keys, at))));
-            Ok((text_of(call!(RedisModule_CallReplyArrayElement(reply, 0))), keys.collect()))
+            let keys = texts_of(call!(RedisModule_CallReplyArrayElement(reply, 1)));
+            Ok((text_of(call!(RedisModule_CallReplyArrayElement(reply, 0))), keys))
         };
         call!(RedisModule_FreeCallReply(reply));
         found
@@ -140,35 +138,21 @@ pub(crate) fn scan(
 /// The channels that begin like this and that somebody has subscribed to at this server; `kind` is `CHANNELS` or
 /// `SHARDCHANNELS`. None if the server refuses to say.
 pub(crate) fn channels(ctx: Ctx<'_>, kind: &CStr, pattern: &CStr) -> Vec<Vec<u8>> {
-    // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements.
+    // SAFETY: "cc" takes two C strings. The reply is null or the server's.
     unsafe {
         let (command, format) = (c"PUBSUB".as_ptr(), c"cc".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, format, kind.as_ptr(), pattern.as_ptr()));
-        if reply.is_null() {
-            return Vec::new();
-        }
-        let len = call!(RedisModule_CallReplyLength(reply));
-        let channels = (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at))));
-        let channels = channels.collect();
-        call!(RedisModule_FreeCallReply(reply));
-        channels
+        take_texts(reply)
     }
 }
 
 /// The rules of all users. None if the server refuses to say.
 pub(super) fn acl_rules(ctx: Ctx<'_>) -> Vec<Vec<u8>> {
-    // SAFETY: "c" takes a C string. The reply is null or the server's, and so are its elements.
+    // SAFETY: "c" takes a C string. The reply is null or the server's.
     unsafe {
         let (command, list) = (c"ACL".as_ptr(), c"LIST".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"c".as_ptr(), list));
-        if reply.is_null() {
-            return Vec::new();
-        }
-        let len = call!(RedisModule_CallReplyLength(reply));
-        let rules = (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at))));
-        let rules = rules.collect();
-        call!(RedisModule_FreeCallReply(reply));
-        rules
+        take_texts(reply)
     }
 }
 
@@ -276,6 +260,36 @@ pub(super) unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
             return Vec::new();
         }
         std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
+    }
+}
+
+/// The texts in an array; none if it is none, or null.
+///
+/// # Safety
+/// `reply` is null or a reply of the server.
+unsafe fn texts_of(reply: *mut raw::RedisModuleCallReply) -> Vec<Vec<u8>> {
+    if reply.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise; elements are null or the server's, and live as long as the array.
+    unsafe {
+        let len = call!(RedisModule_CallReplyLength(reply));
+        (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at)))).collect()
+    }
+}
+
+/// The same, and frees it.
+///
+/// # Safety
+/// `reply` is null or a reply of the server that is not used any more.
+unsafe fn take_texts(reply: *mut raw::RedisModuleCallReply) -> Vec<Vec<u8>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let texts = texts_of(reply);
+        if !reply.is_null() {
+            call!(RedisModule_FreeCallReply(reply));
+        }
+        texts
     }
 }
 

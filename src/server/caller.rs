@@ -47,6 +47,7 @@ pub(crate) struct Caller {
     address: Option<Vec<u8>>,
     /// It is known to have no user, and so may do everything.
     unrestricted: bool,
+    is_closing: bool,
 }
 
 impl Caller {
@@ -54,15 +55,17 @@ impl Caller {
     pub(crate) fn of(ctx: Ctx<'_>) -> Caller {
         let line = line_of(ctx, ctx.client_id()).unwrap_or_default();
         let user = field(&line, "user=");
-        // A user may be called so.
+        // A user may be called so, too.
         let unrestricted = user == Some(NO_USER) && matches!(Access::of(NO_USER), Access::Nothing);
-        if user == Some(NO_USER) && !unrestricted {
-            let address = field(&line, "addr=").map(<[u8]>::to_vec);
-            return Caller { user: Some(NO_USER.to_vec()), address, unrestricted };
-        }
         // A script has no connection that is listed, but on some servers a user.
-        let user = user.filter(|name| *name != NO_USER).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
-        Caller { user, address: field(&line, "addr=").map(<[u8]>::to_vec), unrestricted }
+        let user = user.filter(|_| !unrestricted).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
+        let address = field(&line, "addr=").map(<[u8]>::to_vec);
+        Caller { user, address, unrestricted, is_closing: says_closing(&line) }
+    }
+
+    /// True if the server has decided to close its connection, or does not say.
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing
     }
 
     pub(crate) fn user(&self) -> Option<&[u8]> {
@@ -181,8 +184,11 @@ impl Drop for Access {
 
 /// True if the server has decided to close the connection of this client, or does not say.
 pub(crate) fn is_closing(ctx: Ctx<'_>, id: u64) -> bool {
-    let line = line_of(ctx, id);
-    line.is_none_or(|line| field(&line, "flags=").is_none_or(|flags| flags.contains(&b'A')))
+    line_of(ctx, id).is_none_or(|line| says_closing(&line))
+}
+
+fn says_closing(line: &[u8]) -> bool {
+    field(line, "flags=").is_none_or(|flags| flags.contains(&b'A'))
 }
 
 #[cfg(test)]

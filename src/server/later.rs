@@ -13,7 +13,7 @@ use std::ptr;
 use redis_module::raw;
 
 use crate::error::{Error, NotGuarded};
-use crate::server::caller::{is_closing, Caller};
+use crate::server::caller::Caller;
 use crate::server::load::Args;
 use crate::server::{enter, timer, Ctx, InCallback, ServerCell, Str};
 
@@ -31,7 +31,6 @@ pub(crate) type CarryOut = for<'a> fn(Ctx<'a>, Args<'a>) -> Result<(), Error>;
 /// A command that is still to be carried out.
 struct Pending {
     client: *mut raw::RedisModuleBlockedClient,
-    id: u64,
     /// Whose permissions it had when it was called.
     user: Option<Vec<u8>>,
     words: Vec<Str<'static>>,
@@ -56,7 +55,7 @@ pub(crate) fn carry_out(ctx: Ctx<'_>, command: Args<'_>, carry_out: CarryOut) ->
     unsafe { call!(RedisModule_SetDisconnectCallback(client, Some(disconnected))) };
     // Copies, as the server may change its own when the command has returned.
     let words = (0..command.len()).filter_map(|at| command.bytes(at)).map(Str::new).collect();
-    let pending = Pending { client, id: ctx.client_id(), user, words, carry_out };
+    let pending = Pending { client, user, words, carry_out };
     PENDING.get(ctx).borrow_mut().push_back(pending);
     plan(ctx, 0);
     true
@@ -131,7 +130,7 @@ impl Pending {
         }
         // A user that was deleted meanwhile has left its connections to another one until they are closed.
         let caller = Caller::of(ctx);
-        if caller.user() != self.user.as_deref() || is_closing(ctx, self.id) {
+        if caller.user() != self.user.as_deref() || caller.is_closing() {
             return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }
         let access = caller.access();

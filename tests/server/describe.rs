@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use redis::Value;
 
-use crate::support::client::show;
+use crate::support::client::{fields, show};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
@@ -34,12 +34,6 @@ fn code_after<'a>(page: &'a str, mark: &str) -> Option<&'a str> {
     let (_, page) = page.split_once(mark)?;
     let (_, code) = page.split_once("```\n")?;
     Some(code.split_once("```").unwrap().0)
-}
-
-/// The fields of a map in RESP2.
-fn fields(value: &Value) -> BTreeMap<String, &Value> {
-    let Value::Array(flat) = value else { panic!("no map: {value:?}") };
-    flat.chunks(2).map(|pair| (show(&pair[0]), &pair[1])).collect()
 }
 
 /// As Redis' own reference writes what `COMMAND DOCS` says.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::support::client::show;
+use crate::support::client::{fields, show};
 use crate::support::{in_world, until, Client, Flavor, Server};
 
 crate::on_every_server!(
@@ -30,11 +30,6 @@ struct Known {
 }
 
 const UNKNOWN: Known = Known { since: None, client: None, watchdog: None, ephemeral: None };
-
-fn fields(value: &Value) -> BTreeMap<String, &Value> {
-    let Value::Array(flat) = value else { panic!("no map: {value:?}") };
-    flat.chunks(2).map(|pair| (show(&pair[0]), &pair[1])).collect()
-}
 
 fn known(client: &mut Client, key: &str, owner: &str) -> Known {
     let reply = client.call_value(&format!("LOCK.INFO {key}"));

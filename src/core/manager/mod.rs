@@ -139,7 +139,7 @@ impl LockManager {
         let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
         step.tell_holders(Happened::Broken);
         let lost = step.holders.clear();
-        step.count(if lost > 0 { Some(Counted::Broken) } else { None });
+        step.count((lost > 0).then_some(Counted::Broken));
         (lost, step.finish())
     }
 

@@ -1,7 +1,7 @@
 //! A connection whose every byte a test controls.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
@@ -184,4 +184,10 @@ pub fn show(value: &Value) -> String {
         }
         other => format!("{other:?}"),
     }
+}
+
+/// The fields of a map in RESP2.
+pub fn fields(value: &Value) -> BTreeMap<String, &Value> {
+    let Value::Array(flat) = value else { panic!("no map: {value:?}") };
+    flat.chunks(2).map(|pair| (show(&pair[0]), &pair[1])).collect()
 }
