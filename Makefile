@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Builds, runs and tests redis-lock. `make` alone lists what there is.
 
 SHELL := bash
@@ -14,7 +15,14 @@ export CARGO_TARGET_DIR := $(CURDIR)/target
 # What `make bench` runs, each also alone: cargo bench --bench NAME.
 BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory
 
-.PHONY: help run setup clients test test-all bench guard guard-record lint clean
+# Where `make install` puts things: below DESTDIR/PREFIX. Debian's redis-server may execute only what lies below /usr/lib.
+PREFIX := /usr
+DESTDIR :=
+at = $(DESTDIR)$(PREFIX:/=)
+modules = $(at)/lib/redis/modules
+
+.PHONY: help run setup clients test test-all bench guard guard-record lint install install-module install-tools uninstall \
+	dist tools clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -84,15 +92,53 @@ guard-record: ## Takes what is counted now for what `make guard` compares with
 	@$(call install,rust cc libclang redis valgrind)
 	cargo bench --bench guard -- --record
 
-lint: ## Format, clippy, documentation, the width of its lines, and no circles among source files; warnings are errors
+lint: ## Format, clippy, documentation, the width of its lines, licenses, no circles among files; warnings are errors
 	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md docs/*/*.md || [ $$? = 1 ])
 	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
+	unlicensed=$$(git ls-files -co --exclude-standard '*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.c' '*.lua' 2>/dev/null |
+		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
+	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
 	$(call install,rust cc libclang python)
 	python3 tests/cycles.py
-	cargo fmt --check
-	cargo clippy --all-targets -- -D warnings
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
 	# Nothing of a module is public, so links to what is private are the point.
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
+
+tools: ## Builds lockrun and locktop
+	@$(call install,rust cc)
+	cargo build --release --package redis-lock-tools
+
+install: install-module install-tools ## Installs module and tools in /usr; DESTDIR=… and PREFIX=… choose another place
+
+install-module:
+	@$(call install,rust cc libclang)
+	cargo build --release --package redis-lock
+	install -D -m 644 target/release/libredis_lock.so "$(modules)/redis-lock.so"
+	install -d "$(at)/share/redis-lock"
+	sed 's|@MODULES@|$(PREFIX:/=)/lib/redis/modules|' tools/packaging/redis-lock.conf >"$(at)/share/redis-lock/redis-lock.conf"
+
+install-tools: tools
+	@for tool in lockrun locktop; do
+		built=target/release/$$tool
+		install -D -m 755 $$built "$(at)/bin/$$tool"
+		install -d "$(at)/share/man/man1" "$(at)/share/bash-completion/completions" \
+			"$(at)/share/fish/vendor_completions.d" "$(at)/share/zsh/vendor-completions"
+		$$built --text man >"$(at)/share/man/man1/$$tool.1"
+		$$built --text bash >"$(at)/share/bash-completion/completions/$$tool"
+		$$built --text fish >"$(at)/share/fish/vendor_completions.d/$$tool.fish"
+		$$built --text zsh >"$(at)/share/zsh/vendor-completions/_$$tool"
+	done
+
+uninstall: ## Removes what `make install` with the same DESTDIR and PREFIX has put there
+	rm -f "$(modules)/redis-lock.so" "$(at)"/bin/lock{run,top} "$(at)"/share/man/man1/lock{run,top}.1 \
+		"$(at)"/share/bash-completion/completions/lock{run,top} "$(at)"/share/fish/vendor_completions.d/lock{run,top}.fish \
+		"$(at)"/share/zsh/vendor-completions/_lock{run,top}
+	rm -rf "$(at)/share/redis-lock"
+
+dist: ## An archive and Debian packages in target/dist, with checksums
+	@$(call install,rust cc libclang)
+	sh tools/packaging/dist.sh
 
 clean: ## Removes all that was built or downloaded; ./data stays
 	@cargo clean

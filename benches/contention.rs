@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! One lock that 2 to 200 clients want all the time: acquire, release, no work between. How often it is granted, what
 //! a grant costs the server, and how long a hand-over takes from one client's release to the next one's grant.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the options cost the server, as its own processor time, and as a ratio to the pair of plain commands that people
 //! lock with otherwise.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Has a path become dearer? Counts the instructions of the main paths, and of a command that uses no lock (11), and compares
 //! them with `benches/instructions.txt`.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What one hand-over of a contended lock costs the server, by how many wait: all clients are in a closed loop, so
 //! that all but one of them wait, and who gives the lock back queues up again. Next to Redisson's protocol, in which
 //! a release is published to all who wait, and all try again.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Instructions that the server executes for a lock, counted by callgrind, next to those for what people lock with
 //! otherwise; and what the module adds to commands that use no lock.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! How soon a waiter has its lock, and how late waits and leases end, as a client sees it.
 //!
 //! `cargo bench --bench latency` starts a server of its own: `redis-server`, or what the variable `REDIS_SERVER`

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the server's memory grows by: for a lock, for a client that waits for one, for a watchdog.
 //!
 //! It is the growth of `used_memory`, by how many there are. A client that waits is compared with one that is only

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! How long it takes until a replica has acknowledged a lock: `LOCK.ACQUIRE … REPLICAS 1`, next to `SET` and `WAIT` in one
 //! write, which is the usual way to ask for that. One client, which sleeps until the replies; what is compared is measured in
 //! turns. Server, replica and client are on the same machine.

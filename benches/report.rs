@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The end of `make bench`: one table of what the other benchmarks have left in `target/bench`, and the machine.
 
 mod support;

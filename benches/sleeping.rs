@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What a hand-over costs if everybody sleeps until there is something to do: 2 to 10,000 clients in a closed loop, each of
 //! which releases the lock when it has been granted, and queues up again when it has read that reply. Next to the floor, a
 //! module that only queues clients and unblocks them (`tests/modules/floor.rs`).

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! How long the server keeps others waiting while it does much at once: 100,000 locks are held, and somebody waits for
 //! 10,000 of them; then they are looked at, released, and expire all in the same millisecond. Then one lock is held by 10,000
 //! readers, who are looked at, waited for, and whose leases end.

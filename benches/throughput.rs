@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Locks that nobody contends for: how many are taken and given back in a second, over 50 connections, each with keys
 //! of its own; next to `SET NX PX` + `DEL`.
 //!

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Several workers share one counter: first without a lock, where they overwrite each other, then with one.
 
     redis-server --loadmodule target/release/libredis_lock.so

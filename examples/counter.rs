@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Several workers share one counter: first without a lock, where they overwrite each other, then with one.
 //!
 //! ```text

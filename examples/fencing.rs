@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Why a lock alone is not enough, and what a fencing token is for.
 //!
 //! Alice locks an account, reads its balance, and is then stopped for longer than her lease: a garbage collection, a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A worker that stops within milliseconds of losing its lock: it hears what happens to its hold.
 //!
 //! Three times it loses the lock in the middle of its work: somebody breaks it, somebody deletes the key, and the server stops

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The settings of the module: names, defaults, bounds, and where each may come from.
 //!
 //! A setting is an argument of `loadmodule` (`lock.max-waiters 100`), and `CONFIG GET`, `CONFIG SET` and a line of

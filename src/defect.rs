@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What cannot happen: reported when it does, so that a broken index is not a client that waits for ever without a word.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Why a command was refused.
 
 use std::fmt;

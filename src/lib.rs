@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Distributed locks as native commands of Redis and Valkey.
 //!
 //! # Layout

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the module counts, other than [`Statistics`](crate::core::Statistics).
 
 /// Counters since the module was loaded.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The tests of what the benchmarks calculate with: a benchmark itself has no test harness.
 
 #[path = "../benches/support/mod.rs"]

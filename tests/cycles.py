@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Fails if the source files of the module depend on each other in a circle, or if a file adds inherent methods to another
 file's type, by which a type's secrets would leave its file.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
 
     tests/run.py short        what `make test` runs: one server of each kind, with every client
@@ -71,9 +72,10 @@ def is_long(name):
 
 
 def build():
-    """The executables with tests in them. The examples are built along."""
+    """The executables with tests in them. The examples and the tools are built along."""
     subprocess.run([CARGO, "build", "--release"], cwd=ROOT, check=True)
-    command = [CARGO, "test", "--no-run", "--message-format=json-render-diagnostics"]
+    subprocess.run([CARGO, "build", "--package", "redis-lock-tools"], cwd=ROOT, check=True)
+    command = [CARGO, "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     messages = [json.loads(line) for line in output.splitlines()]
     built = [message for message in messages if message["reason"] == "compiler-artifact"]
@@ -95,7 +97,8 @@ class Runner:
         # What each test would otherwise look after by itself.
         self.environment = {
             "REDIS_LOCK_MODULE": str(TARGET / "release/libredis_lock.so"),
-            "REDIS_LOCK_EXAMPLES": str(TARGET / "debug/examples"),
+            "REDIS_LOCK_EXAMPLES": str(TARGET / "debug"),
+            "REDIS_LOCK_TOOLS": str(TARGET / "debug"),
             **os.environ,
         }
         self.lock = threading.Lock()

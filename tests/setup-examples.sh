@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Builds the examples of the clients for other languages into target/examples-clients/, with what they depend on:
 #
 #   go/worker                         the program

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Puts Redisson, the Java client, into target/clients/redisson-<version>/, in each version that the tests talk to:
 #
 #   lib/      its jars, by Maven

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Puts the servers that the tests want besides the installed one into target/servers/, each as
 # tests/server/support/servers.rs has it.
 #

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A connection on which one call is made after the other.
 
 use std::io::{Read, Write};

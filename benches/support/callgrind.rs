@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Instructions that the server executes for a call.
 //!
 //! A server under callgrind gets few calls and is ended, another one gets many; the difference of their totals, by the

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the clients of a [`swarm`](super::swarm) do, without work between: acquire, release, acquire…
 
 use std::time::Duration;

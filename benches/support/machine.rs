@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The machine: its cores, the processor time of what runs on it, its limits.
 
 use std::fs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The calls whose instructions are counted.
 
 use super::caller::Caller;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Lines in a diagram, as SVG.
 
 use std::fmt::Write;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A PostgreSQL of a benchmark's own, and its advisory locks as clients of a [`swarm`](super::swarm) use them: as
 //! prepared statements over TCP, as any other client here.
 

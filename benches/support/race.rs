@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A race for one lock: clients in a closed loop, who acquire it, release it, and do nothing between.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson: scripts that make the calls which its scripts make, and the real client, a JVM that runs the agent of
 //! `tests/clients/redisson`.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The rows of the table that `make bench` ends with. Each benchmark writes its own to `target/bench/<name>.tsv`; the
 //! benchmark `report` reads them all.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Clients that hand one lock to each other, and sleep until their reply: whoever is granted the lock releases it, reads the
 //! reply, and queues up again with a call of its own. So each hand-over is a release while others wait, a grant to one of
 //! them, and an acquire that has to wait.

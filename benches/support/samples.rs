@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What was measured many times.
 
 /// Measured values, in microseconds.

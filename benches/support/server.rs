@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A server of a benchmark's own.
 
 use std::fs::{self, File};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What a hand-over costs the server if all sleep until there is something to do for them: its clients, and the server itself
 //! between any two calls. For the module, and for the one that only queues clients and unblocks them.
 

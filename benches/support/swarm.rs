@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Many clients in one thread: a loop over readiness, as the server itself has one, so that the clients cost little
 //! next to it. A [`Client`] is told of each reply and says what it sends next.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! System calls of a server's main thread, counted by strace.
 
 use std::collections::BTreeMap;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Where a reply ends, in the protocols of Redis (version 2) and of PostgreSQL.
 
 use super::Outcome;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.ACQUIRE`
 
 use uuid::Uuid;

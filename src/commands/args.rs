@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A cursor over the arguments of a command.
 
 use crate::config::{self, MAX_MS};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.BLOCKERS`
 
 use super::args::Cursor;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.BREAK`
 
 use super::args::Cursor;

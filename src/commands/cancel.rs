@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.CANCEL`
 
 use super::args::Cursor;

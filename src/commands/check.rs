@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.CHECK`
 
 use super::args::Cursor;

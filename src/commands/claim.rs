@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What a caller claims of a lock, and whether that is true: `OWNER owner | TOKEN token`.
 
 use super::args::Cursor;

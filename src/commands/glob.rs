@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Patterns as `KEYS` and `SCAN` take them, which the module API does not offer.
 
 /// True if the whole of `text` matches: `*` any bytes, `?` one byte, `[abc]`, `[^abc]`, `[a-z]` one of these, and

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.GUARD`
 
 use super::args::Cursor;

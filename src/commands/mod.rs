@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The commands, one file each: parse, ask the core, write, reply.
 
 mod acquire;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The options of commands: each with what is told of it, and how it is read. A command lists those that it takes
 //! ([`options!`]): that list is what is parsed and what is documented.
 

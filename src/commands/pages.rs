@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The pages of `docs/commands`: what is between their marks is made from the tables of the commands. The test compares them;
 //! `GENERATE_PAGES=1 cargo test --lib pages` writes them anew.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.RELEASE`
 
 use super::args::Cursor;

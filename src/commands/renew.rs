@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.RENEW`
 
 use super::args::Cursor;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.SCAN`
 
 use super::args::Cursor;

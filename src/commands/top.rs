@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.TOP`
 
 use super::args::Cursor;

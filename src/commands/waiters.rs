@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.WAITERS`
 
 use super::args::Cursor;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What one owner's hold depends on: connections that keep it, or end it.
 
 use smallvec::SmallVec;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Requests whose hold has ended and that may come again.
 
 use std::collections::BTreeMap;

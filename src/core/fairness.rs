@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The fairness window of one lock: when it is left free for external clients, as Redisson's are.
 //!
 //! Such a client gets a message when the lock becomes free, and then needs a round trip to take it. Whoever waits

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A map that mostly has one entry, which then needs no memory of its own.
 
 use std::collections::BTreeMap;

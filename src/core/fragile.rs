@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Locks that can become free without an event: of which a foreign write may delete the owner's field, while another field
 //! keeps the key.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A hint about which keys are locks that were granted here.
 //!
 //! That a lock is free must be announced to external clients also when its lease ran out or a foreign write deleted

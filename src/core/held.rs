@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The holds of one lock that were granted here, by which it is noticed how they end: so that their owners can be told.
 //!
 //! Who holds a lock is read from its key, and a key does not tell who has lost it. So each owner is noted with its grant, with the

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What one owner holds of a lock.
 
 use super::{Mode, Owner, Token, WallMs};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What one lock's holds are, and what an acquire, a release and a renewal do to them.
 
 use std::rc::Rc;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! How long a hold lasts, and how a call sets that.
 
 use super::WallMs;

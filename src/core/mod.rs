@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The lock service as pure logic: who excludes whom, who waits, who is next.
 //!
 //! Nothing here knows Redis, reads a clock or does I/O. The caller passes what the keyspace holds

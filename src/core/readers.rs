@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Those who hold one lock shared: few of them as they were read, or a crowd that is kept between calls.
 //!
 //! A crowd answers in O(log n) what a walk over all its holds would: whose lease ends first and last, what the newest token is,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is asked for, what becomes of it, and what is stored beside a lock.
 
 use std::fmt;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is to happen when: one time for each thing, moved and unset by the thing's name.
 
 use std::collections::BTreeSet;

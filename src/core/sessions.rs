@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Holds that depend on a connection: renewed while it is open, or released when it closes.
 //!
 //! A binding belongs to an owner's hold on a lock, and ends with it: whoever takes the same lock later under the

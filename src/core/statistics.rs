@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is counted of calls, waits and holds: in constant memory, whatever the number of locks.
 
 use foldhash::HashMap;

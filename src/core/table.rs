@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The locks about which something is remembered, by name and by handle, and which of them are ready to be reconciled.
 
 use std::collections::BTreeMap;

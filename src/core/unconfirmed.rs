@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Grants of which it is not known yet whether they reached their client, and what the holds are without them.
 //!
 //! An owner may wait for one lock on several connections. A grant to one of them may have to be revoked when the others

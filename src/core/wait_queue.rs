@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The queue of one lock: who waits for it, and in which order they are served. No other file decides that.
 //!
 //! An owner who holds the lock and wants more of it (an upgrade, a second wait) comes before all newcomers; but one whose own

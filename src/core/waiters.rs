@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! All waits: from the call that has to wait until its client has the grant, or the grant was revoked.
 
 use std::collections::hash_map::Entry;

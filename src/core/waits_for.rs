@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Who waits for whom.
 //!
 //! An owner that waits for a lock waits for every other owner whose hold excludes it, and for every other owner

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Calls that are answered when so many replicas have acknowledged what they did.
 //!
 //! A grant with `REPLICAS` is written at once, and excludes others from then on. What waits is the answer: until the replicas

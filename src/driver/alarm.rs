@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The module's one timer.
 
 use crate::core::MonoUs;

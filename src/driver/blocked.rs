@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Blocked clients, from the call that has to wait until the server has taken their handles back.
 
 use foldhash::HashMap;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
 
 use super::acknowledgements::{Acknowledgement, Standing, Whose, Written};

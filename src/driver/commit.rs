@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What follows when a lock was in hand: it is written, and external clients are told.
 
 use super::state::with;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Following the wait graph, whose holders have to be read key by key.
 
 use super::blocked::Ended;

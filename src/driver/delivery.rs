@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Grants that were answered, until it is known whether their clients got the answer.
 //!
 //! The server answers a client that it has decided to close, and frees it at the end of the turn without sending that answer. So

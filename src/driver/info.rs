@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The module's part of `INFO`, and what an operator is warned of.
 
 use std::cell::Cell;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! When locks are looked at of which no event tells that they may be free.
 
 use crate::core::MonoUs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The module at work in a server: the core, the clients that are blocked on its decisions, the connections that
 //! holds depend on, and its one timer.
 //!

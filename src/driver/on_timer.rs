@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is done when the timer fires.
 
 use super::reconcile::reconcile;

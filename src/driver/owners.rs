@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Owners are told what happens to their holds.
 //!
 //! Not from inside the command that brought it about: Redis 7.0 would send the message of a client that has subscribed itself in

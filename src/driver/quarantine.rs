@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! When locks may have been forgotten whose leases still run: `lock.quarantine` keeps them from being granted again.
 //!
 //! A server forgets locks when it starts without the last writes of the one that ran before, and when it takes over from a

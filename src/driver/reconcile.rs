@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A look at a lock that may have changed without a call.
 
 use super::commit::store;

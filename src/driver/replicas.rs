@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! When calls that wait for replicas are looked at, and how they end.
 
 use super::acknowledgements::{End, Written};

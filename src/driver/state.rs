@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! All state in memory, and what the server is to do next about it.
 
 use std::cell::RefCell;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the server tells us about keys, databases and its role, and from when on.
 
 use std::cell::Cell;

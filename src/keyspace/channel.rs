@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Telling those who wait elsewhere that a lock is free: the message that Redisson's waiters listen for.
 
 use std::collections::HashSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Many readers of one lock: how they are found in its hash, and how what a step changes is written without a look at the others.
 //!
 //! They are kept from one call to the next ([`kept`]), as long as the key bears them out. What is compared, in O(1): how many

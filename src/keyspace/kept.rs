@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Crowds of readers that are kept in the memory of this server between two calls.
 //!
 //! The key is the truth, and whoever takes a crowd from here compares it with the key first (`crowd::is_true`). What is told

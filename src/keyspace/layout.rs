@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! How the holders of a lock stand in its hash.
 //!
 //! | field | value | |

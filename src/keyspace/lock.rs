@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! One lock, from the key that is opened to what is written of it.
 
 use std::cell::OnceCell;

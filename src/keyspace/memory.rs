@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What reading a lock needs to know that is not in its key.
 
 use crate::core::Hold;

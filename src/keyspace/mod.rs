@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A lock as a Redis hash: [`layout`] says which fields it has. [`crowd`] is for one with many readers.
 //!
 //! [`Lock::open`] reads it, the core changes [`Lock::holders`] and [`Lock::records`], and [`Lock::store`] writes

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The names of the keys and channels that belong to a lock, as Redisson makes them.
 
 use smallvec::{smallvec, SmallVec};

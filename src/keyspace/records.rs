@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is stored beside a lock: its fencing counter, and the replies to requests that may come again.
 //!
 //! Nothing is read before the core asks for it, and what has changed is written with the lock, in the same step.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson's fair locks, which look like plain ones.
 //!
 //! The hash of such a lock is that of a plain lock. What tells them apart is what stands beside it as soon as somebody

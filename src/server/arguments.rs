@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What a command takes, as a table. It is what error texts, `LOCK.HELP`, `COMMAND DOCS` and the pages of `docs/commands` are made
 //! from, and what the server is told when the command is registered.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is asked of the server by commands of its own, and what is published through it.
 
 use std::ffi::{c_int, c_longlong, CStr};

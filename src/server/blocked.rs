@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Clients whose command has not been answered yet.
 //!
 //! The server keeps a handle for each blocked client that must be given back by [`unblock`] exactly once,

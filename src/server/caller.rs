@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Who calls: the user, the address, and what that user may read.
 
 use std::ffi::c_int;

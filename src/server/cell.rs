@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! State that only callbacks of the server touch.
 
 use std::cell::UnsafeCell;

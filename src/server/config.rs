@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Settings that `CONFIG GET`, `CONFIG SET` and `CONFIG REWRITE` know.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void, CStr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The context of a callback: where it runs, what time it is, and what leaves the server from it.
 
 use std::cell::OnceCell;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The event loop of the server: when it begins to wait for input, and when it has it.
 
 use std::cell::Cell;

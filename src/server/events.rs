@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The server's events about keys, databases and its event loop.
 
 use std::cell::Cell;

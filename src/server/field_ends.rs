@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! When fields of a hash end by a TTL of their own, and how not to ask where there are none.
 //!
 //! Redis 8 has a function for that. On other servers with such TTLs a command says it, which costs as much as half a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Where a panic of the module ends, and what callbacks answer.
 
 use std::ffi::c_int;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The module's part of `INFO`.
 
 use std::ffi::{c_int, CStr};

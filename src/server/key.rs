@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! An open key.
 
 use std::ffi::{c_int, c_void};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Commands that are carried out a moment later, from a timer, while their client is blocked.
 //!
 //! While a script is slow, the server reads what other clients send. The client that has called the script is protected from

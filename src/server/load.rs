@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Loading: what the server must be able to do, and registering what the module offers.
 
 use std::cell::Cell;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Replies with so many entries that the server would keep others waiting while it puts them together.
 //!
 //! Such a reply is made in portions, one every millisecond, while its client is blocked. All of them together get one portion at a

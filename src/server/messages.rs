@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Messages to the subscribers of replicas, sent at the end of a turn of the event loop.
 //!
 //! The server wraps two commands of one step in `MULTI` and `EXEC`, for the AOF and for replicas alike, even if one of them

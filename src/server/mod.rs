@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Safe wrappers over the module API: the only place with `unsafe`.
 //!
 //! The server calls a module on one thread at a time, the one that holds its global lock, and so every

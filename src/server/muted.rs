@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Keyspace events about changes of our own, which the module need not get.
 
 use std::cell::Cell;

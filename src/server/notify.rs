@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Whether anybody gets keyspace events.
 //!
 //! To raise one costs something even if nobody does: of whom has subscribed to what, the server looks up that this module

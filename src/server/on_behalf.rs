@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A command that is carried out on behalf of the client that calls the module's, as if that client had called it: with its
 //! permissions, its protocol, and what the command itself replicates.
 //!

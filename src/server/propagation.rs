@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What leaves the server besides replies: plain commands for the AOF and for replicas, and keyspace events.
 //!
 //! Most of what a lock costs is to put such commands together, and a server that has neither an AOF nor replicas throws

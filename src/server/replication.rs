@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! How far the replicas of this server have come, and how they are asked to say so.
 //!
 //! A replica reports once a second what it has received. Asked by `REPLCONF GETACK *` in the stream, it reports at once: so

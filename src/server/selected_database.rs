@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A way around a defect of Valkey 8.1.
 //!
 //! For a keyspace event that a client's command raises, that server lends the module the client itself as its

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The connection of a client, as the operating system sees it.
 
 use std::ffi::c_int;

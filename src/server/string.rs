@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Strings of the server.
 
 use std::cell::OnceCell;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Subscriptions to events of the server.
 
 use std::cell::Cell;

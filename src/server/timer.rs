@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The module's one timer.
 
 use std::ffi::c_void;

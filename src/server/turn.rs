@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The end of a turn of the event loop: when all answers of the turn were sent, and all clients freed that were to be closed.
 //!
 //! A subscription to the event loop would say so, too, but costs each turn some thousand instructions: the server makes and

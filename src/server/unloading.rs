@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Whether the module may be unloaded.
 //!
 //! A server keeps pointers to the commands of a module that it does not look for when it unloads that module: for the client

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Which server this is.
 
 use redis_module::raw;

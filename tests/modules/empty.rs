@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A module that does nothing: what a server pays for having one at all.
 
 #![allow(missing_docs)] // Of what the macro makes.

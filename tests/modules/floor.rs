@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What waiting in the server costs at least: clients queue up, and a release answers the first of them. Nothing else: no data
 //! in the keyspace, no lease, no owners, and no look at who is still there. Benchmarks compare the module with it.
 //!

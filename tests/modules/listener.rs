@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A second module for the tests, which hears keyspace events: `LISTENER.HEARD` answers with those since the last call.
 
 #![allow(missing_docs)] // Of what the macro makes.

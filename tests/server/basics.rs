@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Taking, re-entering, renewing, giving back, breaking and looking at a lock, without anybody waiting.
 
 use redis::Value;

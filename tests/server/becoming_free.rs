@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Whichever way a lock becomes free, and whoever did it, the first in line has it at once (2, 3).
 
 use redis::Value;

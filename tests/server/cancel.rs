@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.CANCEL`: an acquire is undone, whatever has become of it (4, 5, 7).
 
 use std::collections::HashSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The programs of `examples/clients/`: one for each client, with the same arguments and the same words, and so with
 //! the same tests. Those that must be built are put into `target/examples-clients/` by `tests/setup-examples.sh`.
 

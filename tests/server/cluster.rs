@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Locks in a cluster of two nodes.
 
 use crate::support::cluster::Cluster;

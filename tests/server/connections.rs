@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Holds that depend on a connection: `WATCHDOG` renews them while it is open, `EPHEMERAL` ends them when it closes.
 
 use crate::support::server::{load_module, module, unload_module};
@@ -215,7 +217,7 @@ fn a_renewal_takes_over(flavor: Flavor) {
         assert_eq!(bound(world), (1, 1));
         // One of both may move alone.
         let mut c = world.client();
-        assert_eq!(c.call("LOCK.RENEW k o WATCHDOG PX 300"), "1");
+        assert_eq!(c.call("LOCK.RENEW k o WATCHDOG PX 30000"), "1");
         c.close();
         until("nobody watches", || bound(world) == (0, 1));
         assert_eq!(b.call("LOCK.RENEW k o PX 100000"), "1");

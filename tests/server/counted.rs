@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What `INFO lock` and `LOCK.TOP` count, and that nothing of the server's counts a wait as work (10).
 
 use std::collections::BTreeMap;

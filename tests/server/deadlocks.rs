@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Owners that would wait for themselves, and who waits for whom.
 
 use redis::Value;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A primary that becomes a replica ends every wait, however it came to it, and whether the server ends waits itself or not.
 
 use crate::support::cluster::Cluster;

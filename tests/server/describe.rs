@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the server tells of the commands, and what `docs/commands` tells of them (10, 11).
 
 use std::collections::BTreeMap;
@@ -9,7 +11,8 @@ use std::process::{Command, Stdio};
 use redis::Value;
 
 use crate::support::client::{fields, show};
-use crate::support::{until, Client, Flavor, Server};
+use crate::support::tmux::Terminal;
+use crate::support::{Client, Flavor, Server};
 
 crate::on_every_server!(
     the_server_knows_the_arguments,
@@ -136,43 +139,21 @@ fn every_example_of_the_pages_is_true(flavor: Flavor) {
     }
 }
 
-/// A terminal of tmux' own, gone with its test.
-struct Terminal<'a>(&'a Server);
-
-impl Terminal<'_> {
-    fn tmux(&self, args: &[&str]) -> String {
-        let socket = self.0.dir.path().join("tmux");
-        let mut tmux = Command::new("tmux");
-        tmux.arg("-S").arg(socket).args(["-f", "/dev/null"]).args(args);
-        String::from_utf8(tmux.output().expect("tmux, see `make setup`").stdout).unwrap()
-    }
-
-    fn type_and_see(&self, typed: &str, hint: &str) {
-        self.tmux(&["send-keys", "-l", typed]);
-        until(&format!("'{typed}' is followed by '{hint}'"), || {
-            let screen = self.tmux(&["capture-pane", "-p", "-J"]);
-            screen.lines().any(|line| line.contains(&format!("{typed}{hint}")))
-        });
-        self.tmux(&["send-keys", "C-u"]);
-    }
-}
-
-impl Drop for Terminal<'_> {
-    fn drop(&mut self) {
-        self.tmux(&["kill-server"]);
-    }
-}
-
 fn redis_cli_hints_while_one_types(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let terminal = Terminal(&server);
-    let cli = format!("redis-cli -p {}", server.port);
-    terminal.tmux(&["new-session", "-d", "-x", "250", "-y", "10", &cli]);
-    until("redis-cli is there", || terminal.tmux(&["capture-pane", "-p"]).contains("127.0.0.1"));
-    terminal.type_and_see("LOCK.ACQUIRE", " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds]");
-    terminal
-        .type_and_see("lock.release orders", " owner [PX milliseconds|EX seconds] [SHARED|ALL] [ID request]");
-    terminal.type_and_see("LOCK.GUARD orders", " OWNER owner|TOKEN token command [arg [arg ...]]");
+    let mut cli = Command::new("redis-cli");
+    cli.args(["-p", &server.port.to_string()]);
+    let terminal = Terminal::start(server.dir.path(), &cli);
+    terminal.until_seen("127.0.0.1");
+    for (typed, hint) in [
+        ("LOCK.ACQUIRE", " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds]"),
+        ("lock.release orders", " owner [PX milliseconds|EX seconds] [SHARED|ALL] [ID request]"),
+        ("LOCK.GUARD orders", " OWNER owner|TOKEN token command [arg [arg ...]]"),
+    ] {
+        terminal.type_in(typed);
+        terminal.until_seen(&format!("{typed}{hint}"));
+        terminal.press("C-u");
+    }
 }
 
 fn the_commands_have_a_category(flavor: Flavor) {

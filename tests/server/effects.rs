@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What leaves the server: plain commands to replicas and the AOF, keyspace events, `WATCH`, client-side
 //! caches, and the message that a lock is free (8).
 

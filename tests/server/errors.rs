@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Bad input gets a clear error, changes nothing, and does not end the server (10, 12).
 
 use crate::support::world::keys;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `lock.events yes`: owners are told what happens to their holds (9, 11).
 
 use crate::support::cluster::Cluster;

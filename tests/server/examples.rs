@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `counter`, `fencing` and `losing` of `examples/`, as a reader would run them, on a real server.
 
 use std::process::Command;

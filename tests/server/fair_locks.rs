@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson's fair locks, by what they store; the real ones are in `redisson::other_locks`.
 
 use crate::support::{in_world, Client, Flavor};

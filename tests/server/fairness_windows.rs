@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! External clients, as Redisson's are: they get a message, and then have to be fast. Here they are scripts and a
 //! subscription; the real ones are in `redisson`. Neither they nor those who wait natively starve (3).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Fencing tokens: each greater than all before, whatever happened in between (6).
 
 use crate::support::server::load_module;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Foreign writes to single fields of a lock: they delete them, or give them a TTL of their own (2, 3).
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The module that benchmarks take for the floor of what waiting costs: it does what they compare, on every server.
 
 use crate::support::programs::built;

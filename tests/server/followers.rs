@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Replicas and AOFs that come while locks are used: whatever was done before, during and after is in them. Before, nothing
 //! is put together for them, as nobody would get it (8).
 

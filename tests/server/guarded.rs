@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.CHECK` and `LOCK.GUARD`: what is stored in the server is written by nobody who lost the lock (10, 12).
 
 use crate::effects::{stream, timeless};

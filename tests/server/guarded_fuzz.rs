@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Every command that a server has goes through `LOCK.GUARD`, with junk and with arguments that make sense, from everywhere:
 //! none ends the server, blocks, or does what its caller may not do (12); replica and AOF follow (8).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `LOCK.GUARD` in front of `EVAL`, `EVALSHA` and `FCALL` (12): they are carried out a moment later, so that a script that is slow
 //! does no harm when its client hangs up.
 

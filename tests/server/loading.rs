@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Loading the module, and its settings.
 
 use crate::support::server::{load_module, module, unload_module};

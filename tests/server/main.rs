@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What clients see, on real servers. Each test starts its own; see `support`. The numbers in brackets in the first lines of a
 //! file are those of the invariants in `docs/design.md`.
 
@@ -29,6 +31,8 @@ mod guarded;
 mod guarded_fuzz;
 mod guarded_scripts;
 mod loading;
+mod lockrun;
+mod locktop;
 mod messages;
 mod moving;
 mod once;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The message that a lock is free, on its way to the subscribers of replicas: after the release, in a step of its own.
 
 use crate::effects::{aof, listener, messages, messages_before_the_end, stream, timeless};

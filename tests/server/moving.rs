@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Slots that move to another node as a whole, while their locks are used (`CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER
 //! MIGRATION` of Redis 8.4): what is written meanwhile moves, too, whether a client's command leads to it or not.
 

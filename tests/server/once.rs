@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! `ONCE`: an owner that is many threads, whose own hold is in its way (1, 3, 4).
 
 use crate::support::client::prefix;

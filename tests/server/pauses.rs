@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! While the server may not write, nothing is granted; it is right after. Where a write nobody asked for would
 //! meet a paused server, the server would end with an assertion.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! After a start or a promotion from which locks may be missing, nothing is granted that somebody may still hold (1).
 
 use std::time::Instant;

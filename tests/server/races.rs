@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A release, a disconnect, a deadline and an unblock that meet in one turn of the server's event loop.
 
 use std::time::Duration;

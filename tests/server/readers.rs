@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Many readers of one lock, whom the server remembers between two calls: nobody can tell that it does.
 
 use std::time::Duration;

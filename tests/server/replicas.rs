@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Grants and renewals that replicas have acknowledged before they are answered: a failover keeps what was promised (5, 8).
 
 use redis::Value;

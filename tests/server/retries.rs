@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Retries: the same call with the same `ID` does nothing and gets the first answer (7).
 
 use crate::support::server::{load_module, module};

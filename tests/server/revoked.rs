@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A grant whose client is gone is revoked, and leaves nothing of itself behind: neither its lease, nor its token, nor its
 //! count (1, 5). The same owner waits on several connections, and what one of them was answered stays so.
 

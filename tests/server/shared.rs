@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Shared holds: many owners at once, each with its own count and lease, in one queue with exclusive ones.
 
 use crate::support::{in_world, until, Client, Flavor, World};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Nothing stays in memory of calls that are over: every table of the module is empty then (9).
 
 use std::time::Duration;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The queue: who is served when, and how a wait ends (3, 4).
 
 use std::sync::{Mutex, PoisonError};

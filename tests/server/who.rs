@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Who holds a lock, since when, and where that process is: `LOCK.INFO`, `LOCK.BLOCKERS`, `LOCK.SCAN` (10).
 
 use std::collections::{BTreeMap, BTreeSet};

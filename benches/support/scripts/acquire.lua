@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Takes a lock with the calls that Redisson's script makes.
 -- KEYS: the lock. ARGV: the lease in milliseconds, the owner. Reply: nil, or the TTL of somebody else's hold.
 local lock, lease, owner = KEYS[1], ARGV[1], ARGV[2]

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Gives a lock back that was taken with SET NX PX.
 -- KEYS: the lock. ARGV: the owner.
 if redis.call('get', KEYS[1]) == ARGV[1] then

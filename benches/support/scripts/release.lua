@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Gives a lock back with the calls that the script of Redisson 3.17 makes.
 -- KEYS: the lock, its channel. ARGV: the lease in milliseconds of what is left, the owner.
 local lock, channel, lease, owner = KEYS[1], KEYS[2], ARGV[1], ARGV[2]

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Gives a lock back with the calls that the script of Redisson 3.27 makes: the reply is kept for a repeated call.
 -- KEYS: the lock, its channel, the latch. ARGV: the lease of what is left, the owner, the TTL of the latch.
 local lock, channel, latch = KEYS[1], KEYS[2], KEYS[3]

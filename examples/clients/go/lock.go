@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 package main
 
 // The part to copy: locks for a program with many goroutines, over go-redis.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 // Works under a lock, with ioredis: waits for it, renews it in the background, gives it back. Start two:
 //
 //     redis-server --loadmodule target/release/libredis_lock.so

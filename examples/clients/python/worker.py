@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Works under a lock, with redis-py: waits for it, renews it in the background, gives it back. Start two:
 
     redis-server --loadmodule target/release/libredis_lock.so

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Works under a lock, with the redis crate: waits for it, renews it in the background, gives it back. Start two:
 //!
 //! ```text

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the calls of clients do with a lock in hand.
 
 use super::step::Step;

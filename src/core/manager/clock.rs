@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is to be done when, and what time brings about.
 
 use super::parts::Parts;

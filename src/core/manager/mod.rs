@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The lock manager: what can happen to locks, and what follows from it.
 //!
 //! Only that is remembered which somebody waits for, which depends on a connection, or which is on its way to a client. Who

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What is remembered, for those who look.
 
 use std::cmp::Ordering;

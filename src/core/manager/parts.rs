@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The parts of the lock manager side by side. Only the files of this directory see more than one of them.
 
 use std::collections::VecDeque;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! One step on a lock in hand: what ended without a call ([`Step::begin`]), one call, and what that made way for
 //! ([`Step::finish`]).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Whether the parts agree with each other: asked after every step of the property tests.
 
 use std::collections::BTreeSet;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The lock manager as the waits-for graph sees it.
 
 use std::ops::Range;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! External clients get their fairness windows, and nobody else pays for it (3).
 
 use super::*;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Random histories, through the core and through a model that is obviously right: one ordered list per lock,
 //! walked in every millisecond.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
 
 use super::super::binding::Takes;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The core with a keyspace, a clock and a timer around it, as the module has them in a server.
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The grammar of a scenario's lines.
 //!
 //! ```text

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Named interleavings as text: each file beside this one tells scenarios of one subject, which drive the lock manager with
 //! a clock, a timer and a keyspace of its own.
 //!

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Carries out the lines of one scenario, and notices what they set off.
 
 use std::collections::{BTreeMap, VecDeque};

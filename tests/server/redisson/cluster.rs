@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Both kinds of client in a cluster of three nodes. Older versions of Redisson listen for `PUBLISH` there, newer ones
 //! for `SPUBLISH`, and those between for either: 3.27.2 finds out what the server can by a command that only the node of
 //! slot 0 answers, and asks any.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What locks are for: a counter that many change in two steps.
 
 use super::{count, side_by_side};

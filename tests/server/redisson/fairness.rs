@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Neither kind of client starves where both want one lock without pause.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Tokens of both kinds for one lock: each is greater than all before.
 
 use std::time::{Duration, Instant};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The message that wakes Redisson: one for each release that leaves the lock free, at every subscriber.
 
 use super::{side_by_side, side_by_side_with};

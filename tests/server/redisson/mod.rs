@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson and native clients on the same locks. Each test runs a real Redisson, see
 //! [`support::redisson`](crate::support::redisson).
 

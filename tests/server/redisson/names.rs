@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Names with and without braces: Redisson's channels and keys are found in each case.
 
 use super::side_by_side;

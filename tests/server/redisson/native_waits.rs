@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A native client waits for a lock that Redisson holds, and has it as soon as Redisson has not.
 
 use super::{side_by_side, side_by_side_with};

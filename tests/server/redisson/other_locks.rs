@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson's other kinds of lock under a name that native clients use too: refused, and never damaged.
 
 use super::side_by_side;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson waits for a lock that a native client holds, and gets a message when it is free. It saw a lease of many seconds
 //! when it began to wait: without the message it would sleep until that is over.
 

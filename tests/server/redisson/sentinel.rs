@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Both kinds of client of a primary that is watched by sentinels, and what they have when it dies.
 
 use std::time::Duration;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Native shared holds, which Redisson takes for somebody else's lock. That its waiters wake when the last reader
 //! leaves is among [`redisson_waits`](super::redisson_waits).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! What Redisson tells its user about native holds, and native commands about Redisson's; and holds that both kinds
 //! have under one owner's name.
 

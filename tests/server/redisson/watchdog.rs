@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Leases that are renewed for as long as somebody lives.
 
 use super::side_by_side_with;

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Takes a lock the way a Redisson client does, or tells how long somebody else has it still.
 --
 -- KEYS: the lock.

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Ends every hold on a lock, as the forced unlock of a Redisson client does.
 --
 -- KEYS: the lock, its channel.

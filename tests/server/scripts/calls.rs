@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! One call in the words of the commands and in those of the scripts, and what the replies to them mean.
 
 use super::OWNERS;

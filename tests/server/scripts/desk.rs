@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Where calls are made and their effects are read: one client that calls, and one that gets the messages.
 
 use std::collections::{BTreeMap, BTreeSet};

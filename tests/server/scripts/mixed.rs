@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! One history on one key, each step by a command or by a script. A model, that is an owner, a count and an end,
 //! says what must come of it.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The commands and the scripts of Redisson's clients do the same: random histories of acquires, releases and
 //! renewals go both ways, on two keys side by side ([`twins`]) and mixed on one ([`mixed`]).
 //!

@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Gives back one hold the way a Redisson client does that has no unlock latch: sent again, it counts again.
 --
 -- KEYS: the lock, its channel.

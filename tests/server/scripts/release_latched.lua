@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Gives back one hold the way a Redisson client does since it has an unlock latch: the reply is stored, and the
 -- same release that is sent again gets it again and changes nothing.
 --

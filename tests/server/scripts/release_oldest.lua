@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Gives back one hold the way the oldest Redisson clients do: a lock that is free already is released and
 -- published once more. Sent again, it counts again.
 --

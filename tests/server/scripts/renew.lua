@@ -1,3 +1,4 @@
+-- SPDX-License-Identifier: MIT
 -- Sets the lease of a held lock anew, as the watchdog of a Redisson client does.
 --
 -- KEYS: the lock.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! One history runs by commands on one key and by scripts on its twin: after every step both have the same hash
 //! and the same TTL, and the same has come of it.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A connection whose every byte a test controls.
 
 use std::cell::RefCell;

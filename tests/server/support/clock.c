@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 /* Preloaded into a server: its wall clock is off by the number of seconds that stands in the file CLOCK_FILE.
  * The monotonic clock is left alone, as when an operator corrects the time of day. */
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A cluster of two nodes.
 
 use super::client::Client;

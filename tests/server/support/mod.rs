@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The harness: real servers, clients under full control, and what must hold after every scenario.
 
 pub mod client;
@@ -8,6 +10,7 @@ pub mod redisson;
 pub mod sentinel;
 pub mod server;
 pub mod servers;
+pub mod tmux;
 pub mod world;
 
 pub use client::{show, Client};

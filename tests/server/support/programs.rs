@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The programs of `examples/`, as a reader would run them: each in a process of its own.
 
 use std::io::Read;
@@ -68,8 +70,12 @@ impl Run {
 
     /// What Ctrl-C does.
     pub fn interrupt(&self) {
+        self.signal(libc::SIGINT);
+    }
+
+    pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).unwrap();
-        assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
     /// Ends it as `kill -9` would.
@@ -125,30 +131,41 @@ pub fn rust(example: &str) -> Command {
     Command::new(built(example))
 }
 
-/// An example's file. `cargo test` builds them, but `cargo test --test server` does not, so they are built here: into
-/// the folder that this test is in, where that is no work if they are there already.
+/// `lockrun` or `locktop`.
+pub fn tool(name: &str) -> Command {
+    static TOOLS: OnceLock<PathBuf> = OnceLock::new();
+    Command::new(
+        TOOLS.get_or_init(|| built_there("REDIS_LOCK_TOOLS", &["--package", "redis-lock-tools"])).join(name),
+    )
+}
+
+/// An example's file.
 pub fn built(file: &str) -> PathBuf {
-    static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
-    let programs = PROGRAMS.get_or_init(|| {
-        if let Some(path) = std::env::var_os("REDIS_LOCK_EXAMPLES") {
-            return PathBuf::from(path);
-        }
-        // target/debug/deps/server-0123456789abcdef
-        let test = std::env::current_exe().unwrap();
-        let profile_dir = test.ancestors().nth(2).unwrap();
-        let profile = match profile_dir.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            profile => profile,
-        };
-        let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["build", "--quiet", "--examples", "--profile", profile, "--target-dir"])
-            .arg(profile_dir.parent().unwrap())
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(built.is_ok_and(|status| status.success()), "the examples do not build");
-        profile_dir.join("examples")
-    });
-    programs.join(file)
+    static EXAMPLES: OnceLock<PathBuf> = OnceLock::new();
+    EXAMPLES.get_or_init(|| built_there("REDIS_LOCK_EXAMPLES", &["--examples"]).join("examples")).join(file)
+}
+
+/// The folder that an environment variable names, or else the one that this test is in, in which cargo has built what it is told to.
+/// `cargo test` builds the examples, but `cargo test --test server` does not; it is no work if they are there already.
+fn built_there(variable: &str, what: &[&str]) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
+        return PathBuf::from(path);
+    }
+    // target/debug/deps/server-0123456789abcdef
+    let test = std::env::current_exe().unwrap();
+    let profile_dir = test.ancestors().nth(2).unwrap();
+    let profile = match profile_dir.file_name().unwrap().to_str().unwrap() {
+        "debug" => "dev",
+        profile => profile,
+    };
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--profile", profile, "--target-dir"])
+        .arg(profile_dir.parent().unwrap())
+        .args(what)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "{what:?} does not build");
+    profile_dir.to_owned()
 }
 
 /// An example in Python; nothing, with a word about it, if there is no Python that has redis-py. With

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A connection that breaks, or falls silent, when it hurts most.
 
 use std::io::{Read, Write};

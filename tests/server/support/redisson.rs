@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Redisson, the Java client: a JVM that does what a test says. See `tests/clients/redisson`.
 
 use std::collections::HashMap;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A primary with replicas, watched by sentinels: real failovers.
 
 use std::time::Instant;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! Real servers: each in a folder of its own, on a free port, gone with its test.
 
 use std::fs;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! The servers that the module is tested on. Each has one line here, and nothing else lists them: [`Flavor`] and the tests
 //! are made of these lines, `tests/setup-servers.sh` unpacks what they name, and `tests/run.py` sorts the tests by them.
 //!

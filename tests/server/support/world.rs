@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 //! A primary with the module, a replica without it, and an AOF: after each scenario all three have the same
 //! keys (8).
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;

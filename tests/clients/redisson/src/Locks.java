@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.util.List;

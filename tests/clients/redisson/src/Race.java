@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;

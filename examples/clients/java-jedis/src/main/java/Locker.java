@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 import java.io.IOException;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 import java.net.URI;
 import java.time.Duration;
 import java.util.ArrayList;

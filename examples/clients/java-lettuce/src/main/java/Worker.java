@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: MIT
+
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.StatefulRedisConnection;

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: MIT
+
+//! `lockrun`, as a shell or cron would run it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::support::cluster::Cluster;
+use crate::support::programs::{tool, Printed, Run};
+use crate::support::sentinel::{Watched, NAME};
+use crate::support::tmux::Terminal;
+use crate::support::{until, Flavor, Server};
+
+crate::on_every_server!(
+    the_status_is_the_commands,
+    the_command_finds_the_lock_in_its_environment,
+    who_does_not_wait_or_not_for_so_long_is_refused,
+    what_is_wrong_is_said,
+    one_runs_at_a_time_and_readers_together,
+    signals_reach_the_command,
+    a_signal_ends_the_wait,
+    a_broken_lock_ends_the_command_and_all_that_it_has_started,
+    a_frozen_server_ends_the_command_when_the_lease_is_over,
+    a_lost_connection_is_no_loss,
+    a_killed_lockrun_ends_the_command_before_the_lock_is_free,
+    a_wait_and_a_hold_survive_a_failover,
+    it_finds_the_node_of_a_cluster,
+    users_and_passwords_are_used,
+    certificates_are_looked_at,
+    in_a_terminal_it_is_as_if_it_were_not_there,
+);
+
+/// A server, a folder, and `lockrun` beside them.
+struct Shell {
+    server: Server,
+}
+
+impl Shell {
+    fn new(flavor: Flavor) -> Shell {
+        Shell { server: Server::with_module(flavor, &[]) }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = tool("lockrun");
+        command.args(["-u", &format!("redis://127.0.0.1:{}", self.server.port)]).args(arguments);
+        command.current_dir(self.server.dir.path());
+        command
+    }
+
+    fn spawn(&self, arguments: &[&str]) -> Run {
+        Run::spawn(self.command(arguments))
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.spawn(arguments).finish()
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.server.dir.path().join(file)
+    }
+
+    /// The lock is free, nobody waits, and the server knows nothing any more.
+    fn assert_nothing_stays(mut self) {
+        assert_eq!(self.server.client().call("LOCK.INFO k"), "nil");
+        self.server.assert_healthy();
+    }
+}
+
+/// What was printed, with the status, which tests compare.
+fn told(output: &Output) -> (Option<i32>, String) {
+    let Printed { stdout, stderr } = Printed::new(output);
+    (output.status.code(), stdout + &stderr)
+}
+
+/// What a program writes into a file as soon as it runs.
+fn written(run: &mut Run, path: &Path) -> String {
+    run.until("the command has written", || fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n')));
+    fs::read_to_string(path).unwrap().trim().to_owned()
+}
+
+fn is_running(pid: &str) -> bool {
+    // An orphan that nobody reaps has ended all the same.
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+fn the_status_is_the_commands(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    for (arguments, status) in [
+        (&["k", "true"][..], 0),
+        (&["k", "sh", "-c", "exit 7"], 7),
+        (&["k", "-c", "exit 8"], 8),
+        (&["-c", "kill -9 $$", "k"], 137),
+        (&["k", "/there/is/nothing"], 127),
+        (&["k", "/"], 126),
+        (&["-s", "--", "k", "true"], 0),
+    ] {
+        assert_eq!(shell.run(arguments).status.code(), Some(status), "{arguments:?}");
+        assert_eq!(shell.server.client().call("LOCK.INFO k"), "nil", "{arguments:?}");
+    }
+    let output = shell.run(&["-v", "k", "echo", "-n", "inside"]);
+    let (status, printed) = told(&output);
+    assert_eq!(status, Some(0));
+    for word in ["inside", "waiting", "acquired after", "running echo", "ended with 0", "released"] {
+        assert!(printed.contains(word), "{printed}");
+    }
+    shell.assert_nothing_stays();
+}
+
+fn the_command_finds_the_lock_in_its_environment(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let script = "echo $LOCK_KEY; echo $LOCK_OWNER; echo $LOCK_TOKEN; read wait <done";
+    assert!(Command::new("mkfifo").arg(shell.path("done")).status().unwrap().success());
+    let script = format!("({script}) >out.new & sleep 0; wait; mv out.new out");
+    let mut run = shell.spawn(&["--owner", "report", "k", "-c", &script]);
+    let mut a = shell.server.client();
+    run.until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    let info = a.call("LOCK.INFO k");
+    fs::write(shell.path("done"), "\n").unwrap();
+    assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    let out = fs::read_to_string(shell.path("out")).unwrap();
+    let [key, owner, token] = out.lines().collect::<Vec<_>>()[..] else { panic!("{out}") };
+    assert_eq!(key, "k");
+    assert!(owner.starts_with("report:") && owner.len() == "report:".len() + 36, "{owner}");
+    for known in [owner, token] {
+        assert!(info.contains(known), "{known} is not in {info}");
+    }
+    shell.assert_nothing_stays();
+}
+
+fn who_does_not_wait_or_not_for_so_long_is_refused(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
+    for (arguments, status) in [
+        (&["-n", "k", "touch", "ran"][..], 1),
+        (&["-w", "0", "k", "touch", "ran"], 1),
+        (&["-w", "0.2", "k", "touch", "ran"], 1),
+        (&["-n", "-E", "9", "k", "touch", "ran"], 9),
+        (&["-n", "-s", "-E", "0", "k", "touch", "ran"], 0),
+    ] {
+        assert_eq!(told(&shell.run(arguments)), (Some(status), String::new()), "{arguments:?}");
+    }
+    assert!(!shell.path("ran").exists());
+    assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
+    assert_eq!(shell.run(&["-n", "k", "touch", "ran"]).status.code(), Some(0));
+    assert!(shell.path("ran").exists());
+    shell.assert_nothing_stays();
+}
+
+fn what_is_wrong_is_said(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    assert_eq!(shell.server.client().call("SET text x"), "OK");
+    let without = Server::start(flavor, &[]);
+    let without = format!("redis://127.0.0.1:{}", without.port);
+    for (arguments, status, words) in [
+        (&["-n"][..], 64, "required"),
+        (&["-w", "soon", "k", "touch", "ran"], 64, "not a number of seconds"),
+        (&["--lease", "0.1", "k", "touch", "ran"], 64, "must be 1 at least"),
+        (&["-u", "redis://127.0.0.1:1", "k", "touch", "ran"], 69, "127.0.0.1:1: Connection refused"),
+        (&["-u", "gopher://x", "k", "touch", "ran"], 64, "URL"),
+        (&["-u", "redis://a,redis://b", "k", "touch", "ran"], 64, "several URLs"),
+        (&["-u", &without, "k", "touch", "ran"], 69, "is the module loaded?"),
+        (&["text", "touch", "ran"], 69, "WRONGTYPE"),
+        (&["--cacert", "/there/is/none", "k", "touch", "ran"], 64, "No such file"),
+    ] {
+        let mut command = tool("lockrun");
+        if !arguments.contains(&"-u") {
+            command = shell.command(&[]);
+        }
+        command.args(arguments).current_dir(shell.server.dir.path());
+        let (found, printed) = told(&Run::spawn(command).finish());
+        assert_eq!(found, Some(status), "{arguments:?}: {printed}");
+        assert!(printed.contains(words), "{arguments:?}: {printed}");
+    }
+    assert!(!shell.path("ran").exists());
+    shell.assert_nothing_stays();
+}
+
+fn one_runs_at_a_time_and_readers_together(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let script = "mkdir inside && sleep 0.05 && rmdir inside && echo done >>done.log";
+    let runs: Vec<Run> = (0..6).map(|_| shell.spawn(&["k", "-c", script])).collect();
+    for run in runs {
+        assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    }
+    assert_eq!(fs::read_to_string(shell.path("done.log")).unwrap(), "done\n".repeat(6));
+    // Each reader ends only when both are inside.
+    let reader = |own: &str, other: &str| {
+        let script = format!("touch {own}; until [ -e {other} ]; do sleep 0.01; done");
+        shell.spawn(&["-s", "k", "-c", &script])
+    };
+    for run in [reader("a", "b"), reader("b", "a")] {
+        assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    }
+    shell.assert_nothing_stays();
+}
+
+fn signals_reach_the_command(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    for (trap, signal, status) in [
+        ("trap 'exit 5' TERM", libc::SIGTERM, 5),
+        ("trap 'exit 6' USR1", libc::SIGUSR1, 6),
+        ("trap 'exit 7' HUP", libc::SIGHUP, 7),
+        ("true", libc::SIGINT, 130),
+    ] {
+        let script = format!("exec 2>/dev/null; {trap}; echo $$ >pid; while :; do sleep 0.01; done");
+        let mut run = shell.spawn(&["k", "-c", &script]);
+        let pid = written(&mut run, &shell.path("pid"));
+        run.signal(signal);
+        assert_eq!(told(&run.finish()), (Some(status), String::new()), "{trap}");
+        assert!(!is_running(&pid), "{trap}");
+        fs::remove_file(shell.path("pid")).unwrap();
+    }
+    // What is ignored from the beginning stays ignored: nohup lockrun …
+    let mut nohup = Command::new("sh");
+    let lockrun = tool("lockrun").get_program().to_owned();
+    nohup.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(lockrun).args(["-u"]);
+    nohup.arg(format!("redis://127.0.0.1:{}", shell.server.port));
+    nohup.args(["k", "-c", "echo $$ >pid; until [ -e done ]; do sleep 0.01; done"]);
+    nohup.current_dir(shell.server.dir.path());
+    let mut run = Run::spawn(nohup);
+    written(&mut run, &shell.path("pid"));
+    run.signal(libc::SIGHUP);
+    run.signal(libc::SIGCONT);
+    fs::write(shell.path("done"), "").unwrap();
+    assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    shell.assert_nothing_stays();
+}
+
+fn a_signal_ends_the_wait(flavor: Flavor) {
+    use std::os::unix::process::ExitStatusExt;
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut run = shell.spawn(&["k", "touch", "ran"]);
+        run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+        run.signal(signal);
+        assert_eq!(run.finish().status.signal(), Some(signal));
+        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+    }
+    // It is granted in the moment in which it is stopped and told to end: what it has no use for is given back.
+    let mut run = shell.spawn(&["k", "touch", "ran"]);
+    run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+    run.signal(libc::SIGSTOP);
+    assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
+    run.signal(libc::SIGTERM);
+    run.signal(libc::SIGCONT);
+    run.finish();
+    until("the lock is free", || a.call("LOCK.INFO k") == "nil");
+    shell.assert_nothing_stays();
+}
+
+fn a_broken_lock_ends_the_command_and_all_that_it_has_started(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    // Its children would outlive the shell; and one of them does not listen.
+    for (deaf, killed) in [("", false), ("trap '' TERM; ", true)] {
+        let script = format!("{deaf}sleep 1000 & echo $$ $! >pids; wait; sleep 1000");
+        let mut run = shell.spawn(&["-k", "0.2", "k", "-c", &script]);
+        let pids = written(&mut run, &shell.path("pids"));
+        assert_eq!(a.call("LOCK.BREAK k"), "1");
+        let (status, printed) = told(&run.finish());
+        assert_eq!(status, Some(75), "{printed}");
+        assert!(printed.contains("lost the lock k: NOTOWNER"), "{printed}");
+        assert_eq!(printed.contains("SIGKILL"), killed, "{printed}");
+        for pid in pids.split(' ') {
+            assert!(!is_running(pid), "{pid} of {pids} still runs");
+        }
+        fs::remove_file(shell.path("pids")).unwrap();
+    }
+    // One that ends by itself behind the loss, before it is noticed.
+    let mut run =
+        shell.spawn(&["--lease", "300", "k", "-c", "echo $$ >pids; until [ -e done ]; do sleep 0.01; done"]);
+    written(&mut run, &shell.path("pids"));
+    assert_eq!(a.call("LOCK.BREAK k"), "1");
+    fs::write(shell.path("done"), "").unwrap();
+    let (status, printed) = told(&run.finish());
+    assert!(status == Some(75) && printed.contains("NOTOWNER"), "{status:?}: {printed}");
+    shell.assert_nothing_stays();
+}
+
+fn a_frozen_server_ends_the_command_when_the_lease_is_over(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut run = shell.spawn(&["--lease", "1", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
+    let pid = written(&mut run, &shell.path("pid"));
+    shell.server.signal(libc::SIGSTOP);
+    until("the command has ended", || !is_running(&pid));
+    shell.server.signal(libc::SIGCONT);
+    let (status, printed) = told(&run.finish());
+    assert_eq!(status, Some(75), "{printed}");
+    assert!(printed.contains("could not be reached for the time of a lease"), "{printed}");
+    until("the lock is free", || shell.server.client().call("LOCK.INFO k") == "nil");
+    shell.assert_nothing_stays();
+}
+
+fn a_lost_connection_is_no_loss(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
+    let script = "echo $$ >pid; until [ -e done ]; do sleep 0.01; done";
+    let mut run = shell.spawn(&["--lease", "2", "k", "-c", script]);
+    run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+    assert_eq!(a.call("CLIENT KILL TYPE normal SKIPME yes"), "1");
+    run.until("it waits again", || {
+        a.info("lock", "lock_waiters") == "1" && a.call("LOCK.INFO k").contains("waiters, 1")
+    });
+    assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
+    written(&mut run, &shell.path("pid"));
+    for _ in 0..3 {
+        until("it is connected", || a.call("CLIENT KILL TYPE normal SKIPME yes") == "1");
+    }
+    let renewed: i64 = a.info("lock", "lock_renewals").parse().unwrap();
+    run.until("it renews", || a.info("lock", "lock_renewals").parse::<i64>().unwrap() > renewed + 1);
+    fs::write(shell.path("done"), "").unwrap();
+    let (status, printed) = told(&run.finish());
+    assert_eq!(status, Some(0), "{printed}");
+    assert!(printed.contains("trying again"), "{printed}");
+    shell.assert_nothing_stays();
+}
+
+fn a_killed_lockrun_ends_the_command_before_the_lock_is_free(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut run = shell.spawn(&["--lease", "5", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
+    let pid = written(&mut run, &shell.path("pid"));
+    run.kill();
+    until("the command has ended", || !is_running(&pid));
+    let mut a = shell.server.client();
+    assert_ne!(a.call("LOCK.INFO k"), "nil");
+    assert_eq!(a.call("LOCK.BREAK k"), "1");
+    shell.assert_nothing_stays();
+}
+
+fn a_wait_and_a_hold_survive_a_failover(flavor: Flavor) {
+    let mut watched = Watched::start(flavor);
+    let dir = tempfile::tempdir().unwrap();
+    let sentinels = watched.addresses();
+    let spawn = |script: &str| {
+        let mut command = tool("lockrun");
+        command.args(["-u", &sentinels, "--sentinel", NAME, "--lease", "30", "k", "-c", script]);
+        command.current_dir(dir.path());
+        Run::spawn(command)
+    };
+    let mut holder = spawn("echo $$ >pid; until [ -e done ]; do sleep 0.01; done");
+    written(&mut holder, &dir.path().join("pid"));
+    let mut waiter = spawn("[ -e done ] && echo $$ >second");
+    let waits = |watched: &Watched| watched.client().call("LOCK.INFO k").contains("waiters, 1");
+    waiter.until("it waits", || waits(&watched));
+    watched.fail_over();
+    waiter.until("it waits at the new primary", || waits(&watched));
+    fs::write(dir.path().join("done"), "").unwrap();
+    assert_eq!(told(&holder.finish_within(Duration::from_secs(60))), (Some(0), String::new()));
+    let (status, printed) = told(&waiter.finish());
+    assert!(status == Some(0) && printed.contains("trying again"), "{status:?}: {printed}");
+    assert!(dir.path().join("second").exists());
+    watched.assert_healthy();
+}
+
+fn it_finds_the_node_of_a_cluster(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let url = format!("redis://127.0.0.1:{}", cluster.nodes[0].port);
+    for (key, node) in [("a", 1), ("b", 0), ("c", 0), ("d", 1)] {
+        let mut node = cluster.nodes[node].client();
+        assert_eq!(node.call(&format!("LOCK.ACQUIRE {key} alice")), "1");
+        let mut command = tool("lockrun");
+        command.args(["-u", &url, "--cluster", key, "true"]);
+        let mut run = Run::spawn(command);
+        run.until("it waits", || node.info("lock", "lock_waiters") == "1");
+        assert_eq!(node.call(&format!("LOCK.RELEASE {key} alice")), "0");
+        assert_eq!(told(&run.finish()), (Some(0), String::new()), "{key}");
+        assert_eq!(node.call(&format!("LOCK.INFO {key}")), "nil");
+    }
+    cluster.assert_healthy();
+}
+
+fn users_and_passwords_are_used(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("ACL SETUSER cron on >secret ~job:* +@all -@dangerous"), "OK");
+    assert_eq!(a.call("CONFIG SET requirepass hidden"), "OK");
+    let at = |user: &str| format!("redis://{user}127.0.0.1:{}", shell.server.port);
+    let run = |url: &str, password: &str, key: &str| {
+        let mut command = tool("lockrun");
+        command.env("REDIS_URL", url).env("REDISCLI_AUTH", password).args([key, "true"]);
+        told(&Run::spawn(command).finish())
+    };
+    assert_eq!(run(&at(""), "hidden", "k"), (Some(0), String::new()));
+    assert_eq!(run(&at(":hidden@"), "", "k"), (Some(0), String::new()));
+    assert_eq!(run(&at("cron:secret@"), "", "job:1"), (Some(0), String::new()));
+    for (url, key, word) in [
+        (at(""), "k", "NOAUTH"),
+        (at("cron:wrong@"), "job:1", "WRONGPASS"),
+        (at("cron:secret@"), "k", "NOPERM"),
+    ] {
+        let (status, printed) = run(&url, "", key);
+        assert_eq!(status, Some(69), "{printed}");
+        assert!(printed.contains(word) || printed.contains("uthentication"), "{word}: {printed}");
+        assert!(!printed.contains("secret") && !printed.contains("wrong@"), "{printed}");
+    }
+    assert_eq!(a.call_args(&[b"CONFIG", b"SET", b"requirepass", b""]), "OK");
+    shell.assert_nothing_stays();
+}
+
+/// An authority, and what it has signed for the server and for a client.
+const CERTIFICATES: &str = "
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.crt
+for name in server client; do
+    openssl req -newkey rsa:2048 -nodes -subj /CN=$name -keyout $name.key -out $name.csr
+    printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\n' >$name.ext
+    openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile $name.ext -out $name.crt
+done
+";
+
+fn certificates_are_looked_at(flavor: Flavor) {
+    let dir = tempfile::tempdir().unwrap();
+    let made = Command::new("sh").args(["-euc", CERTIFICATES]).current_dir(dir.path()).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // The server takes them together only.
+    let files =
+        [("tls-cert-file", "server.crt"), ("tls-key-file", "server.key"), ("tls-ca-cert-file", "ca.crt")];
+    let set = files.map(|(setting, name)| format!("{setting} {}", file(name))).join(" ");
+    assert_eq!(a.call(&format!("CONFIG SET {set}")), "OK");
+    assert_eq!(a.call(&format!("CONFIG SET tls-port {port}")), "OK");
+    let run = |arguments: &[&str]| {
+        let mut command = tool("lockrun");
+        command.args(["-u", &format!("rediss://localhost:{port}")]).args(arguments).args(["k", "true"]);
+        told(&Run::spawn(command).finish())
+    };
+    let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
+    let with_client = ["--cacert", &ca, "--cert", &cert, "--key", &key];
+    assert_eq!(run(&with_client), (Some(0), String::new()));
+    for (arguments, words) in [(&with_client[..2], "ertificate"), (&with_client[2..], "ertificate")] {
+        let (status, printed) = run(arguments);
+        assert!(status == Some(69) && printed.contains(words), "{arguments:?}: {status:?}: {printed}");
+    }
+    assert_eq!(a.call("CONFIG SET tls-port 0"), "OK");
+    shell.assert_nothing_stays();
+}
+
+fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "--noprofile", "-i"]);
+    let terminal = Terminal::start(shell.server.dir.path(), &bash);
+    let lockrun = tool("lockrun").get_program().to_str().unwrap().to_owned();
+    let url = format!("redis://127.0.0.1:{}", shell.server.port);
+    let run = |line: &str| {
+        terminal.type_in(&format!("{lockrun} -u {url} {line}"));
+        terminal.press("Enter");
+    };
+    terminal.type_in("PS1='ready> '; clear");
+    terminal.press("Enter");
+    terminal.until_seen("ready> ");
+    // The command reads what is typed.
+    run("k -c 'read word; echo got $word'");
+    until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    terminal.type_in("hello");
+    terminal.press("Enter");
+    terminal.until_seen("got hello");
+    until("it is over", || a.call("LOCK.INFO k") == "nil");
+    // Ctrl-C reaches it, once, and the shell sees what has become of it.
+    run("k -c 'trap \"echo int; exit 3\" INT; while :; do sleep 0.01; done'; echo status $?");
+    until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    terminal.press("C-c");
+    terminal.until_seen("status 3");
+    assert_eq!(
+        terminal.screen().lines().filter(|line| line.ends_with("int")).count(),
+        1,
+        "{}",
+        terminal.screen()
+    );
+    // Ctrl-Z stops both; both go on. But not if the lock is lost meanwhile.
+    for (lost, end) in [(false, "goes on"), (true, "lost the lock")] {
+        terminal.type_in("clear");
+        terminal.press("Enter");
+        run("--lease 300 k -c 'read word; echo goes on'");
+        until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+        terminal.press("C-z");
+        terminal.until_seen("Stopped");
+        if lost {
+            assert_eq!(a.call("LOCK.BREAK k"), "1");
+        }
+        terminal.type_in("fg");
+        terminal.press("Enter");
+        until("bash has it in the foreground", || terminal.screen().matches(&lockrun).count() == 3);
+        if !lost {
+            terminal.press("Enter");
+        }
+        terminal.until_seen(end);
+        until("it is over", || a.call("LOCK.INFO k") == "nil");
+    }
+    terminal.type_in("exit 0");
+    terminal.press("Enter");
+    terminal.until_ended();
+    shell.assert_nothing_stays();
+}

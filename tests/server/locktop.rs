@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+
+//! `locktop`, in a terminal and without one.
+
+use std::process::Command;
+
+use crate::support::cluster::Cluster;
+use crate::support::programs::{tool, Printed, Run};
+use crate::support::tmux::Terminal;
+use crate::support::{until, Flavor, Server};
+
+crate::on_every_server!(
+    a_snapshot_tells_who_blocks_whom,
+    a_lock_is_broken_after_a_question,
+    it_goes_on_when_the_server_does,
+    it_sees_all_nodes_of_a_cluster,
+    names_cannot_write_to_the_terminal,
+);
+
+fn top(server: &Server) -> Command {
+    let mut command = tool("locktop");
+    command.args(["-u", &format!("redis://127.0.0.1:{}", server.port)]).env("COLUMNS", "120");
+    command
+}
+
+fn snapshot(mut command: Command) -> String {
+    command.arg("--batch");
+    let output = Run::spawn(command).finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    printed.stdout
+}
+
+fn a_snapshot_tells_who_blocks_whom(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let empty = snapshot(top(&server));
+    assert!(empty.contains("Nobody waits for a lock.") && empty.contains("waiters 0"), "{empty}");
+    let mut a = server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE stock ann WATCHDOG"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE orders bob"), "1");
+    let waiting = [
+        server.waiting("LOCK.ACQUIRE stock bob BLOCK 0"),
+        server.waiting("LOCK.ACQUIRE orders cleo BLOCK 60000 SHARED"),
+        server.waiting("LOCK.ACQUIRE orders dan BLOCK 0"),
+    ];
+    let seen = snapshot(top(&server));
+    let tree: Vec<&str> =
+        seen.lines().filter_map(|line| line.split_once('│')).map(|(_, tree)| tree).collect();
+    assert_eq!(
+        tree[..6],
+        ["ann", "└─ stock", "   └─ bob", "      └─ orders", "         ├─ cleo", "         └─ dan"],
+        "{seen}"
+    );
+    for told in ["waiters 3 (most 3)", "contended locks 2"] {
+        assert!(seen.contains(told), "{told} is not in\n{seen}");
+    }
+    let mut only = top(&server);
+    only.args(["--match", "st*"]).env("COLUMNS", "200");
+    let only = snapshot(only);
+    for told in [
+        "held by ann, holds 1, for ",
+        "renewed by the server, client ",
+        "1. bob, exclusive, waits for ",
+        "without end, client ",
+    ] {
+        assert!(only.contains(told), "{told} is not in\n{only}");
+    }
+    assert!(!only.contains("orders"), "{only}");
+    drop(waiting);
+    until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+}
+
+fn a_lock_is_broken_after_a_question(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE orders ann"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE stock ann"), "1");
+    let orders = server.waiting("LOCK.ACQUIRE orders bob BLOCK 0");
+    let mut stock = server.waiting("LOCK.ACQUIRE stock cleo BLOCK 0");
+    let mut command = top(&server);
+    command.args(["--delay", "0.1"]);
+    let terminal = Terminal::start(server.dir.path(), &command);
+    terminal.until_seen("▸ orders");
+    terminal.press("j");
+    terminal.until_seen("▸ stock");
+    terminal.press("b");
+    terminal.until_seen("Break the lock stock?");
+    terminal.until_seen("ann would lose it");
+    terminal.press("n");
+    terminal.until_gone("Break the lock");
+    assert!(a.call("LOCK.INFO stock").contains("ann"));
+    terminal.press("b");
+    terminal.until_seen("Break the lock stock?");
+    terminal.press("y");
+    terminal.until_seen("stock is broken; 1 lost it");
+    assert_eq!(stock.recv(), "1");
+    // Somebody else has the next one before the answer comes.
+    terminal.until_seen("▸ orders");
+    terminal.press("b");
+    terminal.until_seen("Break the lock orders?");
+    let _dan = server.waiting("LOCK.ACQUIRE orders dan BLOCK 0");
+    assert_eq!(a.call("LOCK.RELEASE orders ann"), "0");
+    terminal.press("y");
+    terminal.until_seen("orders is held by others now; nothing was broken");
+    assert!(a.call("LOCK.INFO orders").contains("bob"));
+    terminal.press("q");
+    terminal.until_ended();
+    drop(orders);
+}
+
+fn it_goes_on_when_the_server_does(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let mut command = top(&server);
+    command.args(["--delay", "0.1"]);
+    let terminal = Terminal::start(server.dir.path(), &command);
+    terminal.until_seen("Nobody waits for a lock.");
+    assert_eq!(a.call("ACL SETUSER default -lock.list"), "OK");
+    terminal.until_seen("NOPERM");
+    assert_eq!(a.call("ACL SETUSER default +lock.list"), "OK");
+    terminal.until_gone("NOPERM");
+    assert_eq!(a.call("LOCK.ACQUIRE k ann"), "1");
+    let _bob = server.waiting("LOCK.ACQUIRE k bob BLOCK 0");
+    until("its connection ends", || a.call("CLIENT KILL TYPE normal SKIPME yes") != "0");
+    let _cleo = server.waiting("LOCK.ACQUIRE k cleo BLOCK 0");
+    terminal.until_seen("1. cleo");
+    terminal.press(" ");
+    terminal.until_seen("stopped; space goes on");
+    terminal.press("C-c");
+    terminal.until_ended();
+}
+
+fn it_sees_all_nodes_of_a_cluster(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let mut waiting = Vec::new();
+    for (key, node) in [("a", 1), ("b", 0)] {
+        let node = &cluster.nodes[node];
+        assert_eq!(node.client().call(&format!("LOCK.ACQUIRE {key} ann")), "1");
+        waiting.push(node.waiting(&format!("LOCK.ACQUIRE {key} bob{key} BLOCK 0")));
+    }
+    let mut command = top(&cluster.nodes[0]);
+    command.arg("--cluster");
+    let seen = snapshot(command);
+    for told in ["waiters 2", "├─ a", "└─ b", "boba", "bobb"] {
+        assert!(
+            seen.contains(told) || seen.contains(&told.replace("├─ a", "└─ a").replace("└─ b", "├─ b")),
+            "{told} is not in\n{seen}"
+        );
+    }
+    drop(waiting);
+    cluster.assert_healthy();
+}
+
+fn names_cannot_write_to_the_terminal(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let evil: &[u8] = b"\x1b[31mred\r\n\xff";
+    assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", evil, evil]), "1");
+    let mut b = server.client();
+    b.send_args(&[b"LOCK.ACQUIRE", evil, b"bob", b"BLOCK", b"0"]);
+    server.until_blocked(&b);
+    let seen = snapshot(top(&server));
+    assert!(seen.contains("red") && seen.contains("bob"), "{seen}");
+    assert!(!seen.contains(['\x1b', '\r']), "{seen:?}");
+}

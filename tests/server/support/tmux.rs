@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+
+//! A program in a real terminal.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::server::until;
+
+/// A terminal of tmux' own, gone with its test.
+pub struct Terminal {
+    socket: PathBuf,
+}
+
+impl Terminal {
+    /// Starts a program in a terminal, whose socket is put into a folder of the test's.
+    pub fn start(dir: &Path, program: &Command) -> Terminal {
+        let terminal = Terminal { socket: dir.join("tmux") };
+        let words = std::iter::once(program.get_program()).chain(program.get_args());
+        let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+        // The terminal stays as it is when the program has ended.
+        let mut start = vec!["new-session", "-d", "-x", "200", "-y", "30", "-c", dir.to_str().unwrap()];
+        start.extend(words);
+        start.extend([";", "set-option", "-g", "remain-on-exit", "on"]);
+        terminal.tmux(&start);
+        terminal
+    }
+
+    /// Types a text.
+    pub fn type_in(&self, text: &str) {
+        self.tmux(&["send-keys", "-l", text]);
+    }
+
+    /// Presses a key, by its name in tmux.
+    pub fn press(&self, key: &str) {
+        self.tmux(&["send-keys", key]);
+    }
+
+    pub fn screen(&self) -> String {
+        self.tmux(&["capture-pane", "-p", "-J"])
+    }
+
+    pub fn until_seen(&self, text: &str) {
+        until(&format!("the terminal shows '{text}'"), || self.screen().contains(text));
+    }
+
+    pub fn until_gone(&self, text: &str) {
+        until(&format!("the terminal no longer shows '{text}'"), || !self.screen().contains(text));
+    }
+
+    pub fn until_ended(&self) {
+        until("the program has ended", || {
+            self.tmux(&["display-message", "-p", "#{pane_dead}"]).trim() != "0"
+        });
+    }
+
+    fn tmux(&self, args: &[&str]) -> String {
+        let mut tmux = Command::new("tmux");
+        tmux.arg("-u").arg("-S").arg(&self.socket).args(["-f", "/dev/null"]).args(args);
+        String::from_utf8(tmux.output().expect("tmux, see `make setup`").stdout).unwrap()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.tmux(&["kill-server"]);
+    }
+}

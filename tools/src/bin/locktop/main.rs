@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT
+
+//! `locktop`: shows who waits for which lock, and who is in the way.
+
+mod options;
+mod screen;
+mod state;
+mod tree;
+
+use std::io;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{CommandFactory, Parser};
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::{DefaultTerminal, Terminal};
+use redis::RedisResult;
+use redis_lock_tools::server::{in_words, Link, Server};
+use redis_lock_tools::texts;
+
+use options::Options;
+use screen::View;
+use state::{Holder, Lock, State};
+
+/// How long a server may take to answer what it answers at once.
+const SOON: Duration = Duration::from_secs(5);
+
+/// What is printed with `--batch` is as wide as this, unless `COLUMNS` says otherwise.
+const WIDTH: u16 = 120;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if let Some(text) = options.text {
+        return end(texts::write(text, Options::command(), options::MANUAL));
+    }
+    let batch = options.batch;
+    match Top::begin(options) {
+        Err(error) => {
+            eprintln!("locktop: {}", in_words(&error));
+            ExitCode::FAILURE
+        }
+        Ok(top) if batch => end(top.print()),
+        Ok(mut top) => {
+            let mut terminal = ratatui::init();
+            let result = top.run(&mut terminal);
+            ratatui::restore();
+            end(result)
+        }
+    }
+}
+
+fn end(result: io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("locktop: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is shown, and where it comes from.
+struct Top {
+    options: Options,
+    place: String,
+    server: Server,
+    link: Option<Link>,
+    state: State,
+    /// The key of the lock that the cursor is at; it stays there when others come and go.
+    chosen: Option<Vec<u8>>,
+    /// The lock that is to be broken, if the answer is yes.
+    question: Option<Lock>,
+    news: String,
+    trouble: Option<String>,
+    paused: bool,
+}
+
+impl Top {
+    fn begin(options: Options) -> RedisResult<Top> {
+        let mut server = options.place.server()?;
+        let mut link = server.connect(SOON)?;
+        let state = State::read(&mut link, options.most, &options.pattern)?;
+        Ok(Top {
+            place: options.place.shown(),
+            options,
+            server,
+            link: Some(link),
+            state,
+            chosen: None,
+            question: None,
+            news: String::new(),
+            trouble: None,
+            paused: false,
+        })
+    }
+
+    /// Shows it, until the user has seen enough.
+    fn run(&mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
+        let mut next = Instant::now() + self.options.delay;
+        loop {
+            terminal.draw(|frame| screen::draw(frame, &self.view()))?;
+            if event::poll(next.saturating_duration_since(Instant::now()))? {
+                match event::read()? {
+                    Event::Key(key) if key.kind == KeyEventKind::Press && self.pressed(key) => return Ok(()),
+                    _ => {}
+                }
+            }
+            if Instant::now() >= next {
+                // What is asked about stays as it is shown.
+                if !self.paused && self.question.is_none() {
+                    self.look();
+                }
+                next = Instant::now() + self.options.delay;
+            }
+        }
+    }
+
+    /// Prints what would be shown.
+    fn print(&self) -> io::Result<()> {
+        let width = std::env::var("COLUMNS")
+            .ok()
+            .and_then(|width| width.parse().ok())
+            .unwrap_or(WIDTH)
+            .clamp(60, 500);
+        let needed =
+            tree::lines(&self.state.locks).len().max(self.state.locks.len()) + self.state.locks.len() + 24;
+        let height = u16::try_from(needed).unwrap_or(u16::MAX).min(1000);
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).map_err(io::Error::other)?;
+        terminal.draw(|frame| screen::draw(frame, &self.view())).map_err(io::Error::other)?;
+        let buffer = terminal.backend().buffer();
+        let mut lines: Vec<String> = (0..height.saturating_sub(1))
+            .map(|y| {
+                (0..width).map(|x| buffer.cell((x, y)).map_or(" ", |cell| cell.symbol())).collect::<String>()
+            })
+            .map(|line| line.trim_end().to_owned())
+            .collect();
+        // The line between the two columns goes down to the bottom.
+        while lines.last().is_some_and(|line| line.trim_matches([' ', '│']).is_empty()) {
+            lines.pop();
+        }
+        io::Write::write_all(&mut io::stdout(), (lines.join("\n") + "\n").as_bytes())
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            place: &self.place,
+            state: &self.state,
+            chosen: self.at(),
+            trouble: self.trouble.as_deref(),
+            paused: self.paused,
+            question: self.question.as_ref(),
+            news: &self.news,
+        }
+    }
+
+    /// Where the cursor is.
+    fn at(&self) -> usize {
+        self.chosen
+            .as_ref()
+            .and_then(|key| self.state.locks.iter().position(|lock| lock.raw == *key))
+            .unwrap_or(0)
+    }
+
+    /// Looks again. If the server cannot be reached, what is shown stays, with the reason.
+    fn look(&mut self) {
+        let Options { most, pattern, .. } = &self.options;
+        let read = |link: &mut Link| State::read(link, *most, pattern);
+        match Top::ask(&mut self.server, &mut self.link, read) {
+            Ok(state) => (self.state, self.trouble) = (state, None),
+            Err(error) => self.trouble = Some(in_words(&error)),
+        }
+    }
+
+    /// Asks over the connection that there is, or over a new one.
+    fn ask<T>(
+        server: &mut Server,
+        link: &mut Option<Link>,
+        question: impl FnOnce(&mut Link) -> RedisResult<T>,
+    ) -> RedisResult<T> {
+        let mut open = match link.take() {
+            Some(open) => open,
+            None => server.connect(SOON)?,
+        };
+        let answer = question(&mut open);
+        // After an answer of the server, a refusal too, the connection is as good as before.
+        if answer.as_ref().err().is_none_or(|error| error.code().is_some()) {
+            *link = Some(open);
+        }
+        answer
+    }
+
+    /// True if that was the end.
+    fn pressed(&mut self, key: KeyEvent) -> bool {
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return key.code == KeyCode::Char('c');
+        }
+        if let Some(asked) = self.question.take() {
+            if key.code == KeyCode::Char('y') {
+                self.break_lock(&asked);
+            }
+            return false;
+        }
+        self.news.clear();
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return true,
+            KeyCode::Up | KeyCode::Char('k') => self.choose(self.at().saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.choose(self.at() + 1),
+            KeyCode::Home => self.choose(0),
+            KeyCode::End => self.choose(usize::MAX),
+            KeyCode::Char(' ') => self.paused = !self.paused,
+            KeyCode::Char('b') => self.question = self.state.locks.get(self.at()).cloned(),
+            _ => {}
+        }
+        false
+    }
+
+    fn choose(&mut self, at: usize) {
+        let last = self.state.locks.len().saturating_sub(1);
+        self.chosen = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
+    }
+
+    /// Breaks a lock, if those still hold it who were shown.
+    fn break_lock(&mut self, lock: &Lock) {
+        let broken = |link: &mut Link| {
+            let owners =
+                |holders: &[Holder]| holders.iter().map(|holder| holder.owner.clone()).collect::<Vec<_>>();
+            if owners(&state::holders(link, &lock.raw)?) != owners(&lock.holders) {
+                return Ok(None);
+            }
+            link.call_within::<i64>(Some(SOON), redis::cmd("LOCK.BREAK").arg(&lock.raw)).map(Some)
+        };
+        self.news = match Top::ask(&mut self.server, &mut self.link, broken) {
+            Ok(None) => format!("{} is held by others now; nothing was broken", lock.key),
+            Ok(Some(holders)) => format!("{} is broken; {holders} lost it", lock.key),
+            Err(error) => in_words(&error),
+        };
+        self.look();
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+
+//! What the server says at one moment.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::{FromRedisValue, ParsingError, RedisResult, Value};
+use redis_lock_tools::server::Link;
+
+/// How long a server may take to answer.
+const SOON: Duration = Duration::from_secs(5);
+
+/// As many waiters of a lock are looked at.
+const WAITERS: usize = 20;
+
+/// All that is shown.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// The longest wait first.
+    pub locks: Vec<Lock>,
+    /// How many wait, for how many locks, and other figures of `INFO lock`.
+    pub figures: HashMap<String, i64>,
+}
+
+/// A lock that somebody waits for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lock {
+    /// As it is shown.
+    pub key: String,
+    /// As the server knows it, whatever bytes it has.
+    pub raw: Vec<u8>,
+    pub mode: String,
+    pub holders: Vec<Holder>,
+    /// The first of them.
+    pub waiters: Vec<Waiter>,
+    /// How many they are.
+    pub waiting: i64,
+    pub longest_ms: i64,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Holder {
+    pub owner: String,
+    pub holds: i64,
+    pub ttl_ms: i64,
+    /// `None` where the server does not know.
+    pub since_ms: Option<i64>,
+    pub client: Option<i64>,
+    pub watchdog: bool,
+}
+
+/// Who waits for a lock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Waiter {
+    pub owner: String,
+    pub mode: String,
+    pub waited_ms: i64,
+    /// -1 if it waits without an end.
+    pub remaining_ms: i64,
+    pub client: i64,
+}
+
+impl State {
+    /// Asks the server. What changes between two questions may look odd for a moment.
+    pub(crate) fn read(link: &mut Link, most: u16, pattern: &str) -> RedisResult<State> {
+        let list = redis::cmd("LOCK.LIST").arg("MATCH").arg(pattern).arg("COUNT").arg(most).clone();
+        let mut locks = link.call_everywhere::<Vec<Lock>>(SOON, &list)?.concat();
+        locks.sort_by_key(|lock| Reverse(lock.longest_ms));
+        locks.truncate(usize::from(most));
+        for lock in &mut locks {
+            lock.holders = holders(link, &lock.raw)?;
+            let waiters = redis::cmd("LOCK.WAITERS").arg(&lock.raw).arg("COUNT").arg(WAITERS).clone();
+            lock.waiters = link.call_within(Some(SOON), &waiters)?;
+        }
+        let mut figures = HashMap::new();
+        for info in link.call_everywhere::<String>(SOON, redis::cmd("INFO").arg("lock"))? {
+            let pairs = info.lines().filter_map(|line| line.split_once(':'));
+            for (name, value) in
+                pairs.filter_map(|(name, value)| Some((name, value.trim().parse::<i64>().ok()?)))
+            {
+                *figures.entry(name.to_owned()).or_default() += value;
+            }
+        }
+        Ok(State { locks, figures })
+    }
+
+    /// A figure of `INFO lock`, of all servers together.
+    pub(crate) fn figure(&self, name: &str) -> i64 {
+        self.figures.get(name).copied().unwrap_or_default()
+    }
+}
+
+/// Who holds a lock; nobody if it became free just now.
+pub(crate) fn holders(link: &mut Link, key: &[u8]) -> RedisResult<Vec<Holder>> {
+    let info = redis::cmd("LOCK.INFO").arg(key).clone();
+    let info: Option<HashMap<String, Value>> = link.call_within(Some(SOON), &info)?;
+    let Some(holders) = info.and_then(|mut info| info.remove("holders")) else { return Ok(Vec::new()) };
+    Ok(Vec::from_redis_value(holders)?)
+}
+
+/// The fields of a map, or of a flat array in RESP2.
+struct Fields(HashMap<String, Value>);
+
+impl Fields {
+    fn of(value: Value) -> Result<Fields, ParsingError> {
+        Ok(Fields(HashMap::from_redis_value(value)?))
+    }
+
+    fn take<T: FromRedisValue>(&mut self, name: &str) -> Result<T, ParsingError> {
+        T::from_redis_value(self.0.remove(name).unwrap_or(Value::Nil))
+    }
+
+    /// A name, whatever bytes it has.
+    fn text(&mut self, name: &str) -> Result<String, ParsingError> {
+        Ok(String::from_utf8_lossy(&self.take::<Vec<u8>>(name)?).into_owned())
+    }
+}
+
+impl FromRedisValue for Lock {
+    fn from_redis_value(value: Value) -> Result<Lock, ParsingError> {
+        let mut fields = Fields::of(value)?;
+        let raw: Vec<u8> = fields.take("key")?;
+        Ok(Lock {
+            key: String::from_utf8_lossy(&raw).into_owned(),
+            raw,
+            mode: fields.text("mode")?,
+            waiting: fields.take("waiters")?,
+            longest_ms: fields.take("longest")?,
+            ..Lock::default()
+        })
+    }
+}
+
+impl FromRedisValue for Holder {
+    fn from_redis_value(value: Value) -> Result<Holder, ParsingError> {
+        let mut fields = Fields::of(value)?;
+        Ok(Holder {
+            owner: fields.text("owner")?,
+            holds: fields.take("holds")?,
+            ttl_ms: fields.take("ttl")?,
+            since_ms: fields.take("since")?,
+            client: fields.take("client")?,
+            watchdog: fields.take::<Option<i64>>("watchdog")? == Some(1),
+        })
+    }
+}
+
+impl FromRedisValue for Waiter {
+    fn from_redis_value(value: Value) -> Result<Waiter, ParsingError> {
+        let mut fields = Fields::of(value)?;
+        Ok(Waiter {
+            owner: fields.text("owner")?,
+            mode: fields.text("mode")?,
+            waited_ms: fields.take("waited")?,
+            remaining_ms: fields.take("remaining")?,
+            client: fields.take("client")?,
+        })
+    }
+}

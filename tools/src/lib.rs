@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+
+//! What the tools share: how they reach a server, and what is asked of them at their command lines.
+
+pub mod server;
+pub mod texts;

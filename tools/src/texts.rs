@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+
+//! Man pages and completions for shells, made from the tables of options.
+
+use std::io::{self, Write};
+
+use clap::{Command, ValueEnum};
+use clap_complete::Shell;
+
+/// What packagers ask for.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Text {
+    /// A manual page
+    Man,
+    /// Completion for bash
+    Bash,
+    /// Completion for fish
+    Fish,
+    /// Completion for zsh
+    Zsh,
+}
+
+/// Writes a text about a command to the standard output. `more` is put behind the manual page, in roff.
+///
+/// # Errors
+///
+/// If it cannot be written.
+pub fn write(text: Text, mut command: Command, more: &str) -> io::Result<()> {
+    let mut made = Vec::new();
+    let shell = match text {
+        Text::Man => {
+            clap_mangen::Man::new(command).render(&mut made)?;
+            made.extend_from_slice(more.as_bytes());
+            return io::stdout().write_all(&made);
+        }
+        Text::Bash => Shell::Bash,
+        Text::Fish => Shell::Fish,
+        Text::Zsh => Shell::Zsh,
+    };
+    let name = command.get_name().to_owned();
+    clap_complete::generate(shell, &mut command, name, &mut made);
+    io::stdout().write_all(&made)
+}
