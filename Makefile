@@ -21,6 +21,9 @@ DESTDIR :=
 at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
+# The profile in which lockrun and locktop are built. The tests have them in `dev` already.
+TOOLS := tools
+
 .PHONY: help run setup clients test test-all bench guard guard-record lint install install-module install-tools uninstall \
 	dist tools clean
 
@@ -107,20 +110,21 @@ lint: ## Format, clippy, documentation, the width of its lines, licenses, no cir
 
 tools: ## Builds lockrun and locktop
 	@$(call install,rust cc)
-	cargo build --release --package redis-lock-tools
+	cargo build --profile $(TOOLS) --package redis-lock-tools
 
 install: install-module install-tools ## Installs module and tools in /usr; DESTDIR=… and PREFIX=… choose another place
 
 install-module:
 	@$(call install,rust cc libclang)
 	cargo build --release --package redis-lock
-	install -D -m 644 target/release/libredis_lock.so "$(modules)/redis-lock.so"
+	# Servers load only what has the permission to be executed.
+	install -D -m 755 target/release/libredis_lock.so "$(modules)/redis-lock.so"
 	install -d "$(at)/share/redis-lock"
 	sed 's|@MODULES@|$(PREFIX:/=)/lib/redis/modules|' tools/packaging/redis-lock.conf >"$(at)/share/redis-lock/redis-lock.conf"
 
 install-tools: tools
 	@for tool in lockrun locktop; do
-		built=target/release/$$tool
+		built=target/$(TOOLS:dev=debug)/$$tool
 		install -D -m 755 $$built "$(at)/bin/$$tool"
 		install -d "$(at)/share/man/man1" "$(at)/share/bash-completion/completions" \
 			"$(at)/share/fish/vendor_completions.d" "$(at)/share/zsh/vendor-completions"

@@ -36,6 +36,7 @@ mod locktop;
 mod messages;
 mod moving;
 mod once;
+mod packages;
 mod pauses;
 mod quarantine;
 mod races;
@@ -45,6 +46,8 @@ mod replicas;
 mod retries;
 mod revoked;
 mod scripts;
+mod sessions;
+mod setups;
 mod shared;
 mod tables;
 

@@ -167,6 +167,12 @@ impl Place {
 }
 
 impl Server {
+    /// Whether another server may become the primary, so that who finds none finds one later.
+    #[must_use]
+    pub fn may_fail_over(&self) -> bool {
+        !matches!(self.0, Kind::Alone(_))
+    }
+
     /// Connects, to the primary of the moment. No step of it takes longer than `patience`, and no call later than that, unless
     /// [`Link::call_within`] says otherwise.
     ///

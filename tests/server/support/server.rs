@@ -49,7 +49,7 @@ crate::with_all_servers!(flavors []);
 
 impl Flavor {
     /// Where `make setup` puts the program.
-    fn program(self) -> PathBuf {
+    pub fn program(self) -> PathBuf {
         let path = Path::new(self.path());
         match path.parent() {
             Some(folder) if folder != Path::new("") => {

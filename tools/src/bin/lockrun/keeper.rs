@@ -16,6 +16,9 @@ use crate::lock::{Granted, Lock, Moment, ValidUntil, Wait};
 /// How long a server may take to answer what it answers at once.
 const SOON: Duration = Duration::from_secs(5);
 
+/// As long as a failover takes, where it is set up well.
+const FAILOVER: Duration = Duration::from_secs(20);
+
 /// From one attempt to the next one.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -48,9 +51,8 @@ pub(crate) fn acquire(
     request: impl Fn(Uuid),
     say: &dyn Fn(&str),
 ) -> Outcome {
-    let mut link = match server.connect(SOON) {
+    let mut link = match connect_first(&mut server, wait) {
         Ok(link) => Some(link),
-        // Whoever has mistyped the address does not want to wait for it.
         Err(error) => return Outcome::Failed(error),
     };
     let mut id = Uuid::new_v4();
@@ -100,6 +102,23 @@ pub(crate) fn acquire(
             told = true;
         }
         thread::sleep(PAUSE);
+    }
+}
+
+/// Connects for the first time. Whoever has mistyped the address does not want to wait for it. But there may be a failover just now.
+fn connect_first(server: &mut Server, wait: Wait) -> RedisResult<Link> {
+    let until = Moment::now().plus(FAILOVER.min(wait.left().unwrap_or(FAILOVER)));
+    loop {
+        match server.connect(SOON) {
+            Err(error)
+                if server.may_fail_over()
+                    && trouble(&error) == Trouble::ForNow
+                    && !until.left().is_zero() =>
+            {
+                thread::sleep(PAUSE);
+            }
+            connected => return connected,
+        }
     }
 }
 

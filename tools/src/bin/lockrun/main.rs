@@ -167,6 +167,7 @@ impl Run {
 
     /// Runs the command, and says with what status to end.
     fn run(&self, hold: Hold) -> u8 {
+        self.say(&format!("running {}", self.name()));
         let group = match Group::start(self.command(&hold), self.blocked) {
             Ok(group) => group,
             Err(error) => {
@@ -176,7 +177,6 @@ impl Run {
                 return if missing { options::NOT_FOUND } else { options::NOT_RUN };
             }
         };
-        self.say(&format!("running {}", self.name()));
         let valid_until = hold.valid_until.clone();
         let lost = self.tell.clone();
         let keeper = Keeper::start(hold, move |why| drop(lost.send(Event::Lost(why))));

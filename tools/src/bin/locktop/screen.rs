@@ -52,8 +52,10 @@ pub(crate) fn draw(frame: &mut Frame, view: &View) {
         Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(below);
     frame.render_widget(Paragraph::new(summary(view)), head);
     draw_locks(frame, locks, view);
-    draw_chosen(frame, left, view);
-    draw_tree(frame, right, view);
+    if !view.state.locks.is_empty() {
+        draw_chosen(frame, left, view);
+        draw_tree(frame, right, view);
+    }
     let foot_line = match view.trouble {
         Some(trouble) => Line::styled(trouble.to_owned(), BAD),
         None if view.paused => Line::styled("stopped; space goes on", BAD),

@@ -1,0 +1,36 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# A cluster with locks: three primaries with a replica each, on one machine.
+# sh docs/setups/cluster.sh start | status | stop | clean; what can be chosen is in common.sh.
+
+PORT=${PORT:-7200}
+ports="$PORT $((PORT + 1)) $((PORT + 2)) $((PORT + 3)) $((PORT + 4)) $((PORT + 5))"
+. "$(dirname -- "$0")/common.sh"
+
+if [ "$1" = status ]; then
+    "$CLI" -p "$PORT" CLUSTER NODES | grep master
+    exit
+fi
+for port in $ports; do
+    {
+        lock_server "$port"
+        echo "cluster-enabled yes"
+        echo "cluster-node-timeout 3000"
+    } | launch "$port" ""
+done
+if [ "$("$CLI" -p "$PORT" CLUSTER INFO | tr -d '\r' | sed -n 's/^cluster_known_nodes://p')" = 1 ]; then
+    nodes=$(for port in $ports; do printf '127.0.0.1:%s ' "$port"; done)
+    # shellcheck disable=SC2086
+    "$CLI" --cluster create $nodes --cluster-replicas 1 --cluster-yes >/dev/null
+fi
+for port in $ports; do
+    until_says cluster_state:ok "$port" CLUSTER INFO
+done
+for port in $ports; do
+    case $("$CLI" -p "$port" ROLE) in
+    master*) until_says connected_slaves:1 "$port" INFO replication ;;
+    *) until_says master_link_status:up "$port" INFO replication ;;
+    esac
+done
+echo "a cluster on $ports"
+echo "try: lockrun -u redis://127.0.0.1:$PORT --cluster order:42 echo locked"

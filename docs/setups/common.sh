@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+# What the set-ups share. It is read by them, and not run.
+#
+#   SERVER=redis-server       the program: valkey-server is one, too
+#   CLI=redis-cli
+#   MODULE=…/redis-lock.so    the module; installed or built here, unless given
+#   DIR=data/<name>           where the files are
+#   PORT=…                    the first port
+
+set -eu
+root=$(cd "$(dirname -- "$0")/../.." && pwd)
+SERVER=${SERVER:-redis-server}
+CLI=${CLI:-redis-cli}
+DIR=${DIR:-$root/data/$(basename "$0" .sh)}
+if [ -z "${MODULE:-}" ]; then
+    MODULE=/usr/lib/redis/modules/redis-lock.so
+    [ -e "$MODULE" ] || MODULE=$root/target/release/libredis_lock.so
+fi
+
+# The settings of every server that keeps locks. What is not said here is as the server has it.
+lock_server() {
+    cat <<END
+port $1
+dir $DIR/$1
+pidfile $DIR/$1/pid
+logfile $DIR/$1/log
+daemonize yes
+bind 127.0.0.1
+# A lock that is evicted is a lock that two have.
+maxmemory-policy noeviction
+# A server that starts again knows its locks.
+appendonly yes
+# A primary that is cut off from its replicas stops granting.
+min-replicas-to-write 1
+min-replicas-max-lag 5
+# A client whose machine is gone is noticed within two minutes.
+tcp-keepalive 60
+# In this file itself, as CONFIG REWRITE writes it here.
+loadmodule $MODULE
+END
+}
+
+# Starts a server with the configuration on the standard input, or with the one that it has from an earlier start.
+launch() {
+    mkdir -p "$DIR/$1"
+    [ -e "$DIR/$1/server.conf" ] || cat >"$DIR/$1/server.conf"
+    "$SERVER" "$DIR/$1/server.conf" $2
+    until_says PONG "$1" PING
+}
+
+# Waits until a server answers that, somewhere in its answer.
+until_says() {
+    wanted=$1
+    at=$2
+    shift 2
+    for _ in $(seq 300); do
+        case $("$CLI" -p "$at" "$@" 2>/dev/null) in *"$wanted"*) return 0 ;; esac
+        sleep 0.1
+    done
+    echo "$at does not answer $wanted to $*; see $DIR/$at/log" >&2
+    exit 1
+}
+
+stop() {
+    for port in $ports; do
+        "$CLI" -p "$port" SHUTDOWN NOSAVE >/dev/null 2>&1 || true
+    done
+}
+
+case ${1:-} in
+start | status) ;;
+stop)
+    stop
+    exit
+    ;;
+clean)
+    stop
+    for port in $ports; do
+        rm -rf "${DIR:?}/$port"
+    done
+    rmdir "$DIR" 2>/dev/null || true
+    exit
+    ;;
+*)
+    echo "usage: $0 start | status | stop | clean" >&2
+    exit 64
+    ;;
+esac

@@ -1,0 +1,43 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# A primary with locks, two replicas, and three Sentinels that make one of them the primary when it is gone, on one machine.
+# sh docs/setups/sentinel.sh start | status | stop | clean; what can be chosen is in common.sh.
+
+PORT=${PORT:-7100}
+servers="$PORT $((PORT + 1)) $((PORT + 2))"
+sentinels="$((PORT + 3)) $((PORT + 4)) $((PORT + 5))"
+ports="$sentinels $servers"
+. "$(dirname -- "$0")/common.sh"
+
+if [ "$1" = status ]; then
+    echo "primary: $("$CLI" -p "${sentinels%% *}" SENTINEL GET-MASTER-ADDR-BY-NAME locks | tr '\n' ' ')"
+    exit
+fi
+for port in $servers; do
+    {
+        lock_server "$port"
+        [ "$port" = "$PORT" ] || echo "replicaof 127.0.0.1 $PORT"
+    } | launch "$port" ""
+done
+for port in $sentinels; do
+    launch "$port" --sentinel <<END
+port $port
+dir $DIR/$port
+pidfile $DIR/$port/pid
+logfile $DIR/$port/log
+daemonize yes
+bind 127.0.0.1
+sentinel monitor locks 127.0.0.1 $PORT 2
+# A primary that is silent for so long is gone. Leases should be longer.
+sentinel down-after-milliseconds locks 3000
+sentinel failover-timeout locks 10000
+END
+done
+for port in $sentinels; do
+    until_says "num-slaves
+2" "$port" SENTINEL MASTER locks
+    until_says "num-other-sentinels
+2" "$port" SENTINEL MASTER locks
+done
+echo "primary: 127.0.0.1 $PORT; Sentinels on $sentinels know it as locks"
+echo "try: lockrun -u redis://127.0.0.1:${sentinels%% *} --sentinel locks order:42 echo locked"

@@ -1,0 +1,143 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Installs the packages of `make dist` in a copy of this system that is thrown away, and starts Debian's redis-server there, with the
+# module, under the restrictions of its own unit as far as that can be done without systemd: the user, no privileges, a read-only
+# system, and programs nowhere but where the unit allows them.
+#
+# Needs root and mount namespaces. Without, it is skipped with a loud word; with REQUIRE_ALL_SERVERS=1 that is a failure.
+
+set -eu
+cd "$(dirname -- "$0")/.."
+
+skip() {
+    echo "SKIPPED: the packages are not tried: $1" >&2
+    [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
+    exit 0
+}
+
+if [ "${1:-}" != inside ]; then
+    [ "$(id -u)" = 0 ] || skip "that needs root"
+    unshare --mount true 2>/dev/null || skip "there are no mount namespaces"
+    [ -e /lib/systemd/system/redis-server.service ] || skip "there is no Debian's redis-server"
+    make dist TOOLS=dev
+    (cd target/dist && sha256sum --check --quiet SHA256SUMS)
+    exec unshare --mount --propagation private sh "$0" inside
+fi
+
+# A copy of the system. What is written there goes into memory, and is gone with this namespace.
+work=$(mktemp -d)
+server=
+trap 'kill $server 2>/dev/null || true; wait; umount -R "$work" 2>/dev/null; rmdir "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+mount -t tmpfs tmpfs "$work"
+mkdir "$work/upper" "$work/work" "$work/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$work/root" || skip "no overlay file system"
+root=$work/root
+for what in dev proc sys; do
+    mount --rbind "/$what" "$root/$what"
+done
+mount -t tmpfs -o noexec tmpfs "$root/tmp"
+mount -t tmpfs -o noexec tmpfs "$root/run"
+cp target/dist/*.deb "$root/tmp"
+in_copy() {
+    chroot "$root" "$@"
+}
+in_copy sh -c 'DEBIAN_FRONTEND=noninteractive dpkg --install /tmp/*.deb'
+
+# What the operator does: the line in the configuration.
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+in_copy sh -euc "cat /usr/share/redis-lock/redis-lock.conf >>/etc/redis/redis.conf
+    sed -i 's/^port .*/port $port/; s/^daemonize .*/daemonize no/; s/^bind .*/bind 127.0.0.1/' /etc/redis/redis.conf
+    install -d -o redis -g redis /run/redis /var/lib/redis /var/log/redis
+    chown -R redis:redis /etc/redis"
+
+unit() {
+    sed -n "s/^$1=//p" "$root/lib/systemd/system/redis-server.service"
+}
+
+# In a namespace of its own, as the unit is; the rest of this script keeps what it may execute.
+start() {
+    unshare --mount --propagation private sh -euc '
+        root=$1
+        shift
+        mount --rbind "$root" "$root"
+        mount -o remount,bind,ro,noexec,nosuid,nodev "$root"
+        for path in $exec; do
+            mount --bind "$root$path" "$root$path"
+            mount -o remount,bind,ro,exec,nosuid,nodev "$root$path"
+        done
+        for path in $write; do
+            path=$root$path
+            mount --bind "$path" "$path"
+            mount -o remount,bind,rw,noexec,nosuid,nodev "$path"
+        done
+        exec python3 -c "
+import ctypes, os, pwd, sys
+user = pwd.getpwnam(\"redis\")
+os.chroot(sys.argv[1])
+os.chdir(\"/\")
+os.setgroups([])
+os.setgid(user.pw_gid)
+os.setuid(user.pw_uid)
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # NoNewPrivileges
+libc.prctl(65, 1, 0, 0, 0)  # MemoryDenyWriteExecute, where the kernel knows it
+os.umask(0o007)
+os.execv(\"/usr/bin/redis-server\", [\"redis-server\", \"/etc/redis/redis.conf\"])
+" "$root"' sh "$root" &
+    server=$!
+    for _ in $(seq 100); do
+        [ "$(in_copy redis-cli -p "$port" PING 2>/dev/null)" != PONG ] || return 0
+        kill -0 $server 2>/dev/null || break
+        sleep 0.1
+    done
+    tail -n 20 "$root"/var/log/redis/*.log >&2
+    return 1
+}
+
+expect() {
+    wanted=$1
+    shift
+    found=$("$@")
+    [ "$found" = "$wanted" ] || { echo "$*: '$found', not '$wanted'" >&2; exit 1; }
+}
+
+stop() {
+    in_copy redis-cli -p "$port" SHUTDOWN NOSAVE >/dev/null 2>&1 || true
+    wait $server || true
+}
+
+exec=$(unit ExecPaths)
+# Without links, which lead out of the copy.
+write="$(unit 'ReadWrite[A-Za-z]*' | sed 's/^-//' | in_copy xargs readlink -m | tr '\n' ' ') /tmp"
+export exec write
+start
+expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
+expect "inside order:2" in_copy lockrun -u "redis://127.0.0.1:$port" -c 'echo inside $LOCK_KEY' order:2
+in_copy locktop -u "redis://127.0.0.1:$port" --batch | grep -q 'Nobody waits' || { echo "locktop sees nothing" >&2; exit 1; }
+# A server whose configuration was rewritten starts again. So it would not if the line were in a file that is included.
+expect OK in_copy redis-cli -p "$port" CONFIG REWRITE
+stop
+expect 1 in_copy grep -c ^loadmodule /etc/redis/redis.conf
+start
+expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
+stop
+# The same module where the unit does not allow it is refused: the restrictions are there.
+in_copy sh -c 'cp /usr/lib/redis/modules/redis-lock.so /var/lib/redis/ && chmod 755 /var/lib/redis/redis-lock.so'
+in_copy sed -i 's|^loadmodule .*|loadmodule /var/lib/redis/redis-lock.so|' /etc/redis/redis.conf
+if start 2>/dev/null; then
+    echo "a module was loaded that the unit does not allow" >&2
+    exit 1
+fi
+for shell in bash; do
+    in_copy $shell -c 'for tool in lockrun locktop; do source /usr/share/bash-completion/completions/$tool && complete -p $tool; done' |
+        grep -q locktop || { echo "no completion in $shell" >&2; exit 1; }
+done
+for tool in lockrun locktop; do
+    gzip -dc "$root/usr/share/man/man1/$tool.1.gz" | grep -q '^\.SH' || { echo "no manual page of $tool" >&2; exit 1; }
+done
+in_copy dpkg --purge redis-lock redis-lock-tools
+for left in /usr/lib/redis/modules/redis-lock.so /usr/share/redis-lock /usr/bin/lockrun /usr/share/man/man1/lockrun.1.gz; do
+    [ ! -e "$root$left" ] || { echo "$left is left behind" >&2; exit 1; }
+done
+echo "the packages were installed, and the server ran with them"

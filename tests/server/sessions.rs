@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: MIT
+
+//! Every session of README and docs is carried out as written, and compared with what is printed there.
+//!
+//! A block of code with lines that begin with redis-cli's prompt, or with `$ `, is a session. Comments before a block say what does
+//! not show in it: `<!-- terminal: bob -->` for another terminal than the first one, and `<!-- before: COMMAND -->` for a command
+//! that has been called already. Each section begins with empty servers and new terminals. A block without a prompt that is marked
+//! with a terminal is what that one prints on. `<!-- session: name -->` leaves it to another test.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::client::PATIENCE;
+use crate::support::programs::tool;
+use crate::support::{until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    the_readme_does_what_it_says,
+    the_guide_does_what_it_says,
+    the_page_on_operations_does_what_it_says,
+    the_page_on_tools_does_what_it_says,
+);
+
+fn the_readme_does_what_it_says(flavor: Flavor) {
+    Page::new(flavor).play("README.md", 6);
+}
+
+fn the_guide_does_what_it_says(flavor: Flavor) {
+    Page::new(flavor).play("docs/guide.md", 20);
+}
+
+fn the_page_on_operations_does_what_it_says(flavor: Flavor) {
+    Page::new(flavor).play("docs/operations.md", 2);
+}
+
+fn the_page_on_tools_does_what_it_says(flavor: Flavor) {
+    Page::new(flavor).play("docs/tools.md", 3);
+}
+
+const PROMPT: &str = "127.0.0.1:6379> ";
+const SHELL: &str = "$ ";
+
+/// A primary with two replicas, as some of the sessions want them, and the terminals of a section.
+struct Page {
+    server: Server,
+    _replicas: [Server; 2],
+    terminals: Vec<Terminal>,
+    /// The newest token that was told, in place of the one on the page.
+    token: String,
+}
+
+/// A terminal of the page: redis-cli, or a shell.
+struct Terminal {
+    name: String,
+    child: Child,
+    stdin: ChildStdin,
+    printed: Arc<Mutex<Vec<u8>>>,
+    /// What must have been printed by now.
+    expected: String,
+}
+
+/// A block of code of the page.
+#[derive(Default)]
+struct Block {
+    terminal: Option<String>,
+    before: Vec<String>,
+    lines: Vec<String>,
+    /// Another test carries it out.
+    elsewhere: bool,
+}
+
+impl Page {
+    fn new(flavor: Flavor) -> Page {
+        let server = Server::with_module(flavor, &["--repl-diskless-sync-delay", "0"]);
+        let port = server.port.to_string();
+        let replicas = [(); 2].map(|()| Server::with_module(flavor, &["--replicaof", "127.0.0.1", &port]));
+        for replica in &replicas {
+            let mut client = replica.client();
+            until("a replica is in sync", || client.info("replication", "master_link_status") == "up");
+        }
+        let mut a = server.client();
+        until("both acknowledge", || a.call("SET warm up") == "OK" && a.call("WAIT 2 1000") == "2");
+        Page { server, _replicas: replicas, terminals: Vec::new(), token: String::new() }
+    }
+
+    /// Carries out all sessions of a page; there are so many at least.
+    fn play(mut self, page: &str, at_least: usize) {
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
+        let mut sessions = 0;
+        for section in text.split("\n## ") {
+            self.begin();
+            for block in blocks(section) {
+                if block.is_session() {
+                    self.carry_out(&block);
+                    sessions += 1;
+                }
+            }
+        }
+        assert!(sessions >= at_least, "{sessions} sessions on {page}");
+        self.begin();
+        self.server.assert_healthy();
+    }
+
+    fn begin(&mut self) {
+        self.terminals.clear();
+        let mut a = self.server.client();
+        for setting in ["lock.events no", "lock.quarantine 0"] {
+            assert_eq!(a.call(&format!("CONFIG SET {setting}")), "OK");
+        }
+        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        assert_eq!(a.call("FLUSHALL"), "OK");
+    }
+
+    fn carry_out(&mut self, block: &Block) {
+        let mut a = self.server.client();
+        for command in &block.before {
+            let reply = a.call(command);
+            assert!(!reply.starts_with("ERR"), "{command}: {reply}");
+            if let Some((_, token)) = reply.split_once("token, ") {
+                self.token = digits(token);
+            }
+        }
+        let shell = block.lines.iter().any(|line| line.starts_with(SHELL));
+        let name = block.terminal.clone().unwrap_or_else(|| if shell { "shell" } else { "first" }.to_owned());
+        let at = match self.terminals.iter().position(|terminal| terminal.name == name) {
+            Some(at) => at,
+            None => {
+                self.terminals.push(Terminal::open(&name, shell, &self.server));
+                self.terminals.len() - 1
+            }
+        };
+        let prompt = if shell { SHELL } else { PROMPT };
+        let mut answered = true;
+        for line in &block.lines {
+            let Some(typed) = line.strip_prefix(prompt) else {
+                self.terminals[at].expect(line);
+                answered = true;
+                continue;
+            };
+            self.terminals[at].until_printed();
+            self.token = self.terminals[at].token().unwrap_or_else(|| self.token.clone());
+            let typed = typed.split_once("   # ").map_or(typed, |(typed, _comment)| typed);
+            let typed = with_token(typed, &self.token);
+            let waiters = a.number_of_waiters();
+            writeln!(self.terminals[at].stdin, "{typed}").unwrap();
+            answered = !typed.contains(" BLOCK ");
+            if !answered && block.lines.last() == Some(line) {
+                until(&format!("'{typed}' waits"), || a.number_of_waiters() > waiters);
+                answered = true;
+            }
+        }
+        assert!(answered, "what is the answer to {:?}?", block.lines);
+        self.terminals[at].until_printed();
+    }
+}
+
+impl Client {
+    fn number_of_waiters(&mut self) -> i64 {
+        self.info("lock", "lock_waiters").parse().unwrap()
+    }
+}
+
+impl Block {
+    fn is_session(&self) -> bool {
+        let begins = |prompt: &str| self.lines.iter().any(|line| line.starts_with(prompt));
+        !self.elsewhere && (self.terminal.is_some() || begins(PROMPT) || begins(SHELL))
+    }
+}
+
+impl Terminal {
+    fn open(name: &str, shell: bool, server: &Server) -> Terminal {
+        let mut program;
+        if shell {
+            let bin = server.dir.path().join("bin");
+            if !bin.exists() {
+                fs::create_dir(&bin).unwrap();
+                let cli = bin.join("redis-cli");
+                fs::write(
+                    &cli,
+                    format!(
+                        "#!/bin/sh\nexec /usr/bin/env PATH=\"$OLD_PATH\" redis-cli -p {} \"$@\"\n",
+                        server.port
+                    ),
+                )
+                .unwrap();
+                fs::set_permissions(cli, fs::Permissions::from_mode(0o755)).unwrap();
+                for name in ["lockrun", "locktop"] {
+                    std::os::unix::fs::symlink(tool(name).get_program(), bin.join(name)).unwrap();
+                }
+            }
+            let path = std::env::var("PATH").unwrap();
+            program = Command::new("sh");
+            // In the order in which it is printed, whichever way.
+            program
+                .args(["-c", "exec sh 2>&1"])
+                .env("OLD_PATH", &path)
+                .env("PATH", format!("{}:{path}", bin.display()))
+                .env("REDIS_URL", format!("redis://127.0.0.1:{}", server.port))
+                .current_dir(server.dir.path());
+        } else {
+            program = Command::new("redis-cli");
+            program.args(["--no-raw", "-p", &server.port.to_string()]);
+        }
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = program.spawn().unwrap();
+        let printed = Arc::new(Mutex::new(Vec::new()));
+        let outputs: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for mut output in outputs {
+            let printed = printed.clone();
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(read @ 1..) = output.read(&mut bytes) {
+                    printed.lock().unwrap().extend_from_slice(&bytes[..read]);
+                }
+            });
+        }
+        Terminal {
+            name: name.to_owned(),
+            stdin: child.stdin.take().unwrap(),
+            child,
+            printed,
+            expected: String::new(),
+        }
+    }
+
+    fn expect(&mut self, line: &str) {
+        self.expected.push_str(line);
+        self.expected.push('\n');
+    }
+
+    /// Waits until it has printed what it must, and fails if it prints anything else.
+    fn until_printed(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let printed = self.text();
+            let (found, wanted) = (timeless(&printed), timeless(&self.expected));
+            if matches(&found, &wanted) {
+                return;
+            }
+            if Instant::now() > deadline {
+                panic!("terminal {}:\n{found}\nbut the page says\n{wanted}", self.name);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.printed.lock().unwrap().clone()).unwrap()
+    }
+
+    /// The newest fencing token that it has shown.
+    fn token(&self) -> Option<String> {
+        self.text()
+            .rsplit_once("\"token\"\n")
+            .map(|(_, text)| digits(text.split_once("(integer) ").unwrap().1))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn blocks(section: &str) -> Vec<Block> {
+    let (mut blocks, mut block, mut inside) = (Vec::new(), Block::default(), false);
+    for line in section.lines() {
+        let comment = |what: &str| {
+            Some(line.strip_prefix("<!-- ")?.strip_prefix(what)?.strip_suffix(" -->")?.to_owned())
+        };
+        if line.starts_with("```") {
+            inside = !inside;
+            if !inside {
+                blocks.push(std::mem::take(&mut block));
+            }
+        } else if inside {
+            block.lines.push(line.to_owned());
+        } else if let Some(terminal) = comment("terminal: ") {
+            block.terminal = Some(terminal);
+        } else if let Some(command) = comment("before: ") {
+            block.before.push(command);
+        } else if comment("session: ").is_some() {
+            block.elsewhere = true;
+        }
+    }
+    blocks
+}
+
+fn digits(text: &str) -> String {
+    text.chars().take_while(char::is_ascii_digit).collect()
+}
+
+/// A command with the token that was really granted.
+fn with_token(typed: &str, token: &str) -> String {
+    let words =
+        typed.split(' ').map(|word| if word.len() == 16 && digits(word) == word { token } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Without empty lines, and with `N` for each number that another run would have otherwise.
+fn timeless(text: &str) -> String {
+    const VARY: [&str; 7] = ["ttl", "since", "client", "waited", "remaining", "longest", "token"];
+    let mut varies = false;
+    let mut lines = Vec::new();
+    for line in text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty() && !line.starts_with("Reading messages"))
+    {
+        let (before, number) = line.rsplit_once("(integer) ").unwrap_or((line, ""));
+        let hidden = varies && !number.is_empty();
+        varies = VARY.iter().any(|name| line.ends_with(&format!("\"{name}\"")));
+        lines.push(if hidden { format!("{before}(integer) N") } else { without_times(line) });
+    }
+    lines.join("\n")
+}
+
+/// With `N` for milliseconds of the wall clock, tokens, and how long something still takes.
+fn without_times(line: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = line;
+    while let Some(at) = rest.find(|char: char| char.is_ascii_digit()) {
+        let number = digits(&rest[at..]);
+        let after = &rest[at + number.len()..];
+        shown.push_str(&rest[..at]);
+        shown.push_str(if number.len() > 12 || after.starts_with(" ms more") { "N" } else { &number });
+        rest = after;
+    }
+    shown + rest
+}
+
+/// Whether each line is the same, where `…` stands for anything.
+fn matches(found: &str, wanted: &str) -> bool {
+    let same = |(found, wanted): (&str, &str)| match wanted.split_once('…') {
+        None => found == wanted,
+        Some((before, after)) => {
+            let after = after.rsplit('…').next().unwrap_or(after);
+            found.starts_with(before) && found.ends_with(after)
+        }
+    };
+    found.lines().count() == wanted.lines().count() && found.lines().zip(wanted.lines()).all(same)
+}
