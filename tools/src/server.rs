@@ -22,11 +22,12 @@ use socket2::TcpKeepalive;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
 pub struct Place {
-    /// Where the server is: redis://[user:password@]host[:port][/db], with TLS rediss://…, or unix:///path?db=n. Several, with
-    /// commas, for --cluster and --sentinel.
+    /// Where the server is, or several.
     #[arg(
         short,
         long,
+        help = "Where the server is: redis://[user:password@]host[:port][/db], with TLS rediss://…, or unix:///path?db=n. Several, \
+                with commas, for --cluster and --sentinel",
         env = "REDIS_URL",
         hide_env_values = true,
         default_value = "redis://127.0.0.1:6379",
