@@ -48,8 +48,9 @@ run: ## A server with locks on port 6379, or as in `make run PORT=6380`; install
 	exec redis-server ./redis.conf $(own_data)
 
 setup: ## Installs what the tests need, and puts more servers into target/servers
-	@$(call install,rust cc libclang redis python tmux)
+	@$(call install,rust cc libclang redis python tmux openssl)
 	sh tests/setup-servers.sh
+	sh tests/setup-promtool.sh
 
 clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
 	@for what in venv java node go; do
@@ -198,6 +199,9 @@ for need in $(1); do
         ;;
     tmux)
         command -v tmux >/dev/null || missing+=(tmux)
+        ;;
+    openssl)
+        command -v openssl >/dev/null || missing+=(openssl)
         ;;
     strace)
         command -v strace >/dev/null || missing+=(strace)

@@ -7,6 +7,7 @@
 
 mod support;
 
+mod alerts;
 mod basics;
 mod becoming_free;
 mod cancel;

@@ -167,6 +167,12 @@ impl Run {
 
     /// Runs the command, and says with what status to end.
     fn run(&self, hold: Hold) -> u8 {
+        // It may have been stopped since the grant.
+        if hold.valid_until.get().left().is_zero() {
+            complain(&format!("lost the lock {} before the command began", self.lock.key));
+            let _ = Keeper::start(hold, |_| {}).release();
+            return options::LOST;
+        }
         self.say(&format!("running {}", self.name()));
         let group = match Group::start(self.command(&hold), self.blocked) {
             Ok(group) => group,
