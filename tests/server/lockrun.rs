@@ -3,12 +3,14 @@
 //! `lockrun`, as a shell or cron would run it.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::support::cluster::Cluster;
 use crate::support::programs::{tool, Printed, Run};
+use crate::support::proxy::Proxy;
 use crate::support::sentinel::{Watched, NAME};
 use crate::support::tmux::Terminal;
 use crate::support::{until, Flavor, Server};
@@ -29,6 +31,11 @@ crate::on_every_server!(
     it_finds_the_node_of_a_cluster,
     users_and_passwords_are_used,
     certificates_are_looked_at,
+    only_the_commands_end_is_the_end,
+    a_grant_that_is_told_late_is_looked_at_again,
+    nobody_has_to_listen,
+    all_that_was_started_ends_with_a_lost_lock,
+    a_server_that_goes_away_is_no_reason_to_wait,
     in_a_terminal_it_is_as_if_it_were_not_there,
 );
 
@@ -71,7 +78,9 @@ impl Shell {
 /// What was printed, with the status, which tests compare.
 fn told(output: &Output) -> (Option<i32>, String) {
     let Printed { stdout, stderr } = Printed::new(output);
-    (output.status.code(), stdout + &stderr)
+    // As a shell says it.
+    let by_signal = output.status.signal().map(|signal| 128 + signal);
+    (output.status.code().or(by_signal), stdout + &stderr)
 }
 
 /// What a program writes into a file as soon as it runs.
@@ -230,7 +239,6 @@ fn signals_reach_the_command(flavor: Flavor) {
 }
 
 fn a_signal_ends_the_wait(flavor: Flavor) {
-    use std::os::unix::process::ExitStatusExt;
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
     assert_eq!(a.call("LOCK.ACQUIRE k alice"), "1");
@@ -466,8 +474,8 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
     terminal.until_seen("got hello");
     until("it is over", || a.call("LOCK.INFO k") == "nil");
     // Ctrl-C reaches it, once, and the shell sees what has become of it.
-    run("k -c 'trap \"echo int; exit 3\" INT; while :; do sleep 0.01; done'; echo status $?");
-    until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    run("k -c 'trap \"echo int; exit 3\" INT; touch trapped; while :; do sleep 0.01; done'; echo status $?");
+    until("the command runs", || shell.path("trapped").exists());
     terminal.press("C-c");
     terminal.until_seen("status 3");
     assert_eq!(
@@ -476,6 +484,18 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
         "{}",
         terminal.screen()
     );
+    // So it is in a loop, which ends, and in a pipeline.
+    terminal.type_in("clear");
+    terminal.press("Enter");
+    terminal.type_in(&format!("for i in 1 2 3; do {lockrun} -u {url} k sleep 1000; echo next; done"));
+    terminal.press("Enter");
+    until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
+    terminal.press("C-c");
+    until("it is over", || a.call("LOCK.INFO k") == "nil");
+    until("the shell is back", || terminal.screen().trim_end().lines().last() == Some("ready>"));
+    assert!(!terminal.screen().lines().any(|line| line == "next"), "{}", terminal.screen());
+    run("k echo  through a pipe | cat");
+    until("cat has it", || terminal.screen().lines().any(|line| line == "through a pipe"));
     // Ctrl-Z stops both; both go on. But not if the lock is lost meanwhile.
     for (lost, end) in [(false, "goes on"), (true, "lost the lock")] {
         terminal.type_in("clear");
@@ -489,7 +509,9 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
         }
         terminal.type_in("fg");
         terminal.press("Enter");
-        until("bash has it in the foreground", || terminal.screen().matches(&lockrun).count() == 3);
+        until("bash has it in the foreground", || {
+            terminal.screen().lines().any(|line| line.starts_with(&lockrun))
+        });
         if !lost {
             terminal.press("Enter");
         }
@@ -499,5 +521,129 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
     terminal.type_in("exit 0");
     terminal.press("Enter");
     terminal.until_ended();
+    shell.assert_nothing_stays();
+}
+
+fn only_the_commands_end_is_the_end(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    // An orphan that ends by a signal that has no name is none of ours.
+    let script = "(sh -c 'kill -40 $$' &); sleep 0.3; touch done";
+    assert_eq!(told(&shell.run(&["k", "-c", script])).0, Some(0));
+    assert!(shell.path("done").exists());
+    assert_eq!(shell.run(&["k", "-c", "kill -40 $$"]).status.code(), Some(168));
+    // Whoever has started it may not care for its children.
+    let mut careless = Command::new("sh");
+    careless.args(["-c", "trap '' CHLD; exec \"$@\"", "sh"]).arg(tool("lockrun").get_program());
+    careless.args(["-u", &format!("redis://127.0.0.1:{}", shell.server.port), "k", "-c", "exit 3"]);
+    assert_eq!(Run::spawn(careless).finish().status.code(), Some(3));
+    // Any bytes are an argument.
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = std::ffi::OsStr::from_bytes(b"\xff");
+    let mut command = shell.command(&[]);
+    command.arg(bytes).arg("touch").arg(bytes);
+    assert_eq!(Run::spawn(command).finish().status.code(), Some(0));
+    assert!(shell.server.dir.path().join(bytes).exists());
+    shell.assert_nothing_stays();
+}
+
+fn a_grant_that_is_told_late_is_looked_at_again(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("LOCK.ACQUIRE k bob"), "1");
+    let proxy = Proxy::loses_the_reply_to(shell.server.port, "LOCK.ACQUIRE");
+    let mut command = tool("lockrun");
+    command.args(["-u", &format!("redis://127.0.0.1:{}", proxy.port), "k", "touch", "ran"]);
+    command.current_dir(shell.server.dir.path());
+    let mut run = Run::spawn(command);
+    run.until("it waits", || a.info("lock", "lock_waiters") == "1");
+    run.signal(libc::SIGSTOP);
+    // It is granted, does not hear of it, and its hold is broken. The server answers a repetition as it answered then.
+    assert_eq!(a.call("LOCK.RELEASE k bob"), "0");
+    until("the reply is lost", || proxy.has_lost_a_reply());
+    assert_eq!(a.call("LOCK.BREAK k"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE k bob"), "1");
+    run.signal(libc::SIGCONT);
+    run.until("it waits again", || a.info("lock", "lock_waiters") == "1");
+    assert!(!shell.path("ran").exists());
+    assert_eq!(a.call("LOCK.RELEASE k bob"), "0");
+    assert_eq!(told(&run.finish()).0, Some(0));
+    assert!(shell.path("ran").exists());
+    shell.assert_nothing_stays();
+}
+
+fn nobody_has_to_listen(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let lockrun = format!(
+        "{} -u redis://127.0.0.1:{}",
+        tool("lockrun").get_program().to_str().unwrap(),
+        shell.server.port
+    );
+    for script in [
+        // The reader has gone.
+        format!("{lockrun} -v k touch ran 2>&1 | true; until [ -e ran ]; do sleep 0.01; done"),
+        // The reader does not read, and the pipe is full.
+        format!(
+            "rm ran; mkfifo full; exec 3<>full; head -c 65536 /dev/zero >&3; {lockrun} -v k touch ran 2>&3"
+        ),
+    ] {
+        let mut sh = Command::new("sh");
+        sh.args(["-c", &script]).current_dir(shell.server.dir.path());
+        assert!(Run::spawn(sh).finish().status.success(), "{script}");
+        assert!(shell.path("ran").exists(), "{script}");
+        until("the lock is free", || shell.server.client().call("LOCK.INFO k") == "nil");
+    }
+    shell.assert_nothing_stays();
+}
+
+fn all_that_was_started_ends_with_a_lost_lock(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    let lockrun = tool("lockrun").get_program().to_str().unwrap().to_owned();
+    let url = format!("redis://127.0.0.1:{}", shell.server.port);
+    // One that keeps another lock, with a command that does not listen; and one in a session of its own.
+    let deaf = "trap '' TERM; echo $$ >deaf; while :; do sleep 0.01; done";
+    let script =
+        format!("setsid sh -c 'echo $$ >away; exec sleep 1000' & {lockrun} -k 0.1 -u {url} inner -c \"$0\"");
+    let mut run = shell.spawn(&["-k", "0.3", "k", "sh", "-c", &script, deaf]);
+    let pids = ["deaf", "away"].map(|file| written(&mut run, &shell.path(file)));
+    assert_eq!(a.call("LOCK.BREAK k"), "1");
+    assert_eq!(told(&run.finish()).0, Some(75));
+    for pid in pids {
+        assert!(!is_running(&pid), "{pid}");
+    }
+    until("the inner lock is free", || {
+        a.call("LOCK.INFO inner") == "nil" || a.call("LOCK.BREAK inner") == "1"
+    });
+    // Something else in the lock's place is a loss, too.
+    let mut run = shell.spawn(&["--lease", "300", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
+    let pid = written(&mut run, &shell.path("pid"));
+    assert_eq!(a.call("SET k text"), "OK");
+    assert_eq!(told(&run.finish()).0, Some(75));
+    assert!(!is_running(&pid));
+    assert_eq!(a.call("DEL k"), "1");
+    shell.assert_nothing_stays();
+}
+
+fn a_server_that_goes_away_is_no_reason_to_wait(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    // The command has ended while it held the lock, so its status counts.
+    let script = format!("kill -STOP {}; exit 4", shell.server.pid());
+    let mut run = shell.spawn(&["--lease", "600", "k", "-c", &script]);
+    let pid = shell.server.pid();
+    run.until("the server is stopped", || {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))
+    });
+    let (status, printed) = told(&run.finish());
+    assert!(status == Some(4) && printed.contains("its lease ends it"), "{status:?}: {printed}");
+    // A Sentinel that says nothing.
+    let frozen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", frozen.local_addr().unwrap());
+    let mut command = tool("lockrun");
+    command.args(["-n", "-u", &url, "--sentinel", "locks", "k", "true"]);
+    let (status, printed) = told(&Run::spawn(command).finish());
+    assert!(status == Some(69) && printed.contains("no answer in time"), "{status:?}: {printed}");
+    // It finds the release that was sent to it, or not.
+    shell.server.signal(libc::SIGCONT);
+    shell.server.client().call("LOCK.BREAK k");
     shell.assert_nothing_stays();
 }

@@ -94,8 +94,11 @@ fn a_lock_is_broken_after_a_question(flavor: Flavor) {
     terminal.press("y");
     terminal.until_seen("stock is broken; 1 lost it");
     assert_eq!(stock.recv(), "1");
-    // Somebody else has the next one before the answer comes.
+    // The cursor is at another lock now, which nobody has chosen.
     terminal.until_seen("▸ orders");
+    terminal.press("b");
+    terminal.until_seen("nobody waits for the chosen lock any more; choose again");
+    // Somebody else has that one before the answer comes.
     terminal.press("b");
     terminal.until_seen("Break the lock orders?");
     let _dan = server.waiting("LOCK.ACQUIRE orders dan BLOCK 0");

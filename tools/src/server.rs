@@ -11,10 +11,9 @@ use clap::{Args, ValueHint};
 use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use redis::io::tcp::TcpSettings;
-use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
     Client, ClientTlsConfig, Cmd, Connection, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue,
-    IntoConnectionInfo, RedisError, RedisResult, TlsCertificates, TlsMode,
+    IntoConnectionInfo, RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value,
 };
 use socket2::TcpKeepalive;
 
@@ -73,8 +72,18 @@ pub struct Server(Kind);
 
 enum Kind {
     Alone(Client),
-    Sentinel(SentinelClient),
+    Sentinel(Sentinels),
     Cluster(ClusterClient),
+}
+
+/// Sentinels, and how to reach the server that they name.
+struct Sentinels {
+    sentinels: Vec<Client>,
+    name: String,
+    /// Any of the URLs: whether there is TLS, and how the certificate is looked at.
+    primary: ConnectionInfo,
+    settings: RedisConnectionInfo,
+    certificates: Option<TlsCertificates>,
 }
 
 /// An open connection.
@@ -109,7 +118,6 @@ impl Place {
         let Some(first) = nodes.first().cloned() else {
             return Err((ErrorKind::InvalidClientConfig, "no URL").into());
         };
-        let tls = matches!(first.addr(), ConnectionAddr::TcpTls { .. });
         let kind = if self.cluster {
             let mut cluster = ClusterClient::builder(nodes).tcp_settings(tcp()).retries(2);
             if let Some(certificates) = certificates {
@@ -117,30 +125,22 @@ impl Place {
             }
             Kind::Cluster(cluster.build()?)
         } else if let Some(name) = &self.sentinel {
-            let addresses = nodes.iter().map(|node| node.addr().clone());
-            let server = first.redis_settings();
-            let mut sentinel = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
-                .set_client_to_redis_db(server.db())
-                .set_client_to_redis_tcp_settings(tcp())
-                .set_client_to_sentinel_tcp_settings(tcp());
-            if tls {
-                sentinel = sentinel.set_client_to_redis_tls_mode(TlsMode::Secure);
-            }
-            if let Some(user) = server.username() {
-                sentinel = sentinel.set_client_to_redis_username(user);
-            }
-            if let Some(password) = server.password() {
-                sentinel = sentinel.set_client_to_redis_password(password);
-            }
+            // User, password and db of the URL are the server's.
+            let settings = first.redis_settings().clone();
+            let mut asked = RedisConnectionInfo::default();
             if let Some(password) = &self.sentinel_password {
-                sentinel = sentinel.set_client_to_sentinel_password(password);
+                asked = asked.set_password(password);
             }
-            if let Some(certificates) = certificates {
-                sentinel = sentinel
-                    .set_client_to_sentinel_certificates(certificates.clone())
-                    .set_client_to_redis_certificates(certificates);
-            }
-            Kind::Sentinel(sentinel.build()?)
+            let sentinels = nodes.into_iter().map(|node| node.set_redis_settings(asked.clone()));
+            let sentinels =
+                sentinels.map(|node| client(node, certificates.as_ref())).collect::<RedisResult<_>>()?;
+            Kind::Sentinel(Sentinels {
+                sentinels,
+                name: name.clone(),
+                primary: first,
+                settings,
+                certificates,
+            })
         } else {
             if nodes.len() > 1 {
                 return Err((
@@ -149,10 +149,7 @@ impl Place {
                 )
                     .into());
             }
-            Kind::Alone(match certificates {
-                Some(certificates) if tls => Client::build_with_tls(first, certificates)?,
-                _ => Client::open(first)?,
-            })
+            Kind::Alone(client(first, certificates.as_ref())?)
         };
         Ok(Server(kind))
     }
@@ -183,15 +180,60 @@ impl Server {
     pub fn connect(&mut self, patience: Duration) -> RedisResult<Link> {
         let open = match &mut self.0 {
             Kind::Alone(client) => Open::Alone(client.get_connection_with_timeout(patience)?),
-            Kind::Sentinel(sentinel) => {
-                Open::Alone(sentinel.get_client()?.get_connection_with_timeout(patience)?)
-            }
+            Kind::Sentinel(sentinels) => Open::Alone(sentinels.connect(patience)?),
             Kind::Cluster(cluster) => {
                 let config = redis::cluster::ClusterConfig::new().set_connection_timeout(patience);
                 Open::Cluster(Box::new(cluster.get_connection_with_config(config)?))
             }
         };
         Ok(Link(open))
+    }
+}
+
+impl Sentinels {
+    /// Connects to the primary that the first Sentinel knows that answers. One that does not is not waited for without an end.
+    fn connect(&self, patience: Duration) -> RedisResult<Connection> {
+        let mut last = RedisError::from((ErrorKind::InvalidClientConfig, "no Sentinel"));
+        for sentinel in &self.sentinels {
+            match self.primary_of(sentinel, patience).and_then(|primary| {
+                let mut connection = primary.get_connection_with_timeout(patience)?;
+                connection.set_read_timeout(Some(patience))?;
+                let role: Vec<Value> = redis::cmd("ROLE").query(&mut connection)?;
+                match role.first() {
+                    Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
+                    _ => {
+                        Err((ErrorKind::Io, "the Sentinels name a server that is not the primary yet").into())
+                    }
+                }
+            }) {
+                Ok(connection) => return Ok(connection),
+                // What one knows of the name, the others know, too; but a Sentinel may be new.
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn primary_of(&self, sentinel: &Client, patience: Duration) -> RedisResult<Client> {
+        let mut connection = sentinel.get_connection_with_timeout(patience)?;
+        connection.set_read_timeout(Some(patience))?;
+        connection.set_write_timeout(Some(patience))?;
+        let ask = redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name).clone();
+        let Some((host, port)) = ask.query::<Option<(String, u16)>>(&mut connection)? else {
+            return Err((
+                ErrorKind::MasterNameNotFoundBySentinel,
+                "no Sentinel knows a primary of that name",
+            )
+                .into());
+        };
+        let address = match self.primary.addr() {
+            ConnectionAddr::TcpTls { insecure, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: None }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let primary = self.primary.clone().set_addr(address).set_redis_settings(self.settings.clone());
+        client(primary, self.certificates.as_ref())
     }
 }
 
@@ -240,6 +282,15 @@ impl Link {
                 Ok(replies.into_values().collect())
             }
         }
+    }
+}
+
+fn client(node: ConnectionInfo, certificates: Option<&TlsCertificates>) -> RedisResult<Client> {
+    match (certificates, node.addr()) {
+        (Some(certificates), ConnectionAddr::TcpTls { .. }) => {
+            Client::build_with_tls(node, certificates.clone())
+        }
+        _ => Client::open(node),
     }
 }
 
@@ -298,12 +349,20 @@ pub fn trouble(error: &RedisError) -> Trouble {
 /// An error in words for a terminal.
 #[must_use]
 pub fn in_words(error: &RedisError) -> String {
+    if error.is_timeout() {
+        return "no answer in time".to_owned();
+    }
     let words = match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => error.to_string(),
     };
     if words.contains("unknown command") && words.contains("LOCK.") {
         return "the server has no LOCK commands: is the module loaded?".to_owned();
+    }
+    if error.kind() == ErrorKind::InvalidClientConfig && words.contains("did not parse") {
+        return format!(
+            "{words} (in a user or password, letters like / , : @ are written as %2F %2C %3A %40)"
+        );
     }
     words
 }

@@ -19,6 +19,9 @@ const SOON: Duration = Duration::from_secs(5);
 /// As long as a failover takes, where it is set up well.
 const FAILOVER: Duration = Duration::from_secs(20);
 
+/// How much later than promised an answer may come.
+const MARGIN: Duration = Duration::from_secs(2);
+
 /// From one attempt to the next one.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -46,7 +49,7 @@ pub(crate) enum Outcome {
 /// it is the same server. `request` is told of each id that a call is sent with, before it is sent.
 pub(crate) fn acquire(
     mut server: Server,
-    lock: Lock,
+    mut lock: Lock,
     wait: Wait,
     request: impl Fn(Uuid),
     say: &dyn Fn(&str),
@@ -57,45 +60,51 @@ pub(crate) fn acquire(
     };
     let mut id = Uuid::new_v4();
     request(id);
+    // Of a call that is repeated nobody knows when it was granted, and whether the hold has ended since.
+    let mut repeated = false;
     let mut told = false;
     loop {
         let sent = Moment::now();
-        let tried = connected(&mut server, link.take(), SOON).and_then(|mut link| {
-            let patience = wait.left().map(|left| left + SOON);
-            let granted = link.call_within::<Option<Granted>>(patience, &lock.acquire(&id, wait))?;
-            Ok((link, granted))
-        });
+        let tried = connected(&mut server, link.take(), SOON.min(wait.left().unwrap_or(SOON) + MARGIN))
+            .and_then(|mut link| {
+                let patience = wait.left().map(|left| left + if left.is_zero() { SOON } else { MARGIN });
+                let granted = link.call_within::<Option<Granted>>(patience, &lock.acquire(&id, wait))?;
+                Ok((link, granted))
+            });
         let error = match tried {
-            Ok((link, Some(granted))) => {
+            Ok((_, None)) => return Outcome::NotGranted,
+            Ok((open, Some(granted))) => {
                 let mut hold = Hold {
                     token: granted.token,
                     valid_until: Arc::new(ValidUntil::new(sent.plus(lock.lease))),
                     server,
-                    link: Some(link),
+                    link: Some(open),
                     lock,
                 };
-                // The lease runs from the grant. Who has waited does not know when that was.
-                if hold.valid_until.get().left() > hold.lock.lease / 2 {
+                if !repeated && hold.valid_until.get().left() > hold.lock.lease / 2 {
                     return Outcome::Granted(Box::new(hold));
                 }
-                return match hold.renew() {
-                    Ok(()) => Outcome::Granted(Box::new(hold)),
-                    Err(error) => Outcome::Failed(error),
+                let error = match hold.renew() {
+                    Ok(()) => return Outcome::Granted(Box::new(hold)),
+                    Err(error) => error,
                 };
+                Hold { server, link, lock, .. } = hold;
+                error
             }
-            Ok((_, None)) => return Outcome::NotGranted,
             Err(error) => error,
         };
-        if trouble(&error) != Trouble::ForNow || matches!(wait, Wait::Not) {
+        repeated = true;
+        if trouble(&error) == Trouble::ForGood || matches!(wait, Wait::Not) {
             return Outcome::Failed(error);
         }
         if wait.left().is_some_and(|left| left.is_zero()) {
             return Outcome::Failed(error);
         }
-        if error.code() == Some("UNBLOCKED") {
-            // The wait has ended, and nothing is held. Its id may have been cancelled for good.
+        if matches!(error.code(), Some("UNBLOCKED" | "NOTOWNER")) {
+            // Nothing is held. The id may have been cancelled for good.
             id = Uuid::new_v4();
             request(id);
+            repeated = false;
         }
         if !told {
             say(&format!("{}; trying again", in_words(&error)));
@@ -128,57 +137,55 @@ pub(crate) fn cancel(mut server: Server, lock: &Lock, request: &Uuid) -> RedisRe
     server.connect(patience)?.call_within(Some(patience), &lock.cancel(request))
 }
 
-/// Who keeps a hold. It gives the lock back when it is told to.
+/// What a keeper tells.
+pub(crate) enum Told {
+    /// The lock is not ours any more.
+    Lost(String),
+    /// The server answers with an error, and it is tried again. Told once.
+    Trouble(String),
+    /// What came of giving it back.
+    Released(RedisResult<i64>),
+}
+
+/// Who keeps a hold, until it is told to give it back.
 pub(crate) struct Keeper {
-    stop: mpsc::Sender<()>,
-    thread: thread::JoinHandle<Hold>,
+    release: mpsc::Sender<()>,
 }
 
 impl Keeper {
-    /// Renews the hold, until [`Keeper::release`]. `lost` is called if it turns out that it is not ours any more. That time
-    /// runs out while the server is out of reach is for others to see: [`Hold::valid_until`].
-    pub(crate) fn start(mut hold: Hold, lost: impl FnOnce(String) + Send + 'static) -> Keeper {
-        let (stop, stopped) = mpsc::channel();
-        let thread = thread::spawn(move || {
+    /// Renews the hold. That time runs out while the server is out of reach is for others to see: [`Hold::valid_until`].
+    pub(crate) fn start(mut hold: Hold, tell: impl Fn(Told) + Send + 'static) -> Keeper {
+        let (release, released) = mpsc::channel();
+        thread::spawn(move || {
             let every = LOOK.min(hold.lock.lease / 3);
-            let mut pause = every;
-            loop {
-                match stopped.recv_timeout(pause) {
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return hold,
-                }
-                pause = match hold.renew() {
+            let (mut pause, mut lost, mut told) = (every, false, false);
+            while released.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                pause = match if lost { Ok(()) } else { hold.renew() } {
                     Ok(()) => every,
-                    Err(error) if trouble(&error) == Trouble::NotOwner => {
-                        lost(in_words(&error));
-                        return hold;
+                    // Of something else in the lock's place nobody is the owner.
+                    Err(error)
+                        if trouble(&error) == Trouble::NotOwner || error.code() == Some("WRONGTYPE") =>
+                    {
+                        lost = true;
+                        tell(Told::Lost(in_words(&error)));
+                        every
                     }
-                    Err(_) => PAUSE,
+                    Err(error) => {
+                        if !std::mem::replace(&mut told, true) {
+                            tell(Told::Trouble(in_words(&error)));
+                        }
+                        PAUSE
+                    }
                 };
             }
+            tell(Told::Released(hold.release()));
         });
-        Keeper { stop, thread }
+        Keeper { release }
     }
 
-    /// Gives the lock back, and tells what came of it. It takes no longer than the lease, as then the lock is free anyway.
-    pub(crate) fn release(self) -> RedisResult<i64> {
-        drop(self.stop);
-        let Ok(mut hold) = self.thread.join() else {
-            return Err((redis::ErrorKind::Client, "the keeper of the lock has ended").into());
-        };
-        let release = hold.lock.release();
-        let until = hold.valid_until.get();
-        loop {
-            let patience = until.left().clamp(PAUSE, SOON);
-            let released = connected(&mut hold.server, hold.link.take(), patience)
-                .and_then(|mut link| link.call_within(Some(patience), &release));
-            match released {
-                Err(error) if trouble(&error) == Trouble::ForNow && !until.left().is_zero() => {
-                    thread::sleep(PAUSE)
-                }
-                released => return released,
-            }
-        }
+    /// Begins to give the lock back; what comes of it is told.
+    pub(crate) fn release(&self) {
+        let _ = self.release.send(());
     }
 }
 
@@ -199,6 +206,23 @@ impl Hold {
             self.link = Some(link);
         }
         renewed.map(|_| ())
+    }
+
+    /// Gives the lock back. It is tried as long as the lease runs, as then the lock is free anyway.
+    fn release(&mut self) -> RedisResult<i64> {
+        let release = self.lock.release();
+        let until = self.valid_until.get();
+        loop {
+            let patience = until.left().clamp(PAUSE, SOON);
+            let released = connected(&mut self.server, self.link.take(), patience)
+                .and_then(|mut link| link.call_within(Some(patience), &release));
+            match released {
+                Err(error) if trouble(&error) == Trouble::ForNow && !until.left().is_zero() => {
+                    thread::sleep(PAUSE)
+                }
+                released => return released,
+            }
+        }
     }
 }
 

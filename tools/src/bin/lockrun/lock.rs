@@ -56,7 +56,7 @@ impl ValidUntil {
 /// Which lock, for whom, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Lock {
-    pub key: String,
+    pub key: Vec<u8>,
     pub owner: String,
     pub shared: bool,
     pub lease: Duration,

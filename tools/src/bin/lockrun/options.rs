@@ -2,6 +2,7 @@
 
 //! What stands on the command line.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, ValueHint};
@@ -37,15 +38,15 @@ pub(crate) const BY_SIGNAL: u8 = 128;
 pub(crate) struct Options {
     /// The lock's key.
     #[arg(required_unless_present = "text")]
-    pub key: Option<String>,
+    pub key: Option<OsString>,
 
     /// The command to run, and its arguments.
     #[arg(trailing_var_arg = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
-    pub command: Vec<String>,
+    pub command: Vec<OsString>,
 
     /// Runs this by the shell (sh -c).
     #[arg(short = 'c', long = "command", value_name = "COMMAND", value_hint = ValueHint::CommandString)]
-    pub shell: Option<String>,
+    pub shell: Option<OsString>,
 
     /// Does not wait: if somebody else holds the lock, that is all.
     #[arg(short, long, alias = "nb", conflicts_with = "wait")]
@@ -110,19 +111,20 @@ Examples:
 
 /// What only the manual page has, in roff.
 pub(crate) const MANUAL: &str = r#".SH SIGNALS
-SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the process group of the command.
+SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the command, unless they come from the terminal, which sends
+them to the command itself.
 While
 .B lockrun
 still waits for the lock, they end it as they end any program, and the wait is cancelled.
 .PP
-In a terminal the command is in the foreground, so that it can read and Ctrl-C reaches it.
-After Ctrl-Z the lock runs out.
-A command that is continued after that is ended, and does nothing before.
+Ctrl-Z stops the command and
+.B lockrun
+together, and the lock runs out. If it was lost when both go on, the command is ended at once.
 .SH "A LOST LOCK"
 The lock is renewed each second, or three times a lease, if that is more often.
 It is lost if somebody breaks it, if the server forgets it, or if the server cannot be reached for as long as a lease, counted from
 when the last renewal that it confirmed was sent.
-Then all processes of the command's process group get SIGTERM, after
+Then the command and all processes that it has started get SIGTERM, after
 .B --kill-after
 SIGKILL, and
 .B lockrun
@@ -130,7 +132,8 @@ exits with 75, whatever the command's status.
 .PP
 If
 .B lockrun
-itself is killed, the command gets SIGTERM at once, and the lock stays held for what is left of the lease.
+itself is killed by SIGKILL, the command gets SIGTERM at once, but not what it has started; and the lock stays held for what is left
+of the lease.
 .SH ENVIRONMENT
 .TP
 .B REDIS_URL
@@ -189,7 +192,7 @@ mod tests {
     fn the_shell_may_stand_before_and_behind_the_key() {
         for line in [["lockrun", "key", "-c", "a; b"], ["lockrun", "-c", "a; b", "key"]] {
             let options = Options::try_parse_from(line).unwrap();
-            assert_eq!((options.key.as_deref(), options.shell.as_deref()), (Some("key"), Some("a; b")));
+            assert_eq!((options.key, options.shell), (Some("key".into()), Some("a; b".into())));
         }
     }
 

@@ -7,11 +7,15 @@ mod screen;
 mod state;
 mod tree;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
+use nix::sys::signal::{SigSet, Signal};
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::{DefaultTerminal, Terminal};
@@ -26,6 +30,12 @@ use state::{Holder, Lock, State};
 /// How long a server may take to answer what it answers at once.
 const SOON: Duration = Duration::from_secs(5);
 
+/// How often it is looked whether a signal has come.
+const SIGNALS: Duration = Duration::from_millis(200);
+
+/// How wide and high a terminal must be to show a question.
+const QUESTION: (u16, u16) = (40, 8);
+
 /// What is printed with `--batch` is as wide as this, unless `COLUMNS` says otherwise.
 const WIDTH: u16 = 120;
 
@@ -35,24 +45,50 @@ fn main() -> ExitCode {
         return end(texts::write(text, Options::command(), options::MANUAL));
     }
     let batch = options.batch;
-    match Top::begin(options) {
+    // Before there is a terminal to be left as it was.
+    let ended = match end_at_signals() {
+        Ok(ended) => ended,
+        Err(error) => return end(Err(error.into())),
+    };
+    match Top::begin(options, ended) {
         Err(error) => {
             eprintln!("locktop: {}", in_words(&error));
             ExitCode::FAILURE
         }
         Ok(top) if batch => end(top.print()),
         Ok(mut top) => {
-            let mut terminal = ratatui::init();
-            let result = top.run(&mut terminal);
+            if !io::stdout().is_terminal() {
+                eprintln!("locktop: the output is no terminal; try --batch");
+                return ExitCode::FAILURE;
+            }
+            let result = ratatui::try_init().and_then(|mut terminal| top.run(&mut terminal));
             ratatui::restore();
             end(result)
         }
     }
 }
 
+/// Becomes true when a signal says that this is to end.
+fn end_at_signals() -> nix::Result<Arc<AtomicBool>> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGHUP);
+    signals.thread_block()?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let told = ended.clone();
+    thread::spawn(move || {
+        if signals.wait().is_ok() {
+            told.store(true, Ordering::Release);
+        }
+    });
+    Ok(ended)
+}
+
 fn end(result: io::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("locktop: {error}");
             ExitCode::FAILURE
@@ -74,10 +110,12 @@ struct Top {
     news: String,
     trouble: Option<String>,
     paused: bool,
+    /// A signal has said that this is to end.
+    ended: Arc<AtomicBool>,
 }
 
 impl Top {
-    fn begin(options: Options) -> RedisResult<Top> {
+    fn begin(options: Options, ended: Arc<AtomicBool>) -> RedisResult<Top> {
         let mut server = options.place.server()?;
         let mut link = server.connect(SOON)?;
         let state = State::read(&mut link, options.most, &options.pattern)?;
@@ -92,6 +130,7 @@ impl Top {
             news: String::new(),
             trouble: None,
             paused: false,
+            ended,
         })
     }
 
@@ -99,12 +138,18 @@ impl Top {
     fn run(&mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
         let mut next = Instant::now() + self.options.delay;
         loop {
-            terminal.draw(|frame| screen::draw(frame, &self.view()))?;
-            if event::poll(next.saturating_duration_since(Instant::now()))? {
+            let size = terminal.draw(|frame| screen::draw(frame, &self.view()))?.area;
+            let large_enough = size.width >= QUESTION.0 && size.height >= QUESTION.1;
+            if event::poll(next.saturating_duration_since(Instant::now()).min(SIGNALS))? {
                 match event::read()? {
-                    Event::Key(key) if key.kind == KeyEventKind::Press && self.pressed(key) => return Ok(()),
+                    Event::Key(key) if key.kind == KeyEventKind::Press && self.pressed(key, large_enough) => {
+                        return Ok(())
+                    }
                     _ => {}
                 }
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return Ok(());
             }
             if Instant::now() >= next {
                 // What is asked about stays as it is shown.
@@ -191,7 +236,7 @@ impl Top {
     }
 
     /// True if that was the end.
-    fn pressed(&mut self, key: KeyEvent) -> bool {
+    fn pressed(&mut self, key: KeyEvent, large_enough: bool) -> bool {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return key.code == KeyCode::Char('c');
         }
@@ -209,7 +254,10 @@ impl Top {
             KeyCode::Home => self.choose(0),
             KeyCode::End => self.choose(usize::MAX),
             KeyCode::Char(' ') => self.paused = !self.paused,
-            KeyCode::Char('b') => self.question = self.state.locks.get(self.at()).cloned(),
+            KeyCode::Char('b') if !large_enough => {
+                "the terminal is too small to ask".clone_into(&mut self.news)
+            }
+            KeyCode::Char('b') => self.ask_about_the_chosen(),
             _ => {}
         }
         false
@@ -218,6 +266,19 @@ impl Top {
     fn choose(&mut self, at: usize) {
         let last = self.state.locks.len().saturating_sub(1);
         self.chosen = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
+    }
+
+    /// Never about a lock that the cursor has come to by itself.
+    fn ask_about_the_chosen(&mut self) {
+        let at = self.at();
+        let Some(lock) = self.state.locks.get(at) else { return };
+        if self.chosen.as_ref().is_some_and(|chosen| *chosen != lock.raw) {
+            "nobody waits for the chosen lock any more; choose again".clone_into(&mut self.news);
+            self.choose(at);
+            return;
+        }
+        self.question = Some(lock.clone());
+        self.choose(at);
     }
 
     /// Breaks a lock, if those still hold it who were shown.
