@@ -7,12 +7,13 @@ use std::process::Command;
 use crate::support::cluster::Cluster;
 use crate::support::programs::{tool, Printed, Run};
 use crate::support::tmux::Terminal;
-use crate::support::{until, Flavor, Server};
+use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
     a_snapshot_tells_who_blocks_whom,
     a_lock_is_broken_after_a_question,
     it_goes_on_when_the_server_does,
+    it_ends_with_its_terminal,
     it_sees_all_nodes_of_a_cluster,
     names_cannot_write_to_the_terminal,
 );
@@ -165,4 +166,19 @@ fn names_cannot_write_to_the_terminal(flavor: Flavor) {
     let seen = snapshot(top(&server));
     assert!(seen.contains("red") && seen.contains("bob"), "{seen}");
     assert!(!seen.contains(['\x1b', '\r']), "{seen:?}");
+}
+
+fn it_ends_with_its_terminal(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let connections = |a: &mut Client| a.call("CLIENT LIST TYPE normal").lines().count();
+    let terminal = Terminal::start(server.dir.path(), &top(&server));
+    terminal.until_seen("Nobody waits for a lock.");
+    assert_eq!(connections(&mut a), 2);
+    drop(terminal);
+    until("its connection is closed", || connections(&mut a) == 1);
+    // Without one, it says what to do.
+    let output = Run::spawn(top(&server)).finish();
+    let printed = Printed::new(&output);
+    assert!(!output.status.success() && printed.stderr.contains("try --batch"), "{printed}");
 }

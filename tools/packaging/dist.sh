@@ -7,7 +7,7 @@
 #   redis-lock-tools_<version>_<arch>.deb    lockrun and locktop
 #   SHA256SUMS
 #
-# `make dist` has built everything before. Two runs on the same commit give the same bytes.
+# Called by `make dist`. Times, owners and order in what it packs follow from the commit alone.
 
 set -eu
 cd "$(dirname -- "$0")/../.."

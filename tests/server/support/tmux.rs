@@ -2,20 +2,23 @@
 
 //! A program in a real terminal.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+use tempfile::TempDir;
 
 use super::server::until;
 
 /// A terminal of tmux' own, gone with its test.
 pub struct Terminal {
-    socket: PathBuf,
+    /// With its socket. It outlives the folder of the test's server.
+    own: TempDir,
 }
 
 impl Terminal {
-    /// Starts a program in a terminal, whose socket is put into a folder of the test's.
+    /// Starts a program in a terminal, in that folder.
     pub fn start(dir: &Path, program: &Command) -> Terminal {
-        let terminal = Terminal { socket: dir.join("tmux") };
+        let terminal = Terminal { own: tempfile::tempdir().unwrap() };
         let words = std::iter::once(program.get_program()).chain(program.get_args());
         let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
         // The terminal stays as it is when the program has ended.
@@ -56,7 +59,7 @@ impl Terminal {
 
     fn tmux(&self, args: &[&str]) -> String {
         let mut tmux = Command::new("tmux");
-        tmux.arg("-u").arg("-S").arg(&self.socket).args(["-f", "/dev/null"]).args(args);
+        tmux.arg("-u").arg("-S").arg(self.own.path().join("tmux")).args(["-f", "/dev/null"]).args(args);
         String::from_utf8(tmux.output().expect("tmux, see `make setup`").stdout).unwrap()
     }
 }

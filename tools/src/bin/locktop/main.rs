@@ -8,9 +8,7 @@ mod state;
 mod tree;
 
 use std::io::{self, IsTerminal};
-use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::process::{self, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,9 +28,6 @@ use state::{Holder, Lock, State};
 /// How long a server may take to answer what it answers at once.
 const SOON: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether a signal has come.
-const SIGNALS: Duration = Duration::from_millis(200);
-
 /// How wide and high a terminal must be to show a question.
 const QUESTION: (u16, u16) = (40, 8);
 
@@ -45,12 +40,7 @@ fn main() -> ExitCode {
         return end(texts::write(text, Options::command(), options::MANUAL));
     }
     let batch = options.batch;
-    // Before there is a terminal to be left as it was.
-    let ended = match end_at_signals() {
-        Ok(ended) => ended,
-        Err(error) => return end(Err(error.into())),
-    };
-    match Top::begin(options, ended) {
+    match Top::begin(options) {
         Err(error) => {
             eprintln!("locktop: {}", in_words(&error));
             ExitCode::FAILURE
@@ -61,6 +51,9 @@ fn main() -> ExitCode {
                 eprintln!("locktop: the output is no terminal; try --batch");
                 return ExitCode::FAILURE;
             }
+            if let Err(error) = end_at_signals() {
+                return end(Err(error.into()));
+            }
             let result = ratatui::try_init().and_then(|mut terminal| top.run(&mut terminal));
             ratatui::restore();
             end(result)
@@ -68,20 +61,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Becomes true when a signal says that this is to end.
-fn end_at_signals() -> nix::Result<Arc<AtomicBool>> {
+/// Leaves the terminal as it was when a signal ends this program, or the terminal itself has gone. Not by the thread that draws: of a
+/// terminal that has gone that one may read without an end.
+fn end_at_signals() -> nix::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGHUP);
     signals.thread_block()?;
-    let ended = Arc::new(AtomicBool::new(false));
-    let told = ended.clone();
     thread::spawn(move || {
-        if signals.wait().is_ok() {
-            told.store(true, Ordering::Release);
+        if let Ok(signal) = signals.wait() {
+            ratatui::restore();
+            process::exit(128 + signal as i32);
         }
     });
-    Ok(ended)
+    Ok(())
 }
 
 fn end(result: io::Result<()>) -> ExitCode {
@@ -110,12 +103,10 @@ struct Top {
     news: String,
     trouble: Option<String>,
     paused: bool,
-    /// A signal has said that this is to end.
-    ended: Arc<AtomicBool>,
 }
 
 impl Top {
-    fn begin(options: Options, ended: Arc<AtomicBool>) -> RedisResult<Top> {
+    fn begin(options: Options) -> RedisResult<Top> {
         let mut server = options.place.server()?;
         let mut link = server.connect(SOON)?;
         let state = State::read(&mut link, options.most, &options.pattern)?;
@@ -130,7 +121,6 @@ impl Top {
             news: String::new(),
             trouble: None,
             paused: false,
-            ended,
         })
     }
 
@@ -140,16 +130,13 @@ impl Top {
         loop {
             let size = terminal.draw(|frame| screen::draw(frame, &self.view()))?.area;
             let large_enough = size.width >= QUESTION.0 && size.height >= QUESTION.1;
-            if event::poll(next.saturating_duration_since(Instant::now()).min(SIGNALS))? {
+            if event::poll(next.saturating_duration_since(Instant::now()))? {
                 match event::read()? {
                     Event::Key(key) if key.kind == KeyEventKind::Press && self.pressed(key, large_enough) => {
                         return Ok(())
                     }
                     _ => {}
                 }
-            }
-            if self.ended.load(Ordering::Acquire) {
-                return Ok(());
             }
             if Instant::now() >= next {
                 // What is asked about stays as it is shown.
