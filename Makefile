@@ -21,8 +21,9 @@ DESTDIR :=
 at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
-# The profile in which lockrun and locktop are built. The tests have them in `dev` already.
-TOOLS := tools
+# What is built already, as for the tests: the module, and the folder of lockrun and locktop.
+MODULE :=
+TOOLS :=
 
 .PHONY: help run setup clients test test-all bench guard guard-record lint install install-module install-tools uninstall \
 	dist tools clean
@@ -110,22 +111,26 @@ lint: ## Format, clippy, documentation, the width of its lines, licenses, no cir
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 
 tools: ## Builds lockrun and locktop
-	@$(call install,rust cc)
-	cargo build --profile $(TOOLS) --package redis-lock-tools
+	@if [ -z "$(TOOLS)" ]; then
+		$(call install,rust cc)
+		cargo build --profile tools --package redis-lock-tools
+	fi
 
 install: install-module install-tools ## Installs module and tools in /usr; DESTDIR=… and PREFIX=… choose another place
 
 install-module:
-	@$(call install,rust cc libclang)
-	cargo build --release --package redis-lock
+	@if [ -z "$(MODULE)" ]; then
+		$(call install,rust cc libclang)
+		cargo build --release --package redis-lock
+	fi
 	# Servers load only what has the permission to be executed.
-	install -D -m 755 target/release/libredis_lock.so "$(modules)/redis-lock.so"
+	install -D -m 755 "$(or $(MODULE),target/release/libredis_lock.so)" "$(modules)/redis-lock.so"
 	install -d "$(at)/share/redis-lock"
 	sed 's|@MODULES@|$(PREFIX:/=)/lib/redis/modules|' tools/packaging/redis-lock.conf >"$(at)/share/redis-lock/redis-lock.conf"
 
 install-tools: tools
 	@for tool in lockrun locktop; do
-		built=target/$(TOOLS:dev=debug)/$$tool
+		built=$(or $(TOOLS),target/tools)/$$tool
 		install -D -m 755 $$built "$(at)/bin/$$tool"
 		install -d "$(at)/share/man/man1" "$(at)/share/bash-completion/completions" \
 			"$(at)/share/fish/vendor_completions.d" "$(at)/share/zsh/vendor-completions"

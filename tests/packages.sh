@@ -19,7 +19,7 @@ if [ "${1:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || skip "that needs root"
     unshare --mount true 2>/dev/null || skip "there are no mount namespaces"
     [ -e /lib/systemd/system/redis-server.service ] || skip "there is no Debian's redis-server"
-    make dist TOOLS=dev
+    make dist TOOLS="${REDIS_LOCK_TOOLS:-}" MODULE="${REDIS_LOCK_MODULE:-}"
     (cd target/dist && sha256sum --check --quiet SHA256SUMS)
     exec unshare --mount --propagation private sh "$0" inside
 fi

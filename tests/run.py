@@ -74,7 +74,8 @@ def is_long(name):
 def build():
     """The executables with tests in them. The examples and the tools are built along."""
     subprocess.run([CARGO, "build", "--release"], cwd=ROOT, check=True)
-    subprocess.run([CARGO, "build", "--package", "redis-lock-tools"], cwd=ROOT, check=True)
+    # With the examples along the same features are chosen as for the tests, so nothing is built twice.
+    subprocess.run([CARGO, "build", "--workspace", "--bins", "--examples"], cwd=ROOT, check=True)
     command = [CARGO, "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     messages = [json.loads(line) for line in output.splitlines()]

@@ -73,7 +73,7 @@ Description: distributed locks as native commands of Redis and Valkey
  .
  A server loads it by the line in /usr/share/redis-lock/redis-lock.conf.
 END
-make install-tools TOOLS="${TOOLS:-tools}" DESTDIR="$tmp/redis-lock-tools" PREFIX=/usr >/dev/null
+make install-tools DESTDIR="$tmp/redis-lock-tools" PREFIX=/usr >/dev/null
 package redis-lock-tools "Recommends: ca-certificates" <<'END'
 Description: run commands under a lock in Redis or Valkey, and watch the locks
  lockrun runs a command while it holds a lock of the redis-lock module, as

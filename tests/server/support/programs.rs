@@ -24,10 +24,11 @@ pub struct Run {
 impl Run {
     pub fn spawn(mut program: Command) -> Run {
         program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A test that runs in the background ignores it, and so would its children.
+        // A test that runs in the background or by nohup ignores them, and so would its children.
         unsafe {
             program.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
+                libc::signal(libc::SIGHUP, libc::SIG_DFL);
                 Ok(())
             });
         }
