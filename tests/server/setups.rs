@@ -143,7 +143,8 @@ fn an_upgrade_of_a_running_pair_loses_no_lock(flavor: Flavor) {
     // Steps 2 to 4 of the page.
     drop(old_replica);
     let new_primary = replica_of(&primary, &newer);
-    until("the primary knows the replica", || a.info("replication", "connected_slaves") == "1");
+    let known = format!("port={},state=online", new_primary.port);
+    until("the primary knows the replica", || a.call("INFO replication").contains(&known));
     assert_eq!(a.call(&format!("FAILOVER TO 127.0.0.1 {}", new_primary.port)), "OK");
     assert!(waiter.recv().starts_with("UNBLOCKED"), "the wait ends");
     let mut b = new_primary.client();
