@@ -129,10 +129,8 @@ if start 2>/dev/null; then
     echo "a module was loaded that the unit does not allow" >&2
     exit 1
 fi
-for shell in bash; do
-    in_copy $shell -c 'for tool in lockrun locktop; do source /usr/share/bash-completion/completions/$tool && complete -p $tool; done' |
-        grep -q locktop || { echo "no completion in $shell" >&2; exit 1; }
-done
+in_copy bash -c 'for tool in lockrun locktop; do source /usr/share/bash-completion/completions/$tool && complete -p $tool; done' |
+    grep -q locktop || { echo "no completion in bash" >&2; exit 1; }
 for tool in lockrun locktop; do
     gzip -dc "$root/usr/share/man/man1/$tool.1.gz" | grep -q '^\.SH' || { echo "no manual page of $tool" >&2; exit 1; }
 done

@@ -26,7 +26,7 @@ mkdir -p "$dist"
 
 # The newest C library that a program needs something of.
 libc() {
-    objdump -T "$@" | sed -n 's/.*(\{0,1\}GLIBC_\([0-9.]*\)).*/\1/p; s/.* GLIBC_\([0-9.]*\) .*/\1/p' | sort -V | tail -n 1
+    objdump -T "$@" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -V | tail -n 1
 }
 
 # Packs a folder as a package: its name, what it depends on besides libc, its other fields.

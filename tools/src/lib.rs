@@ -2,5 +2,6 @@
 
 //! What the tools share: how they reach a server, and what is asked of them at their command lines.
 
+pub mod seconds;
 pub mod server;
 pub mod texts;

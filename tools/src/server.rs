@@ -17,6 +17,9 @@ use redis::{
 };
 use socket2::TcpKeepalive;
 
+/// How long a server may take to answer what it answers at once.
+pub const SOON: Duration = Duration::from_secs(5);
+
 /// Where the server is, as said at a command line.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
@@ -80,9 +83,8 @@ enum Kind {
 struct Sentinels {
     sentinels: Vec<Client>,
     name: String,
-    /// Any of the URLs: whether there is TLS, and how the certificate is looked at.
+    /// Any of the URLs: user, password and db of the server, whether there is TLS, and how the certificate is looked at.
     primary: ConnectionInfo,
-    settings: RedisConnectionInfo,
     certificates: Option<TlsCertificates>,
 }
 
@@ -126,7 +128,6 @@ impl Place {
             Kind::Cluster(cluster.build()?)
         } else if let Some(name) = &self.sentinel {
             // User, password and db of the URL are the server's.
-            let settings = first.redis_settings().clone();
             let mut asked = RedisConnectionInfo::default();
             if let Some(password) = &self.sentinel_password {
                 asked = asked.set_password(password);
@@ -134,13 +135,7 @@ impl Place {
             let sentinels = nodes.into_iter().map(|node| node.set_redis_settings(asked.clone()));
             let sentinels =
                 sentinels.map(|node| client(node, certificates.as_ref())).collect::<RedisResult<_>>()?;
-            Kind::Sentinel(Sentinels {
-                sentinels,
-                name: name.clone(),
-                primary: first,
-                settings,
-                certificates,
-            })
+            Kind::Sentinel(Sentinels { sentinels, name: name.clone(), primary: first, certificates })
         } else {
             if nodes.len() > 1 {
                 return Err((
@@ -232,8 +227,7 @@ impl Sentinels {
             }
             _ => ConnectionAddr::Tcp(host, port),
         };
-        let primary = self.primary.clone().set_addr(address).set_redis_settings(self.settings.clone());
-        client(primary, self.certificates.as_ref())
+        client(self.primary.clone().set_addr(address), self.certificates.as_ref())
     }
 }
 
@@ -248,17 +242,10 @@ impl Link {
         patience: Option<Duration>,
         command: &Cmd,
     ) -> RedisResult<T> {
+        self.wait_for_replies(patience)?;
         match &mut self.0 {
-            Open::Alone(connection) => {
-                connection.set_write_timeout(patience)?;
-                connection.set_read_timeout(patience)?;
-                command.query(connection)
-            }
-            Open::Cluster(connection) => {
-                connection.set_write_timeout(patience)?;
-                connection.set_read_timeout(patience)?;
-                command.query(&mut **connection)
-            }
+            Open::Alone(connection) => command.query(connection),
+            Open::Cluster(connection) => command.query(&mut **connection),
         }
     }
 
@@ -272,14 +259,27 @@ impl Link {
         patience: Duration,
         command: &Cmd,
     ) -> RedisResult<Vec<T>> {
+        self.wait_for_replies(Some(patience))?;
         match &mut self.0 {
             Open::Alone(_) => Ok(vec![self.call_within(Some(patience), command)?]),
             Open::Cluster(connection) => {
-                connection.set_read_timeout(Some(patience))?;
                 let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
                 let replies = connection.route_command(command, everywhere)?;
                 let replies = HashMap::<String, T>::from_redis_value(replies)?;
                 Ok(replies.into_values().collect())
+            }
+        }
+    }
+
+    fn wait_for_replies(&mut self, patience: Option<Duration>) -> RedisResult<()> {
+        match &self.0 {
+            Open::Alone(connection) => {
+                connection.set_write_timeout(patience)?;
+                connection.set_read_timeout(patience)
+            }
+            Open::Cluster(connection) => {
+                connection.set_write_timeout(patience)?;
+                connection.set_read_timeout(patience)
             }
         }
     }

@@ -8,13 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use redis::{RedisError, RedisResult};
-use redis_lock_tools::server::{in_words, trouble, Link, Server, Trouble};
+use redis_lock_tools::server::{in_words, trouble, Link, Server, Trouble, SOON};
 use uuid::Uuid;
 
 use crate::lock::{Granted, Lock, Moment, ValidUntil, Wait};
-
-/// How long a server may take to answer what it answers at once.
-const SOON: Duration = Duration::from_secs(5);
 
 /// As long as a failover takes, where it is set up well.
 const FAILOVER: Duration = Duration::from_secs(20);

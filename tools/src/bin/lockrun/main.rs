@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         };
     }
     let end = match Run::begin(options) {
-        Ok(run) => run.finish(),
+        Ok((run, server)) => run.finish(server),
         Err(error) => {
             voice::say(&error.to_string());
             End::Status(options::USAGE)
@@ -110,7 +110,7 @@ struct Run {
 }
 
 impl Run {
-    fn begin(options: Options) -> Result<Run, Box<dyn std::error::Error>> {
+    fn begin(options: Options) -> Result<(Run, Server), Box<dyn std::error::Error>> {
         let name = match &options.owner {
             Some(name) => name.clone(),
             None => format!("{}:{}", gethostname()?.to_string_lossy(), getpid()),
@@ -127,8 +127,8 @@ impl Run {
             Some(wait) => Wait::Until(Moment::now().plus(wait)),
             None => Wait::Always,
         };
-        // Asked for once before anything else, so that a URL that makes no sense is told as such.
-        options.place.server().map_err(|error| in_words(&error))?;
+        // Before anything else, so that a URL that makes no sense is told as such.
+        let server = options.place.server().map_err(|error| in_words(&error))?;
         let signals = signals::take()?;
         let (tell, told) = mpsc::channel();
         let run = Run {
@@ -151,11 +151,11 @@ impl Run {
                 }
             }
         });
-        Ok(run)
+        Ok((run, server))
     }
 
-    fn finish(self) -> End {
-        match self.wait_for_the_lock() {
+    fn finish(self, server: Server) -> End {
+        match self.wait_for_the_lock(server) {
             Ok(hold) => {
                 self.say(&format!(
                     "acquired after {:.3} s, token {}",
@@ -169,8 +169,7 @@ impl Run {
     }
 
     /// Waits until the lock is ours, or says with what status to end.
-    fn wait_for_the_lock(&self) -> Result<Hold, u8> {
-        let server = self.server().map_err(|error| self.unavailable(&error))?;
+    fn wait_for_the_lock(&self, server: Server) -> Result<Hold, u8> {
         self.say("waiting");
         let (tell, lock, wait) = (self.tell.clone(), self.lock.clone(), self.wait);
         let (request, leaving) = (self.request.clone(), self.leaving.clone());
@@ -382,13 +381,11 @@ impl Run {
         if request.is_nil() {
             return;
         }
-        if let Err(error) = self.server().and_then(|server| keeper::cancel(server, &self.lock, &request)) {
+        if let Err(error) =
+            self.options.place.server().and_then(|server| keeper::cancel(server, &self.lock, &request))
+        {
             self.say(&format!("the wait could not be cancelled: {}", in_words(&error)));
         }
-    }
-
-    fn server(&self) -> Result<Server, RedisError> {
-        self.options.place.server()
     }
 
     fn unavailable(&self, error: &RedisError) -> u8 {

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, ValueHint};
+use redis_lock_tools::seconds::seconds;
 use redis_lock_tools::server::Place;
 use redis_lock_tools::texts::Text;
 
@@ -53,7 +54,7 @@ pub(crate) struct Options {
     pub nonblock: bool,
 
     /// Waits no longer than that; 0.5 is half a second.
-    #[arg(short, long, alias = "timeout", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(short, long, alias = "timeout", value_name = "SECONDS", value_parser = time)]
     pub wait: Option<Duration>,
 
     /// Holds the lock beside others that hold it so, as a reader does.
@@ -73,7 +74,7 @@ pub(crate) struct Options {
     pub lease: Duration,
 
     /// How much time a command has that lost its lock, from SIGTERM to SIGKILL.
-    #[arg(short, long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(short, long, value_name = "SECONDS", default_value = "5", value_parser = time)]
     pub kill_after: Duration,
 
     /// Under what name the lock is held, host:pid unless given. A UUID is put behind it, as no two may be the same.
@@ -151,18 +152,13 @@ the password of the Sentinels
 .BR redis-cli (1)
 "#;
 
-/// A time in seconds, with a fraction if you like.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    // As much as BLOCK takes in any version.
-    if !(0.0..=1e9).contains(&seconds) {
-        return Err("must be from 0 to 1000000000".to_owned());
-    }
-    Ok(Duration::from_secs_f64(seconds))
+/// Up to as much as BLOCK takes in any version.
+fn time(text: &str) -> Result<Duration, String> {
+    seconds(text, 0.0..=1e9)
 }
 
 fn lease(text: &str) -> Result<Duration, String> {
-    let lease = seconds(text)?;
+    let lease = time(text)?;
     if lease < Duration::from_secs(1) {
         return Err("must be 1 at least".to_owned());
     }

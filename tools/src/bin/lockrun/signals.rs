@@ -43,13 +43,8 @@ pub(crate) struct Taken {
 /// What the system says.
 pub(crate) fn take() -> nix::Result<Taken> {
     let mut taken = SigSet::empty();
-    for signal in PASSED_ON {
+    for signal in PASSED_ON.into_iter().chain(STOPS) {
         // What is ignored stays ignored, by the command too: nohup lockrun ….
-        if !is_ignored(signal)? {
-            taken.add(signal);
-        }
-    }
-    for signal in STOPS {
         if !is_ignored(signal)? {
             taken.add(signal);
         }

@@ -10,7 +10,7 @@ mod tree;
 use std::io::{self, IsTerminal};
 use std::process::{self, ExitCode};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
@@ -18,15 +18,12 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::{DefaultTerminal, Terminal};
 use redis::RedisResult;
-use redis_lock_tools::server::{in_words, Link, Server};
+use redis_lock_tools::server::{in_words, Link, Server, SOON};
 use redis_lock_tools::texts;
 
 use options::Options;
 use screen::View;
 use state::{Holder, Lock, State};
-
-/// How long a server may take to answer what it answers at once.
-const SOON: Duration = Duration::from_secs(5);
 
 /// How wide and high a terminal must be to show a question.
 const QUESTION: (u16, u16) = (40, 8);

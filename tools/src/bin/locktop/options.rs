@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use clap::Parser;
+use redis_lock_tools::seconds::seconds;
 use redis_lock_tools::server::Place;
 use redis_lock_tools::texts::Text;
 
@@ -15,7 +16,7 @@ use redis_lock_tools::texts::Text;
 #[command(name = "locktop", version, max_term_width = 100, after_help = KEYS)]
 pub(crate) struct Options {
     /// How often it is looked.
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = delay)]
     pub delay: Duration,
 
     /// How many locks are shown at most.
@@ -65,12 +66,8 @@ As
 .BR redis-cli (1)
 "#;
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
-    if !(0.1..=3600.0).contains(&seconds) {
-        return Err("must be from 0.1 to 3600".to_owned());
-    }
-    Ok(Duration::from_secs_f64(seconds))
+fn delay(text: &str) -> Result<Duration, String> {
+    seconds(text, 0.1..=3600.0)
 }
 
 #[cfg(test)]

@@ -4,13 +4,9 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::time::Duration;
 
 use redis::{FromRedisValue, ParsingError, RedisResult, Value};
-use redis_lock_tools::server::Link;
-
-/// How long a server may take to answer.
-const SOON: Duration = Duration::from_secs(5);
+use redis_lock_tools::server::{Link, SOON};
 
 /// As many waiters of a lock are looked at.
 const WAITERS: usize = 20;
