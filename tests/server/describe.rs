@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use redis::Value;
 
+use crate::support::cli::timeless;
 use crate::support::client::{fields, show};
 use crate::support::tmux::Terminal;
 use crate::support::{Client, Flavor, Server};
@@ -97,24 +98,6 @@ fn listed(client: &mut Client) -> Vec<String> {
         panic!("no list")
     };
     names.iter().map(show).collect()
-}
-
-/// With every number as `N` that another run would have otherwise.
-fn timeless(text: &str) -> String {
-    const VARY: [&str; 7] = ["ttl", "since", "client", "waited", "remaining", "longest", "token"];
-    let mut varies = false;
-    let lines = text.lines().map(|line| {
-        let line = line.trim_end();
-        let (before, number) = line.rsplit_once("(integer) ").unwrap_or((line, ""));
-        let hidden = varies && !number.is_empty();
-        varies = VARY.iter().any(|name| line.ends_with(&format!("\"{name}\"")));
-        if hidden {
-            format!("{before}(integer) N")
-        } else {
-            line.to_owned()
-        }
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn every_example_of_the_pages_is_true(flavor: Flavor) {

@@ -55,7 +55,7 @@ fn python_reports_a_lost_lock(flavor: Flavor) {
 fn a_token_keeps_a_late_write_out(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let mut program = rust("fencing");
-    program.args(["--url", &format!("redis://127.0.0.1:{}", server.port)]);
+    program.args(["--url", &server.url()]);
     let output = Run::spawn(program).finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");
@@ -75,7 +75,7 @@ fn a_token_keeps_a_late_write_out(flavor: Flavor) {
 fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
     let server = Server::with_module_args(flavor, &["lock.events", "yes"], &[]);
     let mut program = rust("losing");
-    program.args(["--url", &format!("redis://127.0.0.1:{}", server.port)]);
+    program.args(["--url", &server.url()]);
     let output = Run::spawn(program).finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");
@@ -150,7 +150,7 @@ fn assert_nothing_stays(mut server: Server) {
 }
 
 fn start(mut program: Command, server: &Server, workers: u64, increments: u64) -> Run {
-    program.args(["--url", &format!("redis://127.0.0.1:{}", server.port)]).args([
+    program.args(["--url", &server.url()]).args([
         "--workers",
         &workers.to_string(),
         "--increments",

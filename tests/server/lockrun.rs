@@ -51,7 +51,20 @@ impl Shell {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = tool("lockrun");
-        command.args(["-u", &format!("redis://127.0.0.1:{}", self.server.port)]).args(arguments);
+        command.args(["-u", &self.server.url()]).args(arguments);
+        command.current_dir(self.server.dir.path());
+        command
+    }
+
+    /// As it is typed.
+    fn line(&self) -> String {
+        format!("{} -u {}", tool("lockrun").get_program().to_str().unwrap(), self.server.url())
+    }
+
+    /// Started by a shell that ignores a signal.
+    fn ignoring(&self, signal: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("trap '' {signal}; exec {} \"$@\"", self.line()), "sh"]).args(arguments);
         command.current_dir(self.server.dir.path());
         command
     }
@@ -89,9 +102,15 @@ fn written(run: &mut Run, path: &Path) -> String {
     fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
+/// As `ps` shows it; nothing if there is no such process.
+fn state_of(pid: impl std::fmt::Display) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
 fn is_running(pid: &str) -> bool {
     // An orphan that nobody reaps has ended all the same.
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    state_of(pid).is_some_and(|state| state != 'Z')
 }
 
 fn the_status_is_the_commands(flavor: Flavor) {
@@ -162,7 +181,7 @@ fn what_is_wrong_is_said(flavor: Flavor) {
     let shell = Shell::new(flavor);
     assert_eq!(shell.server.client().call("SET text x"), "OK");
     let without = Server::start(flavor, &[]);
-    let without = format!("redis://127.0.0.1:{}", without.port);
+    let without = without.url();
     for (arguments, status, words) in [
         (&["-n"][..], 64, "required"),
         (&["-w", "soon", "k", "touch", "ran"], 64, "not a number of seconds"),
@@ -223,12 +242,8 @@ fn signals_reach_the_command(flavor: Flavor) {
         fs::remove_file(shell.path("pid")).unwrap();
     }
     // What is ignored from the beginning stays ignored: nohup lockrun …
-    let mut nohup = Command::new("sh");
-    let lockrun = tool("lockrun").get_program().to_owned();
-    nohup.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(lockrun).args(["-u"]);
-    nohup.arg(format!("redis://127.0.0.1:{}", shell.server.port));
-    nohup.args(["k", "-c", "echo $$ >pid; until [ -e done ]; do sleep 0.01; done"]);
-    nohup.current_dir(shell.server.dir.path());
+    let script = "echo $$ >pid; until [ -e done ]; do sleep 0.01; done";
+    let nohup = shell.ignoring("HUP", &["k", "-c", script]);
     let mut run = Run::spawn(nohup);
     written(&mut run, &shell.path("pid"));
     run.signal(libc::SIGHUP);
@@ -368,7 +383,7 @@ fn a_wait_and_a_hold_survive_a_failover(flavor: Flavor) {
 
 fn it_finds_the_node_of_a_cluster(flavor: Flavor) {
     let cluster = Cluster::start(flavor);
-    let url = format!("redis://127.0.0.1:{}", cluster.nodes[0].port);
+    let url = cluster.nodes[0].url();
     for (key, node) in [("a", 1), ("b", 0), ("c", 0), ("d", 1)] {
         let mut node = cluster.nodes[node].client();
         assert_eq!(node.call(&format!("LOCK.ACQUIRE {key} alice")), "1");
@@ -457,10 +472,9 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
     let mut bash = Command::new("bash");
     bash.args(["--norc", "--noprofile", "-i"]);
     let terminal = Terminal::start(shell.server.dir.path(), &bash);
-    let lockrun = tool("lockrun").get_program().to_str().unwrap().to_owned();
-    let url = format!("redis://127.0.0.1:{}", shell.server.port);
+    let lockrun = shell.line();
     let run = |line: &str| {
-        terminal.type_in(&format!("{lockrun} -u {url} {line}"));
+        terminal.type_in(&format!("{lockrun} {line}"));
         terminal.press("Enter");
     };
     terminal.type_in("PS1='ready> '; clear");
@@ -487,7 +501,7 @@ fn in_a_terminal_it_is_as_if_it_were_not_there(flavor: Flavor) {
     // So it is in a loop, which ends, and in a pipeline.
     terminal.type_in("clear");
     terminal.press("Enter");
-    terminal.type_in(&format!("for i in 1 2 3; do {lockrun} -u {url} k sleep 1000; echo next; done"));
+    terminal.type_in(&format!("for i in 1 2 3; do {lockrun} k sleep 1000; echo next; done"));
     terminal.press("Enter");
     until("it holds the lock", || a.call("LOCK.INFO k") != "nil");
     terminal.press("C-c");
@@ -532,9 +546,7 @@ fn only_the_commands_end_is_the_end(flavor: Flavor) {
     assert!(shell.path("done").exists());
     assert_eq!(shell.run(&["k", "-c", "kill -40 $$"]).status.code(), Some(168));
     // Whoever has started it may not care for its children.
-    let mut careless = Command::new("sh");
-    careless.args(["-c", "trap '' CHLD; exec \"$@\"", "sh"]).arg(tool("lockrun").get_program());
-    careless.args(["-u", &format!("redis://127.0.0.1:{}", shell.server.port), "k", "-c", "exit 3"]);
+    let careless = shell.ignoring("CHLD", &["k", "-c", "exit 3"]);
     assert_eq!(Run::spawn(careless).finish().status.code(), Some(3));
     // Any bytes are an argument.
     use std::os::unix::ffi::OsStrExt;
@@ -573,11 +585,7 @@ fn a_grant_that_is_told_late_is_looked_at_again(flavor: Flavor) {
 
 fn nobody_has_to_listen(flavor: Flavor) {
     let shell = Shell::new(flavor);
-    let lockrun = format!(
-        "{} -u redis://127.0.0.1:{}",
-        tool("lockrun").get_program().to_str().unwrap(),
-        shell.server.port
-    );
+    let lockrun = shell.line();
     for script in [
         // The reader has gone.
         format!("{lockrun} -v k touch ran 2>&1 | true; until [ -e ran ]; do sleep 0.01; done"),
@@ -598,12 +606,10 @@ fn nobody_has_to_listen(flavor: Flavor) {
 fn all_that_was_started_ends_with_a_lost_lock(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
-    let lockrun = tool("lockrun").get_program().to_str().unwrap().to_owned();
-    let url = format!("redis://127.0.0.1:{}", shell.server.port);
+    let lockrun = shell.line();
     // One that keeps another lock, with a command that does not listen; and one in a session of its own.
     let deaf = "trap '' TERM; echo $$ >deaf; while :; do sleep 0.01; done";
-    let script =
-        format!("setsid sh -c 'echo $$ >away; exec sleep 1000' & {lockrun} -k 0.1 -u {url} inner -c \"$0\"");
+    let script = format!("setsid sh -c 'echo $$ >away; exec sleep 1000' & {lockrun} -k 0.1 inner -c \"$0\"");
     let mut run = shell.spawn(&["-k", "0.3", "k", "sh", "-c", &script, deaf]);
     let pids = ["deaf", "away"].map(|file| written(&mut run, &shell.path(file)));
     assert_eq!(a.call("LOCK.BREAK k"), "1");
@@ -630,9 +636,7 @@ fn a_server_that_goes_away_is_no_reason_to_wait(flavor: Flavor) {
     let script = format!("kill -STOP {}; exit 4", shell.server.pid());
     let mut run = shell.spawn(&["--lease", "600", "k", "-c", &script]);
     let pid = shell.server.pid();
-    run.until("the server is stopped", || {
-        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))
-    });
+    run.until("the server is stopped", || state_of(pid) == Some('T'));
     let (status, printed) = told(&run.finish());
     assert!(status == Some(4) && printed.contains("its lease ends it"), "{status:?}: {printed}");
     // A Sentinel that says nothing.

@@ -20,7 +20,7 @@ crate::on_every_server!(
 
 fn top(server: &Server) -> Command {
     let mut command = tool("locktop");
-    command.args(["-u", &format!("redis://127.0.0.1:{}", server.port)]).env("COLUMNS", "120");
+    command.args(["-u", &server.url()]).env("COLUMNS", "120");
     command
 }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::cli;
 use crate::support::client::PATIENCE;
 use crate::support::programs::tool;
 use crate::support::{until, Client, Flavor, Server};
@@ -201,7 +202,7 @@ impl Terminal {
                 .args(["-c", "exec sh 2>&1"])
                 .env("OLD_PATH", &path)
                 .env("PATH", format!("{}:{path}", bin.display()))
-                .env("REDIS_URL", format!("redis://127.0.0.1:{}", server.port))
+                .env("REDIS_URL", server.url())
                 .current_dir(server.dir.path());
         } else {
             program = Command::new("redis-cli");
@@ -307,20 +308,9 @@ fn with_token(typed: &str, token: &str) -> String {
 
 /// Without empty lines, and with `N` for each number that another run would have otherwise.
 fn timeless(text: &str) -> String {
-    const VARY: [&str; 7] = ["ttl", "since", "client", "waited", "remaining", "longest", "token"];
-    let mut varies = false;
-    let mut lines = Vec::new();
-    for line in text
-        .lines()
-        .map(str::trim_end)
-        .filter(|line| !line.is_empty() && !line.starts_with("Reading messages"))
-    {
-        let (before, number) = line.rsplit_once("(integer) ").unwrap_or((line, ""));
-        let hidden = varies && !number.is_empty();
-        varies = VARY.iter().any(|name| line.ends_with(&format!("\"{name}\"")));
-        lines.push(if hidden { format!("{before}(integer) N") } else { without_times(line) });
-    }
-    lines.join("\n")
+    let shown = |line: &&str| !line.trim_end().is_empty() && !line.starts_with("Reading messages");
+    let shown = text.lines().filter(shown).collect::<Vec<_>>().join("\n");
+    cli::timeless(&shown).lines().map(without_times).collect::<Vec<_>>().join("\n")
 }
 
 /// With `N` for milliseconds of the wall clock, tokens, and how long something still takes.

@@ -56,8 +56,7 @@ impl Cluster {
 
     fn redisson(&self, version: Version, settings: &str) -> Redisson {
         let redisson = Redisson::start(version);
-        let nodes: Vec<String> =
-            self.nodes.iter().map(|node| format!("redis://127.0.0.1:{}", node.port)).collect();
+        let nodes: Vec<String> = self.nodes.iter().map(|node| node.url()).collect();
         redisson.connect("main", &format!("cluster {} {settings}", nodes.join(",")));
         redisson
     }

@@ -73,8 +73,7 @@ fn one_message_for_each_release_while_redisson_waits(flavor: Flavor, version: Ve
 fn a_redisson_that_listens_at_a_replica_is_woken(flavor: Flavor, version: Version) {
     in_world(flavor, |world| {
         let redisson = Redisson::start(version);
-        let servers =
-            [&world.primary, &world.replica].map(|server| format!("redis://127.0.0.1:{}", server.port));
+        let servers = [&world.primary, &world.replica].map(|server| server.url());
         redisson.connect("main", &format!("master-slave {} subscriptionMode=SLAVE", servers.join(" ")));
         let (mut native, mut replica) = (world.client(), world.replica.client());
         let java = redisson.thread("java");

@@ -2,6 +2,7 @@
 
 //! The harness: real servers, clients under full control, and what must hold after every scenario.
 
+pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod programs;

@@ -48,7 +48,7 @@ impl Watched {
 
     /// Where the sentinels are, as Redisson wants to be told.
     pub fn addresses(&self) -> String {
-        let address = |sentinel: &Server| format!("redis://127.0.0.1:{}", sentinel.port);
+        let address = |sentinel: &Server| sentinel.url();
         self.sentinels.iter().map(address).collect::<Vec<_>>().join(",")
     }
 

@@ -251,6 +251,11 @@ impl Server {
         Client::connect(self.port)
     }
 
+    /// Where programs find it.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
     /// A client that has sent this command and is blocked by it.
     pub fn waiting(&self, command: &str) -> Client {
         let mut client = self.client();
