@@ -16,6 +16,7 @@ crate::on_every_server!(
     it_ends_with_its_terminal,
     it_sees_all_nodes_of_a_cluster,
     names_cannot_write_to_the_terminal,
+    letters_of_all_kinds_stand_in_columns,
 );
 
 fn top(server: &Server) -> Command {
@@ -164,8 +165,26 @@ fn names_cannot_write_to_the_terminal(flavor: Flavor) {
     b.send_args(&[b"LOCK.ACQUIRE", evil, b"bob", b"BLOCK", b"0"]);
     server.until_blocked(&b);
     let seen = snapshot(top(&server));
-    assert!(seen.contains("red") && seen.contains("bob"), "{seen}");
+    assert!(seen.contains("\\u{1b}[31mred\\r\\n\u{fffd}") && seen.contains("bob"), "{seen}");
     assert!(!seen.contains(['\x1b', '\r']), "{seen:?}");
+}
+
+fn letters_of_all_kinds_stand_in_columns(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    // Six letters that are twelve wide; and what would show the second name from right to left.
+    for (key, owner) in [("注文ロック錠", "alice"), ("orders\u{202e}kcats", "bob")] {
+        assert_eq!(a.call(&format!("LOCK.ACQUIRE {key} {owner}")), "1");
+    }
+    let _waiting = ["注文ロック錠", "orders\u{202e}kcats"]
+        .map(|key| server.waiting(&format!("LOCK.ACQUIRE {key} carol BLOCK 0")));
+    let seen = snapshot(top(&server));
+    assert!(seen.contains(r"orders\u{202e}kcats") && !seen.contains('\u{202e}'), "{seen}");
+    // The line between the two halves is straight.
+    let width = |text: &str| text.chars().map(|letter| 1 + usize::from(letter > '\u{2e80}')).sum::<usize>();
+    let at: Vec<usize> =
+        seen.lines().filter_map(|line| line.split_once('│')).map(|(left, _)| width(left)).collect();
+    assert!(at.len() > 3 && at.iter().all(|column| *column == at[0]), "{at:?}: {seen}");
 }
 
 fn it_ends_with_its_terminal(flavor: Flavor) {

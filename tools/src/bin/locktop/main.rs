@@ -16,6 +16,7 @@ use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 use redis::RedisResult;
 use redis_lock_tools::server::{in_words, Link, Server, SOON};
@@ -160,9 +161,15 @@ impl Top {
         let buffer = terminal.backend().buffer();
         let mut lines: Vec<String> = (0..height.saturating_sub(1))
             .map(|y| {
-                (0..width).map(|x| buffer.cell((x, y)).map_or(" ", |cell| cell.symbol())).collect::<String>()
+                // A wide letter has the next cell, too.
+                let (mut line, mut x) = (String::new(), 0);
+                while x < usize::from(width) {
+                    let symbol = buffer.content[usize::from(y) * usize::from(width) + x].symbol();
+                    line.push_str(symbol);
+                    x += Span::raw(symbol).width().max(1);
+                }
+                line.trim_end().to_owned()
             })
-            .map(|line| line.trim_end().to_owned())
             .collect();
         // The line between the two columns goes down to the bottom.
         while lines.last().is_some_and(|line| line.trim_matches([' ', '│']).is_empty()) {

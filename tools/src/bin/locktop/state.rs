@@ -97,6 +97,21 @@ pub(crate) fn holders(link: &mut Link, key: &[u8]) -> RedisResult<Vec<Holder>> {
     Ok(Vec::from_redis_value(holders)?)
 }
 
+/// A name as a terminal may be sent it: neither what moves its cursor, nor what turns the direction of the text around and so
+/// lets one name look like another.
+fn shown(name: &[u8]) -> String {
+    let mut shown = String::new();
+    for letter in String::from_utf8_lossy(name).chars() {
+        let turns = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if letter.is_control() || turns {
+            shown.extend(letter.escape_default());
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
+}
+
 /// The fields of a map, or of a flat array in RESP2.
 struct Fields(HashMap<String, Value>);
 
@@ -111,7 +126,7 @@ impl Fields {
 
     /// A name, whatever bytes it has.
     fn text(&mut self, name: &str) -> Result<String, ParsingError> {
-        Ok(String::from_utf8_lossy(&self.take::<Vec<u8>>(name)?).into_owned())
+        Ok(shown(&self.take::<Vec<u8>>(name)?))
     }
 }
 
@@ -120,7 +135,7 @@ impl FromRedisValue for Lock {
         let mut fields = Fields::of(value)?;
         let raw: Vec<u8> = fields.take("key")?;
         Ok(Lock {
-            key: String::from_utf8_lossy(&raw).into_owned(),
+            key: shown(&raw),
             raw,
             mode: fields.text("mode")?,
             waiting: fields.take("waiters")?,
