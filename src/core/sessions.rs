@@ -55,6 +55,8 @@ pub(super) struct Sessions {
     sweeps: BTreeSet<(MonoUs, BoundHold)>,
     /// Requests that bound a hold which has ended.
     ended: Ended,
+    /// How many holds end with a connection.
+    ephemeral: usize,
     /// This server is not the primary: bindings wait to see whether it will be again.
     suspended: bool,
 }
@@ -95,8 +97,9 @@ impl Sessions {
         };
         let hold = (lock, owner.clone());
         let connection = bind.bind.connection;
-        let (sweep_at, due) = (binding.sweep_at(), binding.due());
+        let (sweep_at, due, was_ephemeral) = (binding.sweep_at(), binding.due(), binding.is_ephemeral());
         let let_go = binding.bind(bind, id, lease, now);
+        self.ephemeral += usize::from(binding.is_ephemeral() && !was_ephemeral);
         binding.lease_was_set(lease, now);
         plan(&mut self.sweeps, &hold, sweep_at, binding.sweep_at());
         plan(&mut self.renewals, &hold, due, binding.due());
@@ -155,9 +158,11 @@ impl Sessions {
     /// connection, unless another call made it so.
     pub(super) fn unbind_request(&mut self, lock: LockIdx, owner: &Owner, id: &RequestId, now: Now) {
         let Some(binding) = self.binding(lock, owner) else { return };
-        let before = binding.due();
+        let (before, was_ephemeral) = (binding.due(), binding.is_ephemeral());
         let Some(connection) = binding.unbind_request(id, now) else { return };
         let (hold, after) = ((lock, owner.clone()), binding.due());
+        let is_ephemeral = binding.is_ephemeral();
+        self.ephemeral -= usize::from(was_ephemeral && !is_ephemeral);
         plan(&mut self.renewals, &hold, before, after);
         unlink(&mut self.by_connection, connection, &hold);
         self.drop_if_idle(&hold, now.mono);
@@ -174,9 +179,11 @@ impl Sessions {
         for (hold, ()) in holds.iter() {
             let Some(of_lock) = self.of_locks.get_mut(&hold.0) else { continue };
             let Some(binding) = of_lock.bindings.get_mut(&hold.1) else { continue };
-            let (was_closed, due) = (binding.is_closed(), binding.due());
+            let (was_closed, was_ephemeral, due) =
+                (binding.is_closed(), binding.is_ephemeral(), binding.due());
             let ends = binding.connection_closed(connection);
             of_lock.closed += usize::from(ends && !was_closed);
+            self.ephemeral -= usize::from(was_ephemeral && !binding.is_ephemeral());
             plan(&mut self.renewals, hold, due, binding.due());
             concerned.push((hold.0, ends));
             self.drop_if_idle(hold, now.mono);
@@ -238,6 +245,7 @@ impl Sessions {
         let of_lock = self.of_locks.get_mut(&hold.0)?;
         let binding = of_lock.bindings.remove(&hold.1)?;
         of_lock.closed -= usize::from(binding.is_closed());
+        self.ephemeral -= usize::from(binding.is_ephemeral());
         if of_lock.bindings.is_empty() {
             self.of_locks.remove(&hold.0);
         }
@@ -411,13 +419,7 @@ impl Sessions {
 
     /// How many holds are renewed, and how many end with a connection.
     pub(super) fn count(&self) -> (usize, usize) {
-        let bindings = self.of_locks.values().flat_map(|of_lock| of_lock.bindings.iter());
-        (self.watchdogs(), bindings.filter(|(_, binding)| binding.is_ephemeral()).count())
-    }
-
-    /// How many holds are renewed.
-    pub(super) fn watchdogs(&self) -> usize {
-        self.renewals.len()
+        (self.renewals.len(), self.ephemeral)
     }
 
     /// How many connections holds depend on, how many ended requests are remembered, and how many bindings are to be swept.
@@ -429,6 +431,7 @@ impl Sessions {
     #[cfg(test)]
     pub(super) fn verify(&self, knows: impl Fn(LockIdx) -> bool) {
         let (mut links, mut renewals, mut sweeps) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut ephemeral = 0;
         for (lock, of_lock) in &self.of_locks {
             assert!(knows(*lock) && !of_lock.bindings.is_empty(), "{lock:?} has bindings and is not known");
             let closed = of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()).count();
@@ -438,6 +441,7 @@ impl Sessions {
                 links.extend(binding.connections().into_iter().map(|connection| (connection, hold.clone())));
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
+                ephemeral += usize::from(binding.is_ephemeral());
                 assert!(!binding.is_doubtful() || of_lock.doubtful, "{hold:?} is doubted for ever");
             }
         }
@@ -449,6 +453,7 @@ impl Sessions {
         assert_eq!(linked, links, "the index by connection is wrong");
         assert_eq!(self.renewals, renewals, "the schedule of renewals is wrong");
         assert_eq!(self.sweeps, sweeps, "the schedule of sweeps is wrong");
+        assert_eq!(self.ephemeral, ephemeral, "the holds that end with a connection are miscounted");
     }
 }
 

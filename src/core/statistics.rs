@@ -151,6 +151,7 @@ pub(crate) struct Statistics {
     most_contended: usize,
     most_waiters: usize,
     most_watchdogs: usize,
+    most_ephemeral: usize,
 }
 
 impl Statistics {
@@ -183,9 +184,10 @@ impl Statistics {
         self.most_waiters = self.most_waiters.max(waiters);
     }
 
-    /// So many leases are renewed now.
-    pub(super) fn has_watchdogs(&mut self, watchdogs: usize) {
+    /// So many leases are renewed now, and so many holds end with a connection.
+    pub(super) fn has_bound(&mut self, (watchdogs, ephemeral): (usize, usize)) {
         self.most_watchdogs = self.most_watchdogs.max(watchdogs);
+        self.most_ephemeral = self.most_ephemeral.max(ephemeral);
     }
 
     /// A lock is waited for that was not before.
@@ -208,9 +210,10 @@ impl Statistics {
         self.contended
     }
 
-    /// How many locks were waited for at most, how many waited, and how many leases were renewed.
-    pub(crate) fn most(&self) -> [usize; 3] {
-        [self.most_contended, self.most_waiters, self.most_watchdogs]
+    /// How many locks were waited for at most, how many waited, how many leases were renewed, and how many holds depended on a
+    /// connection.
+    pub(crate) fn most(&self) -> [usize; 4] {
+        [self.most_contended, self.most_waiters, self.most_watchdogs, self.most_ephemeral]
     }
 
     /// How long was waited, until a grant or in vain.

@@ -43,6 +43,8 @@ pub(super) struct LockTable<S> {
     marks: u64,
     /// How often a lock was added or forgotten.
     changes: u64,
+    /// How many locks there were at most.
+    most: usize,
 }
 
 struct Slot<S> {
@@ -76,6 +78,7 @@ impl<S> Default for LockTable<S> {
             ready: BTreeMap::new(),
             marks: 0,
             changes: 0,
+            most: 0,
         }
     }
 }
@@ -130,6 +133,7 @@ impl<S: Default> LockTable<S> {
         place.lock = Some(named);
         let idx = LockIdx { slot, generation: place.generation };
         self.names.entry(lock.db).or_default().insert(key, idx);
+        self.most = self.most.max(self.len());
         idx
     }
 
@@ -238,6 +242,11 @@ impl<S: Default> LockTable<S> {
         self.slots.len() - self.free.len()
     }
 
+    /// How many there were at most.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -277,7 +286,7 @@ mod tests {
                 assert_eq!(&*table.id(*idx).unwrap().key, key);
             }
             outdated.extend(handles.iter().copied());
-            assert_eq!(table.len(), keys.len());
+            assert_eq!((table.len(), table.most()), (keys.len(), keys.len()));
             handles.iter().for_each(|idx| table.remove(*idx));
             assert!(table.is_empty() && table.slots.is_empty());
             table.find_or_insert(lock(b"k"));

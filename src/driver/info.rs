@@ -23,13 +23,14 @@ impl InfoSection for Section {
         let now = now(proof);
         with(proof, |driver| {
             let counted = driver.locks.statistics();
-            let [most_contended, most_waiters, most_watchdogs] = counted.most();
+            let [most_contended, most_waiters, most_watchdogs, most_ephemeral] = counted.most();
             info.number(c"waiters", driver.locks.waiting_total());
             info.number(c"waiters_max", most_waiters);
             info.number(c"longest_wait_ms", driver.locks.longest_wait(now) / 1000);
             info.number(c"contended_locks", counted.contended());
             info.number(c"contended_locks_max", most_contended);
             info.number(c"known_held_locks", driver.locks.known_held());
+            info.number(c"known_locks_max", driver.locks.most_locks());
             for (name, what) in COUNTED {
                 info.number(name, counted.number(what));
             }
@@ -54,6 +55,7 @@ impl InfoSection for Section {
             info.number(c"watchdogs", watchdogs);
             info.number(c"watchdogs_max", most_watchdogs);
             info.number(c"ephemeral_holds", ephemeral);
+            info.number(c"ephemeral_holds_max", most_ephemeral);
             let quarantine = driver.quarantine_left(now).unwrap_or_default().div_ceil(1000);
             info.number(c"quarantine_left_ms", quarantine);
             for (table, size) in driver.locks.tables().chain(driver.tables()) {

@@ -192,7 +192,7 @@ impl LockManager {
         if let Some(bind) = request.bind {
             let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
-            self.parts.statistics.has_watchdogs(self.parts.sessions.watchdogs());
+            self.parts.statistics.has_bound(self.parts.sessions.count());
         }
         if request.confirmed_later {
             self.parts.unwatch_lease(lock);
@@ -528,6 +528,11 @@ impl LockManager {
 
     pub(crate) fn statistics(&self) -> &Statistics {
         &self.parts.statistics
+    }
+
+    /// About how many locks something was remembered at most.
+    pub(crate) fn most_locks(&self) -> usize {
+        self.parts.table.most()
     }
 
     /// How many locks are known to be held.

@@ -529,7 +529,7 @@ impl<'a> Step<'a> {
         }
         let bind = NewBind { bind, takes, since: self.now.mono, begins };
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
-        self.parts.statistics.has_watchdogs(self.parts.sessions.watchdogs());
+        self.parts.statistics.has_bound(self.parts.sessions.count());
     }
 
     /// Answers a call that came again, maybe on another connection because the first was lost: the hold depends on the
