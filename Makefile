@@ -13,7 +13,7 @@ PORT := 6379
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
 # What `make bench` runs, each also alone: cargo bench --bench NAME.
-BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory
+BENCHES := instructions throughput handover sleeping contention latency replicas stalls cost memory scale
 
 # Where `make install` puts things: below DESTDIR/PREFIX. Debian's redis-server may execute only what lies below /usr/lib.
 PREFIX := /usr
@@ -51,7 +51,7 @@ run: ## A server with locks on port 6379, or as in `make run PORT=6380`; install
 setup: ## Installs what the tests need, and puts more servers into target/servers
 	@$(call install,rust cc libclang redis python tmux openssl)
 	sh tests/setup-servers.sh
-	sh tests/setup-promtool.sh
+	sh tests/setup-monitoring.sh
 
 clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
 	@for what in venv java node go; do

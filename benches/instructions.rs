@@ -33,6 +33,7 @@ fn main() -> Outcome<()> {
         &paths::BESIDE_10,
         &paths::BESIDE_1000,
         &paths::BESIDE_10000,
+        &paths::PERMIT,
         &paths::HAND_OVER,
         &paths::REDISSON_3_27,
         &paths::REDISSON_3_27_AS_SENT,
@@ -76,7 +77,7 @@ fn main() -> Outcome<()> {
     }
     compare(&paths::CHECK, &paths::PLAIN[2][0], Target::None);
     compare(&paths::BESIDE_10, &paths::SET_DEL, Target::None);
-    for path in [&paths::BESIDE_1000, &paths::BESIDE_10000] {
+    for path in [&paths::BESIDE_1000, &paths::BESIDE_10000, &paths::PERMIT] {
         compare(path, &paths::BESIDE_10, Target::AtMost(1.5));
     }
     for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::HAND_OVER] {

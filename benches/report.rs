@@ -19,6 +19,7 @@ const BENCHES: [&str; 10] = [
     "stalls",
     "cost",
     "memory",
+    "scale",
 ];
 
 fn main() -> Outcome<()> {

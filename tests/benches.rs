@@ -5,6 +5,10 @@
 #[path = "../benches/support/mod.rs"]
 mod support;
 
+#[path = "../examples/hot_lock/queue.rs"]
+mod queue;
+
+use queue::{waits, Load, Request, Spread};
 use support::callgrind::{slope, Part};
 use support::samples::{time, Samples};
 use support::system_calls;
@@ -84,4 +88,28 @@ fn straces_table_is_read() {
     assert_eq!(counts, [("epoll_wait".to_owned(), 300), ("getpid".to_owned(), 1)]);
     let strange = "---\n 100.00 3 epoll_wait\n---\n";
     assert!(system_calls::parse(strange).is_err());
+}
+
+#[test]
+fn a_lock_is_not_free_while_grant_and_release_are_on_their_way() {
+    let request = |at: f64, hold: f64| Request { at, hold };
+    // Two seconds each way.
+    let requests = [request(0.0, 10.0), request(1.0, 1.0), request(40.0, 1.0), request(40.5, 1.0)];
+    // The second is granted when the first release has come: 2 + 2 + 10 + 2, and hears of it at 18.
+    assert_eq!(waits(&requests, 4.0), [4.0, 17.0, 4.0, 8.5]);
+}
+
+/// Pollaczek's and Khinchine's formula for a queue with one counter and independent arrivals.
+#[test]
+fn waits_are_those_of_the_theory() {
+    for (spread, squares) in [(Spread::None, 1.0), (Spread::Exponential, 2.0)] {
+        for utilisation in [0.3, 0.6, 0.8] {
+            let load = Load { per_second: utilisation / 0.01, hold: 0.01, spread, round_trip: 0.0 };
+            assert!((load.utilisation() - utilisation).abs() < 1e-9);
+            let waits = waits(&load.requests(1_000_000, 7), 0.0);
+            let mean = waits.iter().sum::<f64>() / waits.len() as f64;
+            let theory = utilisation * 0.01 * squares / (2.0 * (1.0 - utilisation));
+            assert!((mean / theory - 1.0).abs() < 0.05, "{spread:?} {utilisation}: {mean} {theory}");
+        }
+    }
 }

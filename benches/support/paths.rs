@@ -104,6 +104,11 @@ const fn beside(name: &'static str, readers: usize) -> Path {
 pub const BESIDE_10: Path = beside("ACQUIRE SHARED + RELEASE, 10 others", 10);
 pub const BESIDE_1000: Path = beside("ACQUIRE SHARED + RELEASE, 1,000 others", 1_000);
 pub const BESIDE_10000: Path = beside("ACQUIRE SHARED + RELEASE, 10,000 others", 10_000);
+pub const PERMIT: Path = Path {
+    name: "ACQUIRE SHARED LIMIT + RELEASE, 10,000 others",
+    stage: WithReaders(10_000),
+    calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED LIMIT 10001", "LOCK.RELEASE k $owner"]),
+};
 pub const HAND_OVER: Path =
     Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
 pub const REDISSON_3_27: Path = Path {

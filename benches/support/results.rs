@@ -43,6 +43,8 @@ impl Unit {
 pub enum Target {
     AtMost(f64),
     AtLeast(f64),
+    /// So far above or below 1 at most.
+    Within(f64),
     /// Only reported.
     None,
 }
@@ -52,6 +54,7 @@ impl Target {
         let met = match self {
             Target::AtMost(most) => number <= most,
             Target::AtLeast(least) => number >= least,
+            Target::Within(tolerance) => (number - 1.0).abs() <= tolerance,
             Target::None => return "",
         };
         // What could not be measured is not met.
@@ -66,6 +69,7 @@ impl Target {
         match self {
             Target::AtMost(most) => format!("≤ {}", show(most)),
             Target::AtLeast(least) => format!("≥ {}", show(least)),
+            Target::Within(tolerance) => format!("1 ± {}", show(tolerance)),
             Target::None => String::new(),
         }
     }

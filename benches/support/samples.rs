@@ -21,6 +21,10 @@ impl Samples {
         self.per_mille(500)
     }
 
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
     pub fn p99(&self) -> f64 {
         self.per_mille(990)
     }

@@ -26,6 +26,7 @@ pub struct Setup {
     args: Vec<String>,
     without_module: bool,
     callgrind: Option<&'static [&'static str]>,
+    is_node: bool,
     cores: Vec<usize>,
 }
 
@@ -59,6 +60,12 @@ impl Setup {
         setup
     }
 
+    /// A node that other nodes of a cluster can meet.
+    pub fn as_node(mut self) -> Setup {
+        self.is_node = true;
+        self.option("cluster-enabled", "yes").option("cluster-node-timeout", "60000")
+    }
+
     /// Keeps the server on these cores.
     pub fn on_cores(mut self, cores: &[usize]) -> Setup {
         self.cores = cores.to_vec();
@@ -76,7 +83,8 @@ impl Setup {
     /// `None` if somebody else was faster to take the port.
     fn try_start(&self) -> Outcome<Option<Server>> {
         let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let free_port = || -> Outcome<u16> { Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port()) };
+        let port = free_port()?;
         let dir = tempfile::tempdir()?;
         let (log, errors) = (dir.path().join("log"), dir.path().join("errors"));
         let mut command = match self.callgrind {
@@ -90,6 +98,9 @@ impl Setup {
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.args(["--maxclients", &CLIENTS.to_string(), "--repl-diskless-sync-delay", "0"]);
         command.args(&self.args);
+        if self.is_node {
+            command.args(["--cluster-port", &free_port()?.to_string()]);
+        }
         if !self.without_module {
             command.arg("--loadmodule").arg(module()?);
         }

@@ -9,7 +9,7 @@ use super::options::{
     self, options, Block, Ephemeral, Fence, Id, Lease, Once, Replicas, Shared, Watchdog, KEY,
 };
 use crate::config;
-use crate::core::{Mode, Outcome, Owner, Patience, Records, Request, Wants};
+use crate::core::{Outcome, Owner, Patience, Records, Request};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::arguments::{Argument, Arguments, Kind};
@@ -142,10 +142,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         } else {
             Owner::new(asked.as_bytes())
         },
-        wants: Wants {
-            mode: if given.shared.is_given() { Mode::Shared } else { Mode::Exclusive },
-            once: given.once.is_given(),
-        },
+        wants: given.shared.wants(&given.once, &args)?,
         lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
         keeps_longer: given.lease.ms().is_none(),
         fence: given.fence.is_given(),

@@ -7,7 +7,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 
 use super::args::Cursor;
 use crate::config::{self, MAX_MS};
-use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope};
+use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope, Wants};
 use crate::driver::{self, Acknowledgement};
 use crate::error::Error;
 use crate::server::arguments::{text, Argument, Kind};
@@ -79,7 +79,6 @@ macro_rules! word {
     };
 }
 
-word!(Shared, c"SHARED", c"shared", c"lets in other owners that say so too");
 word!(Once, c"ONCE", c"once", c"is not re-entrant: what the owner holds already is in its way, too");
 word!(Fence, c"FENCE", c"fence", c"asks for a token that is greater than all before");
 word!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
@@ -143,6 +142,55 @@ impl<'a> Opt<'a> for LeaseOfRest {
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
         self.0.read(word, args)
+    }
+}
+
+/// `SHARED [LIMIT n]`
+#[derive(Default)]
+pub(super) struct Shared {
+    given: Option<()>,
+    limit: Option<NonZeroU32>,
+}
+
+impl Shared {
+    /// What a call asks for with these options.
+    #[inline]
+    pub(super) fn wants(&self, once: &Once, args: &Cursor<'_>) -> Result<Wants, Error> {
+        if self.limit.is_some() && self.given.is_none() {
+            return Err(args.problem("LIMIT needs SHARED".to_owned()));
+        }
+        let mode = if self.given.is_some() { Mode::Shared } else { Mode::Exclusive };
+        Ok(Wants { mode, once: once.is_given(), limit: self.limit })
+    }
+}
+
+impl<'a> Opt<'a> for Shared {
+    const ARGUMENT: Argument = {
+        const WORD: Argument =
+            Argument::word(c"with-others", c"SHARED", c"lets in other owners that say so too");
+        const LIMIT: Argument = Argument::new(
+            c"n",
+            Kind::Integer,
+            c"is how many owners may hold the lock, the one that calls among them",
+        )
+        .after(c"LIMIT")
+        .optional();
+        let says = c"lets in other owners that say so too; with LIMIT it is granted while fewer than n hold the lock";
+        Argument::new(c"shared", Kind::Block(&[WORD, LIMIT]), says).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if args.word("SHARED", word, &mut self.given)? {
+            return Ok(true);
+        }
+        if !word.eq_ignore_ascii_case(b"LIMIT") {
+            return Ok(false);
+        }
+        let limit = args.integer("LIMIT", 1, i64::from(i32::MAX))?;
+        let limit = u32::try_from(limit).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX);
+        args.once("LIMIT", &mut self.limit, limit)?;
+        Ok(true)
     }
 }
 

@@ -2,6 +2,7 @@
 
 //! What one lock's holds are, and what an acquire, a release and a renewal do to them.
 
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 use super::hold::Hold;
@@ -26,6 +27,22 @@ pub(crate) struct Wants {
     pub(crate) mode: Mode,
     /// Not re-entrant: what its owner holds already is in its way as if somebody else held it.
     pub(crate) once: bool,
+    /// How many owners may hold the lock shared, the one who asks among them. It is this request's own: others may be granted
+    /// more.
+    pub(crate) limit: Option<NonZeroU32>,
+}
+
+impl Wants {
+    /// True if whoever comes later waits behind this wait, whatever it wants: all but readers of any number.
+    pub(crate) fn bars_readers(self) -> bool {
+        self.mode == Mode::Exclusive || self.limit.is_some()
+    }
+
+    /// True if so many owners hold the lock shared that this one is one too many.
+    fn is_above_limit(self, holders: usize, holds: bool) -> bool {
+        (self.once || !holds)
+            && self.limit.is_some_and(|limit| holders >= usize::try_from(limit.get()).unwrap_or(usize::MAX))
+    }
 }
 
 /// The answer to one request, as long as nothing else is considered but the holders.
@@ -213,7 +230,13 @@ impl Holders {
             Holders::Shared(holds) if holds.two().any(|hold| excludes(hold, owner, wants)) => {
                 return Admission::Busy;
             }
-            Holders::Shared(holds) => holds.get(owner),
+            Holders::Shared(holds) => {
+                let hold = holds.get(owner);
+                if wants.is_above_limit(holds.len(), hold.is_some()) {
+                    return Admission::Busy;
+                }
+                hold
+            }
         };
         hold.map_or(0, Hold::total).checked_add(1).map_or(Admission::Overflow, Admission::Grant)
     }
@@ -343,7 +366,7 @@ impl Holders {
     }
 }
 
-/// True if this hold keeps `owner` from what it wants.
+/// True if this hold alone keeps `owner` from what it wants.
 pub(super) fn excludes(hold: &Hold, owner: &[u8], wants: Wants) -> bool {
     let collides = wants.mode == Mode::Exclusive || hold.exclusive > 0;
     collides && (wants.once || hold.owner.as_bytes() != owner)

@@ -31,6 +31,7 @@ mod granted_keys;
 mod held;
 mod hold;
 pub(crate) mod holders;
+mod knot;
 mod lease;
 mod manager;
 mod readers;
@@ -42,6 +43,7 @@ mod table;
 mod unconfirmed;
 mod wait_queue;
 mod waiters;
+pub(crate) mod waits;
 pub(crate) mod waits_for;
 
 #[cfg(test)]
@@ -67,7 +69,8 @@ pub(crate) use request::{
 pub(crate) use schedule::Schedule;
 pub(crate) use statistics::{Counted, Statistics, Times};
 pub(crate) use table::Known;
-pub(crate) use waits_for::{Search, Waits};
+pub(crate) use waits::Waits;
+pub(crate) use waits_for::Search;
 
 /// Wall-clock milliseconds since the epoch: the unit and the clock of a key's TTL.
 pub(crate) type WallMs = i64;

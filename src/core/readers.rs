@@ -416,7 +416,7 @@ mod tests {
                 (Mode::Shared, false),
                 (Mode::Shared, true),
             ] {
-                let wants = Wants { mode, once };
+                let wants = Wants { mode, once, limit: None };
                 assert_eq!(plain.admits(owner, wants), kept.admits(owner, wants));
             }
         }
@@ -439,7 +439,7 @@ mod tests {
                     Op::Acquire(who, exclusive, lease, token) => {
                         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
                         let (who, end) = (owner(who), now + lease);
-                        let wants = Wants { mode, once: false };
+                        let wants = Wants { mode, once: false, limit: None };
                         let admission = plain.admits(who.as_bytes(), wants);
                         prop_assert_eq!(admission, kept.admits(who.as_bytes(), wants));
                         if matches!(admission, Admission::Grant(_)) {

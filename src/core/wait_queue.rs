@@ -41,7 +41,7 @@ impl Position {
 struct Place {
     position: Position,
     id: WaiterId,
-    mode: Mode,
+    wants: Wants,
 }
 
 /// Who waits for one lock.
@@ -49,10 +49,10 @@ struct Place {
 pub(super) struct WaitQueue {
     /// In the order of the positions. Nearly all come at the back and leave at the front.
     places: VecDeque<Place>,
-    /// The positions of those that want the lock exclusively; only kept while anybody wants it shared.
-    exclusive: BTreeSet<Position>,
-    /// How many want it shared.
-    shared: usize,
+    /// The positions of those behind whom everybody waits; only kept while anybody is in the queue for whom that is not so.
+    barring: BTreeSet<Position>,
+    /// For how many that is not so: those who want the lock shared, whoever has it so already.
+    readers: usize,
     /// The positions of those whose owner waits for other locks too: only through them does the waits-for graph lead from
     /// this queue to another lock.
     crossing: BTreeSet<Position>,
@@ -104,21 +104,21 @@ impl WaitQueue {
         self.places.front().is_some_and(|place| place.position.is_holder())
     }
 
-    pub(super) fn insert(&mut self, position: Position, id: WaiterId, mode: Mode) {
+    pub(super) fn insert(&mut self, position: Position, id: WaiterId, wants: Wants) {
         let at = if self.places.back().is_none_or(|last| last.position < position) {
             self.places.len()
         } else {
             self.place_of(position)
         };
-        if mode == Mode::Shared {
-            if self.shared == 0 {
-                self.exclusive.extend(self.places.iter().map(|place| place.position));
+        if !wants.bars_readers() {
+            if self.readers == 0 {
+                self.barring.extend(self.places.iter().map(|place| place.position));
             }
-            self.shared += 1;
-        } else if self.shared > 0 {
-            self.exclusive.insert(position);
+            self.readers += 1;
+        } else if self.readers > 0 {
+            self.barring.insert(position);
         }
-        self.places.insert(at, Place { position, id, mode });
+        self.places.insert(at, Place { position, id, wants });
     }
 
     /// Takes a wait out. Returns whether it stood there.
@@ -129,13 +129,13 @@ impl WaitQueue {
         }
         let Some(place) = self.places.remove(at) else { return false };
         self.crossing.remove(&position);
-        if place.mode == Mode::Shared {
-            self.shared -= 1;
-            if self.shared == 0 {
-                self.exclusive.clear();
+        if !place.wants.bars_readers() {
+            self.readers -= 1;
+            if self.readers == 0 {
+                self.barring.clear();
             }
-        } else if self.shared > 0 {
-            self.exclusive.remove(&position);
+        } else if self.readers > 0 {
+            self.barring.remove(&position);
         }
         if self.places.is_empty() && self.places.capacity() > 64 {
             self.places = VecDeque::new();
@@ -169,11 +169,11 @@ impl WaitQueue {
         !self.crossing.is_empty()
     }
 
-    /// True if one that wanted the lock in this mode and has left this position may have made way for the next: readers who
-    /// stood behind a writer.
-    pub(super) fn makes_way(&self, position: Position, mode: Mode) -> bool {
-        let next_is_shared = self.places.front().is_some_and(|next| next.mode == Mode::Shared);
-        mode == Mode::Exclusive && self.is_first(position) && next_is_shared
+    /// True if one that wanted this of the lock and has left this position may have made way for the next: readers who stood
+    /// behind a writer, or behind one who wanted the lock with fewer others.
+    pub(super) fn makes_way(&self, position: Position, wants: Wants) -> bool {
+        let next_is_shared = self.places.front().is_some_and(|next| next.wants.mode == Mode::Shared);
+        wants.bars_readers() && self.is_first(position) && next_is_shared
     }
 
     /// All who are at these positions.
@@ -182,13 +182,13 @@ impl WaitQueue {
         self.places.range(from..to.max(from)).map(|place| place.id)
     }
 
-    /// Those of them who want the lock exclusively, nearest to the back first.
-    pub(super) fn exclusive_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
-        let all = self.shared == 0;
+    /// Those of them behind whom everybody waits, nearest to the back first.
+    pub(super) fn barring_at(&self, positions: Range<Position>) -> impl Iterator<Item = WaiterId> + '_ {
+        let all = self.readers == 0;
         let places = if all { positions.clone() } else { Position::FRONT..Position::FRONT };
         let indexed = if all { Position::FRONT..Position::FRONT } else { positions };
         let (from, to) = (self.place_of(places.start), self.place_of(places.end));
-        let indexed = self.exclusive.range(indexed).rev().filter_map(|position| self.id_at(*position));
+        let indexed = self.barring.range(indexed).rev().filter_map(|position| self.id_at(*position));
         self.places.range(from..to.max(from)).rev().map(|place| place.id).chain(indexed)
     }
 
@@ -207,18 +207,18 @@ impl WaitQueue {
     pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool) {
         let sorted = self.places.iter().zip(self.places.iter().skip(1)).all(|(a, b)| a.position < b.position);
         assert!(sorted, "the queue is out of order: {:?}", self.places);
-        let of_mode = |mode| self.places.iter().filter(move |place| place.mode == mode);
-        assert_eq!(self.shared, of_mode(Mode::Shared).count(), "who wants it shared is miscounted");
-        let exclusive = of_mode(Mode::Exclusive).filter(|_| self.shared > 0).map(|place| place.position);
-        assert!(self.exclusive.iter().copied().eq(exclusive), "the index of exclusive waits is wrong");
+        let barring = self.places.iter().filter(|place| place.wants.bars_readers());
+        assert_eq!(self.readers, self.places.len() - barring.clone().count(), "the readers are miscounted");
+        let barring = barring.filter(|_| self.readers > 0).map(|place| place.position);
+        assert!(self.barring.iter().copied().eq(barring), "the index of who bars others is wrong");
         let crossing = self.places.iter().filter(|place| crosses(place.id)).map(|place| place.position);
         assert!(self.crossing.iter().copied().eq(crossing), "the index of crossing waits is wrong");
     }
 
     /// Who stands at this position.
     #[cfg(test)]
-    pub(super) fn find(&self, position: Position) -> Option<(WaiterId, Mode)> {
+    pub(super) fn find(&self, position: Position) -> Option<(WaiterId, Wants)> {
         let place = self.places.get(self.place_of(position)).filter(|place| place.position == position)?;
-        Some((place.id, place.mode))
+        Some((place.id, place.wants))
     }
 }

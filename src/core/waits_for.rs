@@ -9,46 +9,20 @@
 //! An owner may wait because of its own hold ([`Wants::once`]). Then it is more than one thread. Another of them may give that
 //! hold back: such a wait is no part of a cycle. And whoever waits for one thread of an owner at a lock does not wait for those
 //! of its other threads that want the same lock for themselves.
+//!
+//! An owner that wants the lock with a limited number of others ([`Wants::limit`]) waits for some of the holders, whoever they
+//! are. So a cycle that leads through one of them proves nothing yet: see [`Knot`].
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use foldhash::{HashMap, HashSet};
 use smallvec::{smallvec, SmallVec};
 
-use super::holders::excludes;
+use super::knot::{self, Knot};
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId, Wants};
-
-/// What the search sees of those who wait.
-pub(crate) trait Waits {
-    /// A wait that is queued and not over.
-    fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>>;
-    /// The queued waits of an owner.
-    fn waits_of(&self, owner: &Owner) -> impl Iterator<Item = WaiterId>;
-    /// True if it has any.
-    fn is_waiting(&self, owner: &Owner) -> bool;
-    /// How many owners are queued somewhere.
-    fn waiting_owners_len(&self) -> usize;
-    /// All of these.
-    fn waiting_owners(&self) -> impl Iterator<Item = &Owner>;
-    /// Those of them that are for one lock.
-    fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId>;
-    /// The waits for a lock at these positions.
-    fn ahead(
-        &self,
-        lock: LockIdx,
-        which: Ahead,
-        positions: Range<Position>,
-    ) -> impl Iterator<Item = WaiterId>;
-    fn name(&self, lock: LockIdx) -> Option<&LockId>;
-    fn find(&self, lock: &LockId) -> Option<LockIdx>;
-    /// Changes the holders as the next step on the lock will: those whose client is gone block nobody.
-    fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
-    /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.
-    fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
-}
+use super::waits::{served_at_of, Ahead, Waiting, Waits};
+use super::{Hold, Holders, LockId, Now, Owner, WaiterId};
 
 /// An owner that a wait waits for.
 struct Blocker {
@@ -63,31 +37,6 @@ enum Followed {
     /// All but those that want this lock for themselves.
     ButAt(LockIdx),
     All,
-}
-
-/// Which of those ahead in a queue are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ahead {
-    All,
-    /// Who wants the lock exclusively, nearest to the back first.
-    Exclusive,
-    /// Whose owner waits for other locks too.
-    Crossing,
-}
-
-/// One wait.
-pub(crate) struct Waiting<'a> {
-    pub(crate) lock: LockIdx,
-    pub(crate) owner: &'a Owner,
-    pub(crate) wants: Wants,
-    pub(crate) position: Position,
-}
-
-impl Waiting<'_> {
-    /// True if the owner's own hold is in the way.
-    fn is_beside_own(&self, holders: &Holders) -> bool {
-        self.wants.once && holders.of(self.owner.as_bytes()).is_some()
-    }
 }
 
 /// One owner waits for another.
@@ -108,8 +57,9 @@ pub(crate) struct Edge {
 pub(crate) enum Step {
     /// The holders of this lock are needed: see [`Search::learn`].
     Read(LockId),
-    /// Who started waits for himself: through these, in order, of whom the last is himself.
-    Cycle(Vec<Edge>),
+    /// Who started waits for himself: through these, in order, of whom the last is himself. That may be so only because of other
+    /// waits, which are named too.
+    Cycle(Vec<Edge>, Vec<WaiterId>),
     /// There is no more to find.
     Done,
 }
@@ -124,6 +74,8 @@ pub(crate) struct Search {
     todo: VecDeque<(WaiterId, Option<usize>)>,
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
+    /// A way back that is one only if these waits never end.
+    unproven: Option<(Vec<Edge>, Knot)>,
 }
 
 /// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
@@ -132,9 +84,9 @@ struct Seen {
     holders: Holders,
     /// All holders were found, or all but this one, which waits itself.
     passed_holders: Passed,
-    /// All were found that an exclusive waiter at this position waits for in the queue.
-    exclusive_until: Option<Position>,
-    /// All were found that a shared waiter at this position waits for in the queue.
+    /// All were found that a waiter at this position who waits for all waits for in the queue.
+    all_until: Option<Position>,
+    /// All were found that any other waiter at this position waits for in the queue.
     shared_until: Option<Position>,
 }
 
@@ -159,19 +111,27 @@ impl Search {
     fn new(origin: Owner, from: Option<WaiterId>, todo: impl IntoIterator<Item = WaiterId>) -> Search {
         let todo = todo.into_iter().map(|id| (id, None)).collect();
         let (locks, seen, edges) = (HashMap::default(), HashMap::default(), Vec::new());
-        Search { origin, from, locks, todo, seen, edges }
+        Search { origin, from, locks, todo, seen, edges, unproven: None }
     }
 
     /// These are the holders of a lock, as its key has them.
     pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, mut holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         waits.anticipate(lock, &mut holders);
-        let seen = Seen { holders, passed_holders: Passed::None, exclusive_until: None, shared_until: None };
+        let seen = Seen { holders, passed_holders: Passed::None, all_until: None, shared_until: None };
         self.locks.insert(lock, seen);
     }
 
     /// Goes on until something is needed or found.
     pub(crate) fn step(&mut self, waits: &impl Waits, now: Now) -> Step {
+        if let Some((way, knot)) = &mut self.unproven {
+            let holders = |lock: &LockIdx| self.locks.get(lock).map(|seen| &seen.holders);
+            return match knot.step(waits, holders, now) {
+                knot::Step::Read(lock) => Step::Read(lock),
+                knot::Step::NeverEnds(others) => Step::Cycle(std::mem::take(way), others),
+                knot::Step::MayEnd => Step::Done,
+            };
+        }
         while let Some((id, from)) = self.todo.front().copied() {
             let Some(wait) = waits.waiting(id, now) else {
                 self.todo.pop_front();
@@ -190,8 +150,18 @@ impl Search {
                 let Some(led_to) = self.follow(waits, wait.lock, &blocker, now) else { continue };
                 let edge = self.edges.len();
                 self.edges.push(Edge { owner: blocker.owner, lock: name.clone(), by: id, from });
-                if self.from.is_some_and(|from| led_to.contains(&from)) {
-                    return Step::Cycle(self.way_to(edge));
+                if let Some(from) = self.from.filter(|from| led_to.contains(from)) {
+                    let way = self.way_to(edge);
+                    let needs_some = |edge: &Edge| {
+                        let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
+                        // The only holder that is allowed is one for whom all wait.
+                        limit.is_some_and(|limit| limit.get() > 1)
+                    };
+                    if !way.iter().any(needs_some) {
+                        return Step::Cycle(way, Vec::new());
+                    }
+                    self.unproven = Some((way, Knot::of(from, self.origin.clone())));
+                    return self.step(waits, now);
                 }
                 self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
             }
@@ -264,25 +234,26 @@ fn blockers(
     now: Now,
 ) -> Vec<Blocker> {
     let Waiting { lock, owner, wants, .. } = *wait;
-    let holders = seen.pass_holders(waits, owner, wants, wanted.map(|(origin, _)| origin));
+    let holders = seen.pass_holders(waits, wait, wanted.map(|(origin, _)| origin));
     let mut found: Vec<Blocker> = holders.into_iter().map(|owner| Blocker { owner, ahead: None }).collect();
-    let exclusive = wants.mode == Mode::Exclusive;
+    // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
+    let for_all = wants.bars_readers();
     let served_at = served_at_of(waits, wait, now);
-    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && exclusive) {
+    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all) {
         // Of its waits here the one to which the way back is looked for, or any.
         let is_ahead = |id: &WaiterId| waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at);
         let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| *id == from);
         found.extend(ahead.map(|id| Blocker { owner: origin.clone(), ahead: Some(id) }));
     }
-    let until = if exclusive { &mut seen.exclusive_until } else { &mut seen.shared_until };
+    let until = if for_all { &mut seen.all_until } else { &mut seen.shared_until };
     let passed = until.unwrap_or(Position::FRONT);
     if served_at <= passed {
         return found;
     }
     *until = Some(served_at);
-    let which = match (wanted.is_none(), exclusive) {
+    let which = match (wanted.is_none(), for_all) {
         (true, true) => Ahead::All,
-        (true, false) | (false, false) => Ahead::Exclusive,
+        (true, false) | (false, false) => Ahead::Barring,
         (false, true) => Ahead::Crossing,
     };
     for id in waits.ahead(lock, which, passed..served_at) {
@@ -291,7 +262,7 @@ fn blockers(
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let leads_to_all = is_followed && !exclusive && !ahead.is_beside_own(&seen.holders);
+        let leads_to_all = is_followed && !for_all && !ahead.is_beside_own(&seen.holders);
         if leads_to_all && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }
@@ -299,28 +270,13 @@ fn blockers(
     found
 }
 
-/// Where this wait is served: where its owner's first wait for the lock is, as that lets in all but those that the owner's own
-/// hold is in the way of.
-fn served_at_of(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {
-    if wait.wants.once {
-        return wait.position;
-    }
-    let all = waits.waits_at(wait.lock, wait.owner).filter_map(|id| waits.waiting(id, now));
-    all.map(|wait| wait.position).min().unwrap_or(wait.position)
-}
-
 impl Seen {
     /// The holders that exclude a request and are looked for, but for those who were found already. If only the way back to one
     /// owner is wanted: those who wait themselves, and that owner.
-    fn pass_holders(
-        &mut self,
-        waits: &impl Waits,
-        owner: &Owner,
-        wants: Wants,
-        wanted: Option<&Owner>,
-    ) -> Vec<Owner> {
+    fn pass_holders(&mut self, waits: &impl Waits, wait: &Waiting<'_>, wanted: Option<&Owner>) -> Vec<Owner> {
+        let Waiting { owner, wants, .. } = *wait;
         let found = |holders: &Holders| -> Vec<Owner> {
-            let excludes = |hold: &&Hold| excludes(hold, owner.as_bytes(), wants);
+            let excludes = |hold: &&Hold| wait.is_behind(hold);
             match wanted {
                 None => holders.iter().filter(excludes).map(|hold| hold.owner.clone()).collect(),
                 // Of 10,000 readers hardly any waits: those who wait are looked for among them, not the other way round.
@@ -339,10 +295,10 @@ impl Seen {
                 }
             }
         };
-        match (&self.holders, wants.mode) {
-            (Holders::Shared(_), Mode::Shared) | (Holders::Free, _) => Vec::new(),
+        match (&self.holders, wants.bars_readers()) {
+            (Holders::Shared(_), false) | (Holders::Free, _) => Vec::new(),
             (Holders::Exclusive(_), _) => found(&self.holders),
-            (Holders::Shared(holds), Mode::Exclusive) => match &self.passed_holders {
+            (Holders::Shared(holds), true) => match &self.passed_holders {
                 Passed::None if !wants.once && holds.contains_key(owner) => {
                     self.passed_holders = Passed::AllBut(owner.clone());
                     found(&self.holders)

@@ -23,11 +23,11 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId) -> Option<String> {
     loop {
         let mut search = with(ctx, |driver| Search::cycle(&driver.locks, id, ctx.now()))?;
-        let Step::Cycle(edges) = run(ctx, &mut search) else { return None };
+        let Step::Cycle(edges, others) = run(ctx, &mut search) else { return None };
         // Whoever has hung up waits no more, even if the server has not read so yet.
         let gone: Vec<WaiterId> = with(ctx, |driver| {
             let hung_up = |id: &WaiterId| driver.blocked.is_hung_up(*id);
-            edges.iter().map(|edge| edge.by).filter(hung_up).collect()
+            edges.iter().map(|edge| edge.by).chain(others).filter(hung_up).collect()
         });
         let text = gone.is_empty().then(|| {
             let reader = Caller::of(ctx).access();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `counter`, `fencing` and `losing` of `examples/`, as a reader would run them, on a real server.
+//! `counter`, `fencing`, `losing`, `permits` and `hot_lock` of `examples/`, as a reader would run them, on a real server.
 
 use std::process::Command;
 
@@ -16,6 +16,7 @@ crate::on_every_server!(
     python_reports_a_lost_lock,
     a_token_keeps_a_late_write_out,
     a_worker_stops_when_it_loses_its_lock,
+    an_api_is_never_called_too_often,
     the_page_on_fencing_does_what_it_says,
 );
 
@@ -71,7 +72,6 @@ fn a_token_keeps_a_late_write_out(flavor: Flavor) {
     assert_nothing_stays(server);
 }
 
-/// Every shell script of the page is followed by what it prints.
 fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
     let server = Server::with_module_args(flavor, &["lock.events", "yes"], &[]);
     let mut program = rust("losing");
@@ -88,6 +88,21 @@ fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
     }
 }
 
+fn an_api_is_never_called_too_often(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut program = rust("permits");
+    program.args(["--url", &server.url()]);
+    let output = Run::spawn(program).finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    let lines: Vec<&str> = printed.stdout.lines().collect();
+    assert!(!lines[1].contains(": 0 of"), "nothing is shown: {printed}");
+    assert_eq!(lines[2..], ["10 calls at a time at most", "with 10 permits: 0 of 500 calls were refused"]);
+    let mut server = server;
+    server.assert_healthy();
+}
+
+/// Every shell script of the page is followed by what it prints.
 fn the_page_on_fencing_does_what_it_says(flavor: Flavor) {
     let page = include_str!("../../docs/fencing.md");
     let server = Server::with_module(flavor, &[]);
@@ -170,4 +185,43 @@ fn count(printed: &Printed, line: &str, expected: u64) -> u64 {
     let (said, got) = rest.split_once(", got ").unwrap_or_else(|| panic!("no count: {printed}"));
     assert_eq!(said.trim(), format!("expected {expected}"));
     got.parse().unwrap_or_else(|_| panic!("no count: {printed}"))
+}
+
+/// As many come as in the textbook's example: half of what can be served.
+#[test]
+fn waits_for_a_hot_lock_are_calculated() {
+    let told = |args: &str| {
+        let mut program = rust("hot_lock");
+        program.args(args.split(' '));
+        let output = Run::spawn(program).finish();
+        (output.status.code(), Printed::new(&output))
+    };
+    let (status, printed) = told("--per-second 50 --hold 9 --round-trip 1");
+    assert_eq!(status, Some(0), "{printed}");
+    let most = "the lock is busy for 50 % of the time; 100.0 grants a second are the most\n";
+    assert!(printed.stdout.starts_with(most), "{printed}");
+    // Of 10 ms service, exponential but for the round trip: 50 / s * (2 * 81 + 18 + 1) ms² / (2 * 0.5), and the round trip.
+    assert!(printed.stdout.contains("on average 0.5 wait for it\n"), "{printed}");
+    let mean = printed.stdout.split_once("mean ").unwrap().1.split_once(" ms").unwrap().0;
+    assert!((mean.parse::<f64>().unwrap() - 10.05).abs() < 0.2, "{printed}");
+    let (status, printed) = told("--per-second 250 --hold 4 --round-trip 1 --equal");
+    assert_eq!(status, Some(1), "{printed}");
+    assert!(printed.stdout.contains("50.0 more wait after each second"), "{printed}");
+    let page = include_str!("../../docs/scale.md");
+    let (_, session) = page.split_once("$ cargo run --release --example hot_lock -- ").unwrap();
+    let (typed, rest) = session.split_once('\n').unwrap();
+    assert_eq!(told(typed).1.stdout, rest.split_once("```").unwrap().0, "{typed}");
+    for (wrong, why) in [
+        ("--hold 4", "--per-second must be above 0"),
+        ("--per-second 4", "--hold is missing"),
+        ("--per-second x --hold 4", "'x' is not a number"),
+        ("--per-second 4 --hold -1", "'-1' is not a number from 0 on"),
+        ("--per-second 4 --hold 0", "both 0"),
+        ("--per-second 4 --hold", "--hold needs a number"),
+        ("--often", "unknown option '--often'"),
+    ] {
+        let (status, printed) = told(wrong);
+        assert_eq!(status, Some(2), "{wrong}: {printed}");
+        assert!(printed.stderr.contains(why) && printed.stderr.contains("usage:"), "{wrong}: {printed}");
+    }
 }

@@ -7,7 +7,6 @@
 
 mod support;
 
-mod alerts;
 mod basics;
 mod becoming_free;
 mod cancel;
@@ -31,10 +30,12 @@ mod followers;
 mod guarded;
 mod guarded_fuzz;
 mod guarded_scripts;
+mod limit;
 mod loading;
 mod lockrun;
 mod locktop;
 mod messages;
+mod monitoring;
 mod moving;
 mod once;
 mod packages;
@@ -51,6 +52,5 @@ mod sessions;
 mod setups;
 mod shared;
 mod tables;
-
 mod waiting;
 mod who;

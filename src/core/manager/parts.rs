@@ -221,7 +221,7 @@ impl Parts {
         self.decisions.extend(decision.map(|decision| (id, decision)));
         let lock = wait.lock();
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
-        let makes_way = state.queue.makes_way(wait.position(), wait.request().wants.mode);
+        let makes_way = state.queue.makes_way(wait.position(), wait.request().wants);
         if makes_way && !self.demoted {
             self.table.set_ready(lock);
         }
@@ -327,11 +327,11 @@ impl Parts {
     pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
         let Some(wait) = self.waiters.queued(id) else { return };
         let (lock, before, wants) = (wait.lock(), wait.position(), wait.request().wants);
-        let (after, mode) = (Position::new(wants, holds, before.ticket()), wants.mode);
+        let after = Position::new(wants, holds, before.ticket());
         let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
-        state.queue.insert(after, id, mode);
+        state.queue.insert(after, id, wants);
         if crosses {
             state.queue.set_crossing(after, true);
         }

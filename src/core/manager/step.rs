@@ -580,7 +580,7 @@ impl<'a> Step<'a> {
             if state.queue.is_empty() {
                 self.parts.statistics.contention_begins();
             }
-            state.queue.insert(position, id, request.wants.mode);
+            state.queue.insert(position, id, request.wants);
         }
         if deadline.is_some() {
             self.parts.deadlines.set(&id, deadline);

@@ -131,7 +131,7 @@ impl LockManager {
 fn verify_waits(parts: &Parts) {
     for (id, wait) in parts.waiters.iter() {
         let state = parts.state(wait.lock()).unwrap_or_else(|| panic!("{id:?} waits for an unknown lock"));
-        let stands = state.queue.find(wait.position()) == Some((id, wait.request().wants.mode));
+        let stands = state.queue.find(wait.position()) == Some((id, wait.request().wants));
         assert_eq!(stands, wait.state() == WaitState::Queued, "{id:?} is {:?}", wait.state());
         let (on_their_way, revoking) = state.unconfirmed.ids();
         assert_eq!(on_their_way.contains(&id), wait.state() == WaitState::Granted, "{id:?}");

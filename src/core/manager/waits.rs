@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
-use crate::core::waits_for::{Ahead, Waiting, Waits};
+use crate::core::waits::{Ahead, Waiting, Waits};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
 impl Waits for LockManager {
@@ -51,11 +51,11 @@ impl Waits for LockManager {
         let queue = self.parts.state(lock).map(|state| &state.queue);
         let of = |wanted| queue.filter(|_| which == wanted).map(|queue| (queue, positions.clone()));
         let all = of(Ahead::All).into_iter().flat_map(|(queue, positions)| queue.at(positions));
-        let exclusive = of(Ahead::Exclusive).into_iter();
-        let exclusive = exclusive.flat_map(|(queue, positions)| queue.exclusive_at(positions));
+        let barring = of(Ahead::Barring).into_iter();
+        let barring = barring.flat_map(|(queue, positions)| queue.barring_at(positions));
         let crossing = of(Ahead::Crossing).into_iter();
         let crossing = crossing.flat_map(|(queue, positions)| queue.crossing_at(positions));
-        all.chain(exclusive).chain(crossing)
+        all.chain(barring).chain(crossing)
     }
 
     fn name(&self, lock: LockIdx) -> Option<&LockId> {
@@ -88,10 +88,16 @@ impl Waits for LockManager {
             return false;
         }
         state.queue.has_crossing()
-            || match holders {
-                Holders::Free => false,
-                Holders::Exclusive(hold) => self.parts.waiters.waits(hold.owner.as_bytes()),
-                Holders::Shared(_) => true,
+            || match (holders, wants.limit) {
+                (Holders::Free, _) => false,
+                (Holders::Exclusive(hold), _) => self.parts.waiters.waits(hold.owner.as_bytes()),
+                // So many of those who hold it would have to wait themselves, unless others are in the way.
+                (Holders::Shared(_), Some(limit)) => {
+                    let waiting = self.parts.waiters.index_lens().0;
+                    state.queue.len() > 1
+                        || u32::try_from(waiting).is_ok_and(|waiting| waiting >= limit.get())
+                }
+                (Holders::Shared(_), None) => true,
             }
     }
 }

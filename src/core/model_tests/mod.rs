@@ -10,7 +10,7 @@ mod model;
 pub(in crate::core) mod real;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -38,6 +38,8 @@ pub(super) struct Call {
     pub(super) shared: bool,
     /// What its owner holds already is in its way.
     pub(super) once: bool,
+    /// How many may hold it shared, at most; no limit is 0.
+    pub(super) limit: u32,
     pub(super) lease: i64,
     /// The lease is that of a call that gives none: it shortens nothing.
     pub(super) keeps: bool,
@@ -53,7 +55,8 @@ pub(super) struct Call {
 
 impl Call {
     fn wants(&self) -> Wants {
-        Wants { mode: if self.shared { Mode::Shared } else { Mode::Exclusive }, once: self.once }
+        let mode = if self.shared { Mode::Shared } else { Mode::Exclusive };
+        Wants { mode, once: self.once, limit: NonZeroU32::new(self.limit).filter(|_| self.shared) }
     }
 
     fn request(&self) -> Request {
@@ -159,6 +162,11 @@ pub(super) enum Op {
     },
 }
 
+/// How many may hold a lock shared; mostly there is no limit.
+fn limit() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => Just(0), 2 => 1..4u32]
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
     let lease = 1..40i64;
@@ -170,7 +178,7 @@ fn op() -> impl Strategy<Value = Op> {
         })
     };
     let max = || prop::option::weighted(0.4, 1..60i64);
-    let wants = (prop::bool::weighted(0.4), prop::bool::weighted(0.2));
+    let wants = (prop::bool::weighted(0.4), prop::bool::weighted(0.2), limit());
     let later = prop::bool::weighted(0.2);
     let call = (
         owner.clone(),
@@ -182,18 +190,21 @@ fn op() -> impl Strategy<Value = Op> {
         (bind(), max()),
         later,
     )
-        .prop_map(|(owner, (shared, once), lease, keeps, fence, id, (bind, max), confirmed_later)| Call {
-            owner,
-            shared,
-            once,
-            lease,
-            keeps,
-            fence,
-            id,
-            confirmed_later,
-            bind,
-            max,
-        });
+        .prop_map(
+            |(owner, (shared, once, limit), lease, keeps, fence, id, (bind, max), confirmed_later)| Call {
+                owner,
+                shared,
+                once,
+                limit: if shared { limit } else { 0 },
+                lease,
+                keeps,
+                fence,
+                id,
+                confirmed_later,
+                bind,
+                max,
+            },
+        );
     let scope = prop_oneof![
         3 => Just(ReleaseScope::One),
         1 => Just(ReleaseScope::OneOf(Mode::Shared)),
@@ -288,8 +299,9 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
 fn crowded() -> impl Strategy<Value = Op> {
     let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
     prop_oneof![
-        20 => (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(lock, owner, shared, once)| {
-            let call = Call { owner, shared, once, lease: 100_000, ..Call::default() };
+        20 => (lock.clone(), owner.clone(), any::<bool>(), prop::bool::weighted(0.2), limit()).prop_map(|(lock, owner, shared, once, limit)| {
+            let limit = if shared { limit } else { 0 };
+            let call = Call { owner, shared, once, limit, lease: 100_000, ..Call::default() };
             Op::Acquire { lock, call, block: Some(0) }
         }),
         2 => (lock, owner).prop_map(|(lock, owner)| {
@@ -572,7 +584,10 @@ fn a_hold_count_that_cannot_grow_is_refused() {
     for (exclusive, shared) in [(i64::MAX, 0), (0, i64::MAX), (1, i64::MAX - 1)] {
         for mode in [Mode::Exclusive, Mode::Shared] {
             let holders = Holders::from_holds(vec![hold(b"a", exclusive, shared)]).unwrap();
-            assert_eq!(holders.admits(b"a", Wants { mode, once: false }), holders::Admission::Overflow);
+            assert_eq!(
+                holders.admits(b"a", Wants { mode, once: false, limit: None }),
+                holders::Admission::Overflow
+            );
         }
     }
 }

@@ -173,6 +173,15 @@ impl ModelBinding {
     }
 }
 
+/// Somebody whom a wait waits for.
+struct ModelBlocker {
+    owner: usize,
+    /// Which of its waits, if that is ahead in the queue.
+    ahead: Option<WaiterId>,
+    /// It is one of several of whom some are enough.
+    counts: bool,
+}
+
 pub(super) struct ModelGrant {
     pub(super) id: WaiterId,
     pub(super) lock: usize,
@@ -211,9 +220,11 @@ impl ModelLock {
         (!call.shared || hold.exclusive > 0) && (call.once || hold.owner != call.owner)
     }
 
-    /// Nobody's hold is in the way.
+    /// Nobody's hold is in the way, and there are not too many.
     fn admits(&self, call: &Call) -> bool {
-        !self.holds.iter().any(|hold| Self::excludes(hold, call))
+        let counts = call.limit > 0 && (call.once || self.of(call.owner).is_none());
+        let too_many = counts && self.holds.len() >= usize::try_from(call.limit).unwrap();
+        !too_many && !self.holds.iter().any(|hold| Self::excludes(hold, call))
     }
 
     /// It wants more of what its owner holds already.
@@ -792,8 +803,8 @@ impl Model {
         Seen::Waits(id)
     }
 
-    /// Whom a wait is for directly: an owner, and which of its waits if that is ahead in the queue.
-    fn blockers(&self, (lock, id): (usize, WaiterId)) -> Vec<(usize, Option<WaiterId>)> {
+    /// Whom a wait is for directly.
+    fn blockers(&self, (lock, id): (usize, WaiterId)) -> Vec<ModelBlocker> {
         let lock = &self.locks[lock];
         let line = lock.line();
         let call = &line.iter().find(|waiter| waiter.id == id).unwrap().call;
@@ -801,10 +812,60 @@ impl Model {
         let served =
             |waiter: &&ModelWaiter| waiter.id == id || (!call.once && waiter.call.owner == call.owner);
         let at = line.iter().position(served).unwrap();
-        let holders = lock.holds.iter().filter(|hold| ModelLock::excludes(hold, call));
-        let ahead = line[..at].iter().filter(|waiter| !(call.shared && waiter.call.shared));
-        let ahead = ahead.map(|waiter| (waiter.call.owner, Some(waiter.id)));
-        holders.map(|hold| (hold.owner, None)).chain(ahead).collect()
+        // Who wants it with a limited number of others is concerned by all who have it or will have it before.
+        let limited = call.limit > 0;
+        let as_one = Call { shared: call.shared && !limited, ..call.clone() };
+        let holders = lock.holds.iter().filter(|hold| ModelLock::excludes(hold, &as_one));
+        let holders = holders.map(|hold| ModelBlocker {
+            owner: hold.owner,
+            ahead: None,
+            counts: limited && hold.exclusive == 0,
+        });
+        let is_many = |call: &Call| call.shared && call.limit == 0;
+        let ahead = line[..at].iter().filter(|waiter| !(is_many(call) && is_many(&waiter.call)));
+        let ahead = ahead.map(|waiter| ModelBlocker {
+            owner: waiter.call.owner,
+            ahead: Some(waiter.id),
+            counts: limited && is_many(&waiter.call),
+        });
+        holders.chain(ahead).collect()
+    }
+
+    /// True if this wait can never end: one that can is crossed out, until there is none.
+    fn never_ends(&self, wait: (usize, WaiterId)) -> bool {
+        let all = self.locks.iter().enumerate();
+        let mut left: BTreeSet<(usize, WaiterId)> =
+            all.flat_map(|(at, lock)| lock.queue.iter().map(move |waiter| (at, waiter.id))).collect();
+        while let Some(ends) = left.iter().copied().find(|other| !self.is_stuck(*other, &left, wait)) {
+            left.remove(&ends);
+        }
+        left.contains(&wait)
+    }
+
+    /// True if a wait does not end as long as these do not. It is asked because of `from`.
+    fn is_stuck(
+        &self,
+        wait: (usize, WaiterId),
+        left: &BTreeSet<(usize, WaiterId)>,
+        from: (usize, WaiterId),
+    ) -> bool {
+        let call = self.call(wait);
+        if call.once && self.locks[wait.0].of(call.owner).is_some() {
+            return false;
+        }
+        let origin = self.call(from).owner;
+        let keeps = |blocker: &ModelBlocker| {
+            let led_to = self.led_to(wait.0, blocker.owner, blocker.ahead);
+            led_to.iter().any(|other| left.contains(other) && (blocker.owner != origin || *other == from))
+        };
+        let blockers = self.blockers(wait);
+        let counted: BTreeSet<usize> = blockers
+            .iter()
+            .filter(|blocker| blocker.counts && keeps(blocker))
+            .map(|blocker| blocker.owner)
+            .collect();
+        blockers.iter().any(|blocker| !blocker.counts && keeps(blocker))
+            || (call.limit > 0 && counted.len() >= usize::try_from(call.limit).unwrap())
     }
 
     fn call(&self, (lock, id): (usize, WaiterId)) -> &Call {
@@ -826,7 +887,7 @@ impl Model {
         waits.collect()
     }
 
-    /// A way leads back to this wait. It does not pass through a wait that is there because of its owner's own hold, nor through
+    /// A way leads back to this wait, and it can never end. The way does not pass through a wait that is there because of its owner's own hold, nor through
     /// another wait of the same owner.
     fn waits_for_itself(&self, lock: usize, id: WaiterId) -> bool {
         let owner = self.call((lock, id)).owner;
@@ -836,10 +897,10 @@ impl Model {
             if call.once && self.locks[wait.0].of(call.owner).is_some() {
                 continue;
             }
-            for (blocker, ahead) in self.blockers(wait) {
+            for ModelBlocker { owner: blocker, ahead, .. } in self.blockers(wait) {
                 let led_to = self.led_to(wait.0, blocker, ahead);
                 if led_to.contains(&(lock, id)) {
-                    return true;
+                    return self.never_ends((lock, id));
                 }
                 if blocker != owner {
                     todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
@@ -855,7 +916,7 @@ impl Model {
         let mut todo = self.waits_of(owner);
         let mut found: BTreeSet<_> = todo.iter().copied().collect();
         while let Some(wait) = todo.pop() {
-            for (blocker, ahead) in self.blockers(wait) {
+            for ModelBlocker { owner: blocker, ahead, .. } in self.blockers(wait) {
                 owners.insert(blocker);
                 let led_to = self.led_to(wait.0, blocker, ahead);
                 todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));

@@ -286,7 +286,7 @@ impl Real {
             Outcome::Queued(id) => {
                 let search = Search::cycle(&self.locks, id, now).unwrap();
                 let found = self.search(search).0;
-                if let Step::Cycle(cycle) = found {
+                if let Step::Cycle(cycle, _) = found {
                     assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle that is not searched for");
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
                     self.locks.leave(id);

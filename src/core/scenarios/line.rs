@@ -238,7 +238,10 @@ fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64
                 Some(("", id)) => call.id = Some(id.parse().ok()?),
                 _ => match option.strip_prefix("at most ") {
                     Some(time) => block = Some(ms(time)?.unsigned_abs()),
-                    None => (call.lease, call.keeps) = (ms(option.strip_prefix("lease ")?)?, false),
+                    None => match option.strip_prefix("limit ") {
+                        Some(limit) => call.limit = limit.parse().ok()?,
+                        None => (call.lease, call.keeps) = (ms(option.strip_prefix("lease ")?)?, false),
+                    },
                 },
             },
         }

@@ -66,6 +66,9 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the terminal shows\n{}", self.screen().trim_end());
+        }
         self.tmux(&["kill-server"]);
     }
 }

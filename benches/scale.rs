@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+
+//! What has to be known to plan for many clients: how long they wait for a lock that many of them want, measured and as
+//! `examples/hot_lock` calculates it; and what a release costs in a cluster by how many nodes it has.
+//!
+//! **The hot lock.** Requests come at times that are drawn beforehand, as those of independent clients do, whether or not the
+//! earlier ones have been served. Each has a client that sleeps until then, holds the lock for as long as was drawn, and gives it
+//! back. The calculation gets what an application can see of itself: when the calls were sent, for how long each client held the
+//! lock, and how long a release takes to be answered, on average. It does not get who waited.
+//!
+//! **The cluster.** The server that is measured has all slots; the others only know it, as they would in a large cluster.
+
+mod support;
+
+#[path = "../examples/hot_lock/queue.rs"]
+mod queue;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use queue::{waits, Load, Request, Spread};
+use support::caller::Caller;
+use support::machine::{pin, Cores};
+use support::results::{Results, Target, Unit};
+use support::samples::Samples;
+use support::server::{Server, Setup};
+use support::{asked, thousands, unless_quick, Outcome, OWNER};
+
+/// How long the lock is to be held, on average. Clients oversleep a little.
+const HOLD: f64 = 0.02;
+
+/// How much of the time it is to be held.
+const UTILISATIONS: [f64; 4] = [0.5, 0.65, 0.75, 0.85];
+
+/// More than ever wait at once.
+const CLIENTS: usize = 150;
+
+/// How far a measured wait may be from the calculated one.
+const TOLERANCE: f64 = 0.2;
+
+/// How many nodes a cluster has.
+const NODES: [usize; 3] = [2, 10, 40];
+
+fn main() -> Outcome<()> {
+    if !asked("scale") {
+        return Ok(());
+    }
+    let mut results = Results::of("scale");
+    let mut server = hot_lock(&mut results)?;
+    cluster(&mut results)?;
+    results.finish(&mut server)
+}
+
+fn hot_lock(results: &mut Results) -> Outcome<Server> {
+    let cores = Cores::share(1);
+    let server = Setup::new().on_cores(&cores.server).start()?;
+    pin(&cores.loaders);
+    for (spread, name) in [(Spread::None, "equal"), (Spread::Exponential, "exponential")] {
+        for utilisation in UTILISATIONS {
+            let load = Load { per_second: utilisation / HOLD, hold: HOLD, spread, round_trip: 0.0 };
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Some thousands.
+            let count = (load.per_second * unless_quick(25.0, 3.0)) as usize;
+            let mut served = play(&server, &load.requests(count, 1))?;
+            served.sort_by(|one, other| one.request.at.total_cmp(&other.request.at));
+            let mean = |of: fn(&Served) -> f64| served.iter().map(of).sum::<f64>() / served.len() as f64;
+            let (hold, round_trip) = (mean(|served| served.request.hold), mean(|served| served.release));
+            let load = Load { hold, round_trip, ..load };
+            let requests: Vec<Request> = served.iter().map(|served| served.request).collect();
+            let measured = Samples(served.iter().map(|served| served.waited * 1e6).collect());
+            let calculated = waits(&requests, round_trip).into_iter().map(|wait| wait * 1e6);
+            let calculated = Samples(calculated.collect());
+            let percent = load.utilisation() * 100.0;
+            eprintln!("{percent:.0} %: {:.0} µs for a release", round_trip * 1e6);
+            for (which, value) in [("mean", Samples::mean as fn(&Samples) -> f64), ("p99", Samples::p99)] {
+                let what = format!("scale: wait for a lock busy at {percent:.0} %, {name} holds, {which}");
+                let (measured, calculated) = (value(&measured), value(&calculated));
+                let target = Target::Within(TOLERANCE);
+                results.ratio(&what, Unit::Micros, measured, ("calculated", calculated), target);
+            }
+        }
+    }
+    Ok(server)
+}
+
+/// What a client saw. All times are in seconds.
+struct Served {
+    /// When it has sent its call, and for how long it held the lock.
+    request: Request,
+    /// From then until the grant.
+    waited: f64,
+    /// From the release until its reply.
+    release: f64,
+}
+
+/// Plays these requests.
+fn play(server: &Server, requests: &[Request]) -> Outcome<Vec<Served>> {
+    let next = AtomicUsize::new(0);
+    let begin = Instant::now() + Duration::from_millis(500);
+    let client = |number: usize| -> Outcome<Vec<Served>> {
+        let mut caller = Caller::connect(server)?;
+        let mut served = Vec::new();
+        while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let at = begin + Duration::from_secs_f64(request.at);
+            thread::sleep(at.saturating_duration_since(Instant::now()));
+            let sent = Instant::now();
+            granted(&caller.call(&format!("LOCK.ACQUIRE hot client:{number} BLOCK 0"))?)?;
+            let told = Instant::now();
+            thread::sleep(Duration::from_secs_f64(request.hold));
+            let releases = Instant::now();
+            caller.call(&format!("LOCK.RELEASE hot client:{number}"))?;
+            let request = Request { at: (sent - begin).as_secs_f64(), hold: (releases - told).as_secs_f64() };
+            let (waited, release) = ((told - sent).as_secs_f64(), releases.elapsed().as_secs_f64());
+            served.push(Served { request, waited, release });
+        }
+        Ok(served)
+    };
+    let client = &client;
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|number| scope.spawn(move || client(number))).collect();
+        let mut served = Vec::new();
+        for client in clients {
+            served.extend(client.join().map_err(|_| "a client panicked")??);
+        }
+        Ok(served)
+    })
+}
+
+fn granted(reply: &[u8]) -> Outcome<()> {
+    match reply {
+        b":1\r\n" => Ok(()),
+        reply => Err(format!("instead of a grant: {}", reply.escape_ascii()).into()),
+    }
+}
+
+/// The message that a lock is free goes to all nodes by `PUBLISH`, and stays in the shard by `SPUBLISH`.
+fn cluster(results: &mut Results) -> Outcome<()> {
+    let mut least = None;
+    for size in NODES {
+        let mut nodes = Vec::new();
+        for _ in 0..size {
+            let mut setup = Setup::new().as_node();
+            // The others only listen.
+            if !nodes.is_empty() {
+                setup = setup.without_module();
+            }
+            nodes.push(setup.start()?);
+        }
+        let (measured, others) = nodes.split_at_mut(1);
+        let measured = &mut measured[0];
+        redis::cmd("CLUSTER").arg(&["ADDSLOTSRANGE", "0", "16383"]).query::<()>(&mut measured.control)?;
+        for other in others {
+            let port = other.address().port().to_string();
+            let bus: String = redis::cmd("CONFIG")
+                .arg("GET")
+                .arg("cluster-port")
+                .query::<(String, String)>(&mut other.control)?
+                .1;
+            redis::cmd("CLUSTER")
+                .arg(&["MEET", "127.0.0.1", &port, &bus])
+                .query::<()>(&mut measured.control)?;
+        }
+        measured.until("all nodes are connected", |server| {
+            let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut server.control)?;
+            let connected = nodes.lines().filter(|node| node.contains(" connected")).count();
+            let joined = nodes.lines().all(|node| !node.contains("handshake"));
+            let state: String = redis::cmd("CLUSTER").arg("INFO").query(&mut server.control)?;
+            Ok(connected == size && joined && state.contains("cluster_state:ok"))
+        })?;
+        for publish in ["both", "spublish"] {
+            let set = ["SET", "lock.publish", publish];
+            redis::cmd("CONFIG").arg(&set).query::<()>(&mut measured.control)?;
+            let cost = pair(measured)?;
+            let least = *least.get_or_insert(cost);
+            let what = format!("scale: server's time for a pair, {} nodes, {publish}", thousands(size));
+            results.ratio(&what, Unit::Micros, cost, ("2 nodes, both", least), Target::None);
+        }
+    }
+    Ok(())
+}
+
+/// Microseconds of the server for an acquire and a release, one call after the other.
+fn pair(server: &mut Server) -> Outcome<f64> {
+    let count: u32 = unless_quick(5_000, 500);
+    let mut caller = Caller::connect(server)?;
+    let mut samples = Samples::default();
+    for _ in 0..unless_quick(5, 1) {
+        let before = server.cpu()?;
+        for _ in 0..count {
+            granted(&caller.call(&format!("LOCK.ACQUIRE lock {OWNER}"))?)?;
+            caller.call(&format!("LOCK.RELEASE lock {OWNER}"))?;
+        }
+        samples.0.push((server.cpu()? - before).as_secs_f64() * 1e6 / f64::from(count));
+    }
+    Ok(samples.median())
+}

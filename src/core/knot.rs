@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+
+//! Whether a wait can ever end, where some of those whom it waits for are enough.
+//!
+//! Who wants a lock with at most `n` owners waits until fewer hold it: it does not matter which of them leave. So it waits for
+//! ever only if `n` of the owners who hold the lock, or will before it, wait for ever themselves. All other waits are for
+//! everybody in the way, and one of them is enough.
+//!
+//! The waits that depend on each other are collected first. Of these all are crossed out that can end, one after the other, until
+//! no more are found: what is left waits for ever.
+
+use foldhash::{HashMap, HashSet};
+use smallvec::SmallVec;
+
+use super::table::LockIdx;
+use super::wait_queue::Position;
+use super::waits::{served_at_of, Ahead, Waiting, Waits};
+use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
+
+/// With more dependencies than this, a wait counts as one that can end: to find out would stop the server for milliseconds.
+const MOST: usize = 20_000;
+
+/// The waits of one owner.
+type WaitsOf = SmallVec<[WaiterId; 2]>;
+
+/// What a wait depends on.
+struct Needs {
+    /// It waits for ever if one of these does.
+    each: Vec<WaiterId>,
+    /// It waits for ever if so many of these owners do: each by one of its waits.
+    some: Option<(usize, Vec<WaitsOf>)>,
+}
+
+/// The waits that one wait depends on.
+pub(super) struct Knot {
+    from: WaiterId,
+    origin: Owner,
+    needs: HashMap<WaiterId, Needs>,
+    todo: Vec<WaiterId>,
+    /// How many dependencies have been found.
+    found: usize,
+}
+
+/// What is needed or was found.
+pub(super) enum Step {
+    /// The holders of this lock are needed.
+    Read(LockId),
+    /// The wait never ends, as these do not.
+    NeverEnds(Vec<WaiterId>),
+    MayEnd,
+}
+
+impl Knot {
+    /// That of a wait of this owner.
+    pub(super) fn of(from: WaiterId, origin: Owner) -> Knot {
+        Knot { from, origin, needs: HashMap::default(), todo: vec![from], found: 0 }
+    }
+
+    /// Goes on until something is needed or found.
+    pub(super) fn step<'a>(
+        &mut self,
+        waits: &impl Waits,
+        holders: impl Fn(&LockIdx) -> Option<&'a Holders>,
+        now: Now,
+    ) -> Step {
+        while let Some(id) = self.todo.last().copied() {
+            let wait = waits.waiting(id, now).filter(|_| !self.needs.contains_key(&id));
+            let Some(wait) = wait else {
+                self.todo.pop();
+                continue;
+            };
+            let Some(holders) = holders(&wait.lock) else {
+                let name = waits.name(wait.lock).cloned();
+                return name.map_or_else(|| defect!("a wait for an unknown lock", Step::MayEnd), Step::Read);
+            };
+            self.todo.pop();
+            // Another thread of the owner may give back what is in its way.
+            if wait.is_beside_own(holders) {
+                continue;
+            }
+            let needs = self.needs_of(waits, id, &wait, holders, now);
+            let some = needs.some.iter().flat_map(|(_, owners)| owners.iter().flatten());
+            self.todo.extend(needs.each.iter().chain(some));
+            self.found += needs.each.len() + needs.some.as_ref().map_or(0, |(_, owners)| owners.len());
+            self.needs.insert(id, needs);
+            if self.found > MOST {
+                return Step::MayEnd;
+            }
+        }
+        let for_ever = self.for_ever();
+        if for_ever.contains(&self.from) {
+            Step::NeverEnds(for_ever.into_iter().collect())
+        } else {
+            Step::MayEnd
+        }
+    }
+
+    fn needs_of(
+        &self,
+        waits: &impl Waits,
+        id: WaiterId,
+        wait: &Waiting<'_>,
+        holders: &Holders,
+        now: Now,
+    ) -> Needs {
+        let (mut each, mut some) = (Vec::new(), HashMap::<Owner, WaitsOf>::default());
+        let limit = wait.wants.limit;
+        for hold in holders.iter().filter(|hold| wait.is_behind(hold)) {
+            let led_to = self.led_to(waits, wait.lock, &hold.owner, None, now);
+            if limit.is_some() && hold.exclusive == 0 {
+                some.entry(hold.owner.clone()).or_default().extend(led_to);
+            } else {
+                each.extend(led_to);
+            }
+        }
+        let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..served_at_of(waits, wait, now));
+        for other in ahead.filter(|other| *other != id) {
+            let Some(ahead) = waits.waiting(other, now) else { continue };
+            let led_to = self.led_to(waits, wait.lock, ahead.owner, Some(other), now);
+            if wait.wants.mode == Mode::Exclusive || ahead.wants.bars_readers() {
+                each.extend(led_to);
+            } else if limit.is_some() {
+                some.entry(ahead.owner.clone()).or_default().extend(led_to);
+            }
+        }
+        let some = limit.map(|limit| (usize::try_from(limit.get()).unwrap_or(usize::MAX), some));
+        Needs { each, some: some.map(|(limit, some)| (limit, some.into_values().collect())) }
+    }
+
+    /// The waits of an owner that are to end before it gives this lock back: not those of its other threads that want the lock for
+    /// themselves; of the origin only the one that is asked about.
+    fn led_to(
+        &self,
+        waits: &impl Waits,
+        lock: LockIdx,
+        owner: &Owner,
+        ahead: Option<WaiterId>,
+        now: Now,
+    ) -> WaitsOf {
+        let is_others = |id: &WaiterId| {
+            let once = waits.waiting(*id, now).is_some_and(|wait| wait.wants.once && wait.lock == lock);
+            once && Some(*id) != ahead
+        };
+        let of = waits.waits_of(owner).filter(|id| *owner != self.origin || *id == self.from);
+        of.filter(|id| !is_others(id)).collect()
+    }
+
+    /// Those that can never end.
+    fn for_ever(&self) -> HashSet<WaiterId> {
+        let mut left: HashSet<WaiterId> = self.needs.keys().copied().collect();
+        loop {
+            let ends = |id: &WaiterId| {
+                let Some(Needs { each, some }) = self.needs.get(id) else { return true };
+                let is_left = |id: &WaiterId| left.contains(id);
+                let so_many = |(limit, owners): &(usize, Vec<WaitsOf>)| {
+                    owners.iter().filter(|waits| waits.iter().any(is_left)).count() >= *limit
+                };
+                !each.iter().any(is_left) && !some.as_ref().is_some_and(so_many)
+            };
+            let ending: Vec<WaiterId> = left.iter().copied().filter(ends).collect();
+            if ending.is_empty() {
+                return left;
+            }
+            ending.iter().for_each(|id| {
+                left.remove(id);
+            });
+        }
+    }
+}
