@@ -8,7 +8,7 @@ use support::machine::machine;
 use support::results::{self, print_table, Results};
 use support::{asked, Outcome};
 
-const BENCHES: [&str; 10] = [
+const BENCHES: [&str; 11] = [
     "instructions",
     "throughput",
     "handover",

@@ -139,7 +139,7 @@ fn cluster(results: &mut Results) -> Outcome<()> {
     for size in NODES {
         let mut nodes = Vec::new();
         for _ in 0..size {
-            let mut setup = Setup::new().as_node();
+            let mut setup = Setup::new().in_a_cluster();
             // The others only listen.
             if !nodes.is_empty() {
                 setup = setup.without_module();

@@ -61,7 +61,7 @@ impl Setup {
     }
 
     /// A node that other nodes of a cluster can meet.
-    pub fn as_node(mut self) -> Setup {
+    pub fn in_a_cluster(mut self) -> Setup {
         self.is_node = true;
         self.option("cluster-enabled", "yes").option("cluster-node-timeout", "60000")
     }

@@ -16,6 +16,7 @@ import urllib.request
 import matplotlib
 
 matplotlib.use("svg")
+matplotlib.rcParams["svg.fonttype"] = "none"
 import matplotlib.dates
 import matplotlib.pyplot as pyplot
 
@@ -49,7 +50,7 @@ def legend(text, labels):
 
 def draw_panel(axes, panel, prometheus, begin, end):
     unit = panel["fieldConfig"]["defaults"]["unit"]
-    axes.set_title(panel["title"], fontsize=9, loc="left", fontweight="bold")
+    axes.set_title(panel["title"], fontsize=8, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     drawn = 0
     for target in panel["targets"]:
@@ -60,7 +61,7 @@ def draw_panel(axes, panel, prometheus, begin, end):
             axes.axis("off")
             axes.text(0.5, 0.4, shown(value, unit), ha="center", va="center", fontsize=20, color=COLORS[2])
             continue
-        step = max(1, (end - begin) // 300)
+        step = max(1, (end - begin) // 150)
         for series in ask(prometheus, "query_range", query=query, start=begin, end=end, step=step):
             times = [at / 86400 for at, _ in series["values"]]
             values = [float(value) for _, value in series["values"]]
