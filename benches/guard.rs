@@ -29,11 +29,12 @@ const TOLERANCE: f64 = 0.05;
 const TOLERANCE_OF_MANY: f64 = 0.08;
 /// What the others are compared with.
 const BASE: &Path = &paths::SET_DEL;
-const GUARDED: [&Path; 13] = [
+const GUARDED: [&Path; 14] = [
     &paths::PAIR,
     &paths::PAIR_SHARED,
     &paths::BESIDE_10,
     &paths::BESIDE_10000,
+    &paths::PERMIT,
     &paths::PAIR_FENCE,
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,
