@@ -186,6 +186,8 @@ fn what_is_wrong_is_said(flavor: Flavor) {
         (&["-n"][..], 64, "required"),
         (&["-w", "soon", "k", "touch", "ran"], 64, "not a number of seconds"),
         (&["--lease", "0.1", "k", "touch", "ran"], 64, "must be 1 at least"),
+        (&["--limit", "0", "k", "touch", "ran"], 64, "--limit"),
+        (&["--limit", "2", "-x", "k", "touch", "ran"], 64, "cannot be used with"),
         (&["-u", "redis://127.0.0.1:1", "k", "touch", "ran"], 69, "127.0.0.1:1: Connection refused"),
         (&["-u", "gopher://x", "k", "touch", "ran"], 64, "URL"),
         (&["-u", "redis://a,redis://b", "k", "touch", "ran"], 64, "several URLs"),
@@ -220,6 +222,22 @@ fn one_runs_at_a_time_and_readers_together(flavor: Flavor) {
         shell.spawn(&["-s", "k", "-c", &script])
     };
     for run in [reader("a", "b"), reader("b", "a")] {
+        assert_eq!(told(&run.finish()), (Some(0), String::new()));
+    }
+    // Two at a time, and the third when one of them has ended.
+    let script = |own: &str| format!("touch {own}; until [ -e end-{own} ]; do sleep 0.01; done");
+    let mut runs: Vec<Run> =
+        ["c", "d"].map(|own| shell.spawn(&["--limit", "2", "k", "-c", &script(own)])).into();
+    until("two run", || ["c", "d"].iter().all(|own| shell.path(own).exists()));
+    assert_eq!(shell.run(&["-n", "--limit", "2", "k", "true"]).status.code(), Some(1));
+    assert_eq!(shell.run(&["-n", "--limit", "3", "k", "true"]).status.code(), Some(0));
+    runs.push(shell.spawn(&["--limit", "2", "k", "-c", &script("e")]));
+    until("it waits", || shell.server.client().info("lock", "lock_waiters") == "1");
+    assert!(!shell.path("e").exists());
+    for own in ["end-d", "end-c", "end-e"] {
+        fs::write(shell.path(own), "").unwrap();
+    }
+    for run in runs {
         assert_eq!(told(&run.finish()), (Some(0), String::new()));
     }
     shell.assert_nothing_stays();

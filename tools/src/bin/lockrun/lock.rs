@@ -59,6 +59,8 @@ pub(crate) struct Lock {
     pub key: Vec<u8>,
     pub owner: String,
     pub shared: bool,
+    /// How many may hold it, if it is shared with so many only.
+    pub limit: Option<u32>,
     pub lease: Duration,
 }
 
@@ -84,6 +86,9 @@ impl Lock {
         command.arg("PX").arg(ms(self.lease)).arg("FENCE").arg("ID").arg(request.to_string());
         if self.shared {
             command.arg("SHARED");
+        }
+        if let Some(limit) = self.limit {
+            command.arg("LIMIT").arg(limit);
         }
         match wait {
             Wait::Not => {}

@@ -118,7 +118,8 @@ impl Run {
         let lock = Lock {
             key: options.key.clone().unwrap_or_default().into_vec(),
             owner: format!("{name}:{}", Uuid::new_v4()),
-            shared: options.shared,
+            shared: options.shared || options.limit.is_some(),
+            limit: options.limit,
             lease: options.lease,
         };
         let wait = match options.wait {

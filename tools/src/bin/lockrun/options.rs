@@ -61,8 +61,12 @@ pub(crate) struct Options {
     #[arg(short, long)]
     pub shared: bool,
 
+    /// Runs at most so many at a time, this one among them: holds the lock shared, as a semaphore.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub limit: Option<u32>,
+
     /// Holds the lock alone, as is the default.
-    #[arg(short = 'x', visible_short_alias = 'e', long, conflicts_with = "shared")]
+    #[arg(short = 'x', visible_short_alias = 'e', long, conflicts_with_all = ["shared", "limit"])]
     pub exclusive: bool,
 
     /// The exit status if the lock was not to be had, with -n or -w.
