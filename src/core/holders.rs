@@ -145,9 +145,13 @@ impl Holders {
         }
     }
 
-    /// True if its key stays when the field of its only owner's exclusive holds is deleted.
+    /// True if its key stays when the field of its only owner's exclusive holds is deleted, or that of one of its readers.
     pub(crate) fn outlives_its_field(&self) -> bool {
-        matches!(self, Holders::Exclusive(hold) if hold.token.is_some() || hold.shared > 0)
+        match self {
+            Holders::Free => false,
+            Holders::Exclusive(hold) => hold.token.is_some() || hold.shared > 0,
+            Holders::Shared(holds) => holds.len() > 1,
+        }
     }
 
     /// How many owners hold it.

@@ -117,9 +117,15 @@ impl Knot {
         for other in ahead.filter(|other| *other != id) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
             let led_to = self.led_to(waits, wait.lock, ahead.owner, Some(other), now);
-            if wait.wants.mode == Mode::Exclusive || ahead.wants.bars_readers() {
+            if wait.wants.mode == Mode::Exclusive || ahead.wants.mode == Mode::Exclusive {
                 each.extend(led_to);
-            } else if limit.is_some() {
+                continue;
+            }
+            // It is served first, and they hold the lock side by side then.
+            if ahead.wants.limit.is_some() && (*ahead.owner != self.origin || other == self.from) {
+                each.push(other);
+            }
+            if limit.is_some() {
                 some.entry(ahead.owner.clone()).or_default().extend(led_to);
             }
         }

@@ -93,6 +93,11 @@ impl WaitQueue {
         holders.into_iter().find(|place| decidable(place.id)).map(|place| place.id)
     }
 
+    /// True if who is served next may be so as soon as fewer hold the lock: a reader who wants it alone, or with a limit.
+    pub(super) fn waits_for_fewer(&self) -> bool {
+        self.places.front().is_some_and(|first| first.position.is_holder() || first.wants.limit.is_some())
+    }
+
     /// Those who wait although they hold the lock.
     pub(super) fn holders(&self) -> impl Iterator<Item = (WaiterId, Position)> + '_ {
         let holders = self.places.iter().take_while(|place| place.position.is_holder());

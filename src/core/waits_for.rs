@@ -6,11 +6,11 @@
 //! that is ahead in the queue and would exclude it or be excluded. Holders are in the keyspace, so that a search
 //! asks for them lock by lock ([`Step::Read`]).
 //!
-//! An owner may wait because of its own hold ([`Wants::once`]). Then it is more than one thread. Another of them may give that
+//! An owner may wait because of its own hold ([`Wants::once`](super::Wants::once)). Then it is more than one thread. Another of them may give that
 //! hold back: such a wait is no part of a cycle. And whoever waits for one thread of an owner at a lock does not wait for those
 //! of its other threads that want the same lock for themselves.
 //!
-//! An owner that wants the lock with a limited number of others ([`Wants::limit`]) waits for some of the holders, whoever they
+//! An owner that wants the lock with a limited number of others ([`Wants::limit`](super::Wants::limit)) waits for some of the holders, whoever they
 //! are. So a cycle that leads through one of them proves nothing yet: see [`Knot`].
 
 use std::collections::VecDeque;
@@ -29,6 +29,8 @@ struct Blocker {
     owner: Owner,
     /// Its wait, if it is ahead in the queue; `None` if it holds the lock.
     ahead: Option<WaiterId>,
+    /// Only that wait has to end: what it gets is in nobody's way.
+    only: bool,
 }
 
 /// Which waits of an owner are followed.
@@ -174,9 +176,12 @@ impl Search {
         &mut self,
         waits: &impl Waits,
         lock: LockIdx,
-        Blocker { owner, ahead }: &Blocker,
+        Blocker { owner, ahead, only }: &Blocker,
         now: Now,
     ) -> Option<SmallVec<[WaiterId; 2]>> {
+        if *only {
+            return self.follow_only(owner, *ahead);
+        }
         let is_others = |id: WaiterId| {
             let waiting = waits.waiting(id, now);
             Some(id) != *ahead && waiting.is_some_and(|wait| wait.wants.once && wait.lock == lock)
@@ -202,6 +207,19 @@ impl Search {
                 }
             },
         }
+    }
+
+    /// The same if only the wait ahead has to end.
+    fn follow_only(&self, owner: &Owner, ahead: Option<WaiterId>) -> Option<SmallVec<[WaiterId; 2]>> {
+        if *owner == self.origin {
+            // Its waits were followed from the start, or it is only one of them that counts.
+            return match self.from {
+                None => Some(SmallVec::new()),
+                from => from.filter(|_| from == ahead).map(|from| smallvec![from]),
+            };
+        }
+        let followed = matches!(self.seen.get(owner), Some(Followed::All));
+        ahead.filter(|_| !followed).map(|ahead| smallvec![ahead])
     }
 
     /// All who were found, each once, nearest first.
@@ -235,7 +253,8 @@ fn blockers(
 ) -> Vec<Blocker> {
     let Waiting { lock, owner, wants, .. } = *wait;
     let holders = seen.pass_holders(waits, wait, wanted.map(|(origin, _)| origin));
-    let mut found: Vec<Blocker> = holders.into_iter().map(|owner| Blocker { owner, ahead: None }).collect();
+    let holders = holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false });
+    let mut found: Vec<Blocker> = holders.collect();
     // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
     let for_all = wants.bars_readers();
     let served_at = served_at_of(waits, wait, now);
@@ -243,7 +262,7 @@ fn blockers(
         // Of its waits here the one to which the way back is looked for, or any.
         let is_ahead = |id: &WaiterId| waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at);
         let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| *id == from);
-        found.extend(ahead.map(|id| Blocker { owner: origin.clone(), ahead: Some(id) }));
+        found.extend(ahead.map(|id| Blocker { owner: origin.clone(), ahead: Some(id), only: false }));
     }
     let until = if for_all { &mut seen.all_until } else { &mut seen.shared_until };
     let passed = until.unwrap_or(Position::FRONT);
@@ -258,7 +277,9 @@ fn blockers(
     };
     for id in waits.ahead(lock, which, passed..served_at) {
         let Some(ahead) = waits.waiting(id, now) else { continue };
-        found.push(Blocker { owner: ahead.owner.clone(), ahead: Some(id) });
+        // A reader goes in together with one that has a limit, when that can.
+        let only = !for_all && ahead.wants.limit.is_some();
+        found.push(Blocker { owner: ahead.owner.clone(), ahead: Some(id), only });
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);

@@ -18,6 +18,7 @@ crate::on_every_server!(
     who_comes_first_is_served_first,
     each_limit_is_its_callers_own,
     a_permit_that_ends_otherwise_is_the_next_ones,
+    a_field_that_is_deleted_makes_room,
     options_combine,
     a_retry_counts_once_and_a_cancel_gives_back,
     a_reader_may_become_the_only_one,
@@ -158,6 +159,33 @@ fn a_permit_that_ends_otherwise_is_the_next_ones(flavor: Flavor) {
         assert!(rest[2].has_nothing());
         assert_eq!(a.call("DEL k"), "1");
         assert_eq!(rest[2].recv(), "1", "the key is gone");
+    });
+}
+
+/// Of that the server tells nobody.
+fn a_field_that_is_deleted_makes_room(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for permits in [2, 8, 9, 12] {
+            for owner in 0..permits {
+                assert_eq!(a.call(&format!("LOCK.ACQUIRE k o{owner} SHARED LIMIT {permits} PX 100000")), "1");
+            }
+            let mut next = waits(world, "next", &format!("LIMIT {permits}"));
+            let after = waits(world, "after", &format!("LIMIT {permits}"));
+            assert_eq!(a.call("HDEL k #shared:o0"), "1");
+            assert_eq!(next.recv(), "1", "of {permits}");
+            assert!(after.has_nothing());
+            after.close();
+            until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+            a.call("LOCK.BREAK k");
+        }
+        // One of two readers wants to write.
+        for owner in ["a", "b"] {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE k {owner} SHARED PX 100000")), "1");
+        }
+        let mut upgrades = world.waiting("LOCK.ACQUIRE k a BLOCK 0 PX 100000");
+        assert_eq!(a.call("HDEL k #shared:b"), "1");
+        assert_eq!(upgrades.recv(), "2");
     });
 }
 

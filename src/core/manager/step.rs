@@ -699,10 +699,15 @@ impl<'a> Step<'a> {
             self.parts.schedule_lease(lock, None);
             return false;
         }
+        let ends_unheard = match self.holders {
+            // One reader fewer makes way for who wants the lock with fewer others; for all else there is an event.
+            Holders::Shared(_) => state.queue.waits_for_fewer(),
+            Holders::Free | Holders::Exclusive(_) => is_waited_for,
+        };
         let of_holders = self.holders.first_end();
         let end = earlier(of_holders, state.held.first_end());
         self.parts.schedule_lease(lock, end);
-        if is_waited_for && self.holders.outlives_its_field() {
+        if ends_unheard && self.holders.outlives_its_field() {
             self.parts.fragile.insert(lock);
         } else if !self.parts.fragile.is_empty() {
             self.parts.fragile.remove(lock);

@@ -180,6 +180,8 @@ struct ModelBlocker {
     ahead: Option<WaiterId>,
     /// It is one of several of whom some are enough.
     counts: bool,
+    /// Only that wait has to end, as nobody needs what it gets.
+    only: bool,
 }
 
 pub(super) struct ModelGrant {
@@ -820,13 +822,23 @@ impl Model {
             owner: hold.owner,
             ahead: None,
             counts: limited && hold.exclusive == 0,
+            only: false,
         });
         let is_many = |call: &Call| call.shared && call.limit == 0;
         let ahead = line[..at].iter().filter(|waiter| !(is_many(call) && is_many(&waiter.call)));
-        let ahead = ahead.map(|waiter| ModelBlocker {
-            owner: waiter.call.owner,
-            ahead: Some(waiter.id),
-            counts: limited && is_many(&waiter.call),
+        let ahead = ahead.flat_map(|waiter| {
+            let blocker = |counts, only| ModelBlocker {
+                owner: waiter.call.owner,
+                ahead: Some(waiter.id),
+                counts,
+                only,
+            };
+            match (call.shared && waiter.call.shared, limited, is_many(&waiter.call)) {
+                (false, ..) => vec![blocker(false, false)],
+                (true, true, true) => vec![blocker(true, false)],
+                (true, true, false) => vec![blocker(true, false), blocker(false, true)],
+                (true, false, _) => vec![blocker(false, true)],
+            }
         });
         holders.chain(ahead).collect()
     }
@@ -855,7 +867,7 @@ impl Model {
         }
         let origin = self.call(from).owner;
         let keeps = |blocker: &ModelBlocker| {
-            let led_to = self.led_to(wait.0, blocker.owner, blocker.ahead);
+            let led_to = self.led_to(wait.0, blocker);
             led_to.iter().any(|other| left.contains(other) && (blocker.owner != origin || *other == from))
         };
         let blockers = self.blockers(wait);
@@ -874,7 +886,14 @@ impl Model {
 
     /// The waits of an owner that are waited for by who waits for the owner at this lock: not those of its other threads that
     /// want the same lock for themselves.
-    fn led_to(&self, lock: usize, owner: usize, ahead: Option<WaiterId>) -> Vec<(usize, WaiterId)> {
+    fn led_to(
+        &self,
+        lock: usize,
+        &ModelBlocker { owner, ahead, only, .. }: &ModelBlocker,
+    ) -> Vec<(usize, WaiterId)> {
+        if only {
+            return ahead.map(|id| (lock, id)).into_iter().collect();
+        }
         let others =
             |wait: &(usize, WaiterId)| wait.0 == lock && Some(wait.1) != ahead && self.call(*wait).once;
         self.waits_of(owner).into_iter().filter(|wait| !others(wait)).collect()
@@ -897,12 +916,12 @@ impl Model {
             if call.once && self.locks[wait.0].of(call.owner).is_some() {
                 continue;
             }
-            for ModelBlocker { owner: blocker, ahead, .. } in self.blockers(wait) {
-                let led_to = self.led_to(wait.0, blocker, ahead);
+            for blocker in self.blockers(wait) {
+                let led_to = self.led_to(wait.0, &blocker);
                 if led_to.contains(&(lock, id)) {
                     return self.never_ends((lock, id));
                 }
-                if blocker != owner {
+                if blocker.owner != owner {
                     todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
                 }
             }
@@ -916,9 +935,9 @@ impl Model {
         let mut todo = self.waits_of(owner);
         let mut found: BTreeSet<_> = todo.iter().copied().collect();
         while let Some(wait) = todo.pop() {
-            for ModelBlocker { owner: blocker, ahead, .. } in self.blockers(wait) {
-                owners.insert(blocker);
-                let led_to = self.led_to(wait.0, blocker, ahead);
+            for blocker in self.blockers(wait) {
+                owners.insert(blocker.owner);
+                let led_to = self.led_to(wait.0, &blocker);
                 todo.extend(led_to.into_iter().filter(|wait| found.insert(*wait)));
             }
         }
