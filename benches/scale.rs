@@ -25,7 +25,7 @@ use support::machine::{pin, Cores};
 use support::results::{Results, Target, Unit};
 use support::samples::Samples;
 use support::server::{Server, Setup};
-use support::{asked, thousands, unless_quick, Outcome, OWNER};
+use support::{asked, unless_quick, Outcome, OWNER};
 
 /// How long the lock is to be held, on average. Clients oversleep a little.
 const HOLD: f64 = 0.02;
@@ -172,7 +172,7 @@ fn cluster(results: &mut Results) -> Outcome<()> {
             redis::cmd("CONFIG").arg(&set).query::<()>(&mut measured.control)?;
             let cost = pair(measured)?;
             let least = *least.get_or_insert(cost);
-            let what = format!("scale: server's time for a pair, {} nodes, {publish}", thousands(size));
+            let what = format!("scale: server's time for a pair, {size} nodes, {publish}");
             results.ratio(&what, Unit::Micros, cost, ("2 nodes, both", least), Target::None);
         }
     }

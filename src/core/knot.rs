@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::waits::{served_at_of, Ahead, Waiting, Waits};
+use super::waits::{is_anothers, served_at_of, Ahead, Waiting, Waits};
 use super::{Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// With more dependencies than this, a wait counts as one that can end: to find out would stop the server for milliseconds.
@@ -143,12 +143,8 @@ impl Knot {
         ahead: Option<WaiterId>,
         now: Now,
     ) -> WaitsOf {
-        let is_others = |id: &WaiterId| {
-            let once = waits.waiting(*id, now).is_some_and(|wait| wait.wants.once && wait.lock == lock);
-            once && Some(*id) != ahead
-        };
         let of = waits.waits_of(owner).filter(|id| *owner != self.origin || *id == self.from);
-        of.filter(|id| !is_others(id)).collect()
+        of.filter(|id| !is_anothers(waits, *id, (lock, ahead), now)).collect()
     }
 
     /// Those that can never end.

@@ -69,6 +69,18 @@ impl Waiting<'_> {
     }
 }
 
+/// True if this wait of an owner is no matter to who waits for that owner at a lock, because of its wait `ahead` or of its hold:
+/// another thread of the owner wants the same lock for itself.
+pub(super) fn is_anothers(
+    waits: &impl Waits,
+    id: WaiterId,
+    (lock, ahead): (LockIdx, Option<WaiterId>),
+    now: Now,
+) -> bool {
+    let is_once = |wait: Waiting<'_>| wait.wants.once && wait.lock == lock;
+    Some(id) != ahead && waits.waiting(id, now).is_some_and(is_once)
+}
+
 /// Where this wait is served: where its owner's first wait for the lock is, as that lets in all but those that the owner's own
 /// hold is in the way of.
 pub(super) fn served_at_of(waits: &impl Waits, wait: &Waiting<'_>, now: Now) -> Position {

@@ -21,7 +21,7 @@ use smallvec::{smallvec, SmallVec};
 use super::knot::{self, Knot};
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::waits::{served_at_of, Ahead, Waiting, Waits};
+use super::waits::{is_anothers, served_at_of, Ahead, Waiting, Waits};
 use super::{Hold, Holders, LockId, Now, Owner, WaiterId};
 
 /// An owner that a wait waits for.
@@ -182,18 +182,15 @@ impl Search {
         if *only {
             return self.follow_only(owner, *ahead);
         }
-        let is_others = |id: WaiterId| {
-            let waiting = waits.waiting(id, now);
-            Some(id) != *ahead && waiting.is_some_and(|wait| wait.wants.once && wait.lock == lock)
-        };
+        let is_anothers = |id: WaiterId| is_anothers(waits, id, (lock, *ahead), now);
         if let Some(from) = self.from.filter(|_| *owner == self.origin) {
-            return (!is_others(from)).then(|| smallvec![from]);
+            return (!is_anothers(from)).then(|| smallvec![from]);
         }
         match self.seen.get_mut(owner) {
             None => {
                 // The origin's were followed from the start.
                 let all = waits.waits_of(owner).filter(|_| *owner != self.origin);
-                let (others, led_to): (SmallVec<_>, SmallVec<_>) = all.partition(|id| is_others(*id));
+                let (others, led_to): (SmallVec<_>, SmallVec<_>) = all.partition(|id| is_anothers(*id));
                 let followed = if others.is_empty() { Followed::All } else { Followed::ButAt(lock) };
                 self.seen.insert(owner.clone(), followed);
                 Some(led_to)

@@ -53,13 +53,19 @@ fn python_reports_a_lost_lock(flavor: Flavor) {
     }
 }
 
-fn a_token_keeps_a_late_write_out(flavor: Flavor) {
-    let server = Server::with_module(flavor, &[]);
-    let mut program = rust("fencing");
+/// What an example in Rust prints that succeeds on this server.
+fn printed_by(example: &str, server: &Server) -> Printed {
+    let mut program = rust(example);
     program.args(["--url", &server.url()]);
     let output = Run::spawn(program).finish();
     let printed = Printed::new(&output);
     assert!(output.status.success(), "{printed}");
+    printed
+}
+
+fn a_token_keeps_a_late_write_out(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let printed = printed_by("fencing", &server);
     let (without, with) = printed.stdout.split_once("with fencing tokens:").unwrap();
     assert!(without.contains("alice wakes up and deposits 10\n"), "{printed}");
     assert!(without.contains("the balance is 110: bob's 50 are lost"), "{printed}");
@@ -74,11 +80,7 @@ fn a_token_keeps_a_late_write_out(flavor: Flavor) {
 
 fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
     let server = Server::with_module_args(flavor, &["lock.events", "yes"], &[]);
-    let mut program = rust("losing");
-    program.args(["--url", &server.url()]);
-    let output = Run::spawn(program).finish();
-    let printed = Printed::new(&output);
-    assert!(output.status.success(), "{printed}");
+    let printed = printed_by("losing", &server);
     for told in [
         "somebody breaks the lock: 'broken', and the worker stops after ",
         "somebody deletes the key: 'deleted', and the worker stops after ",
@@ -89,16 +91,11 @@ fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
 }
 
 fn an_api_is_never_called_too_often(flavor: Flavor) {
-    let server = Server::with_module(flavor, &[]);
-    let mut program = rust("permits");
-    program.args(["--url", &server.url()]);
-    let output = Run::spawn(program).finish();
-    let printed = Printed::new(&output);
-    assert!(output.status.success(), "{printed}");
+    let mut server = Server::with_module(flavor, &[]);
+    let printed = printed_by("permits", &server);
     let lines: Vec<&str> = printed.stdout.lines().collect();
     assert!(!lines[1].contains(": 0 of"), "nothing is shown: {printed}");
     assert_eq!(lines[2..], ["10 calls at a time at most", "with 10 permits: 0 of 500 calls were refused"]);
-    let mut server = server;
     server.assert_healthy();
 }
 
