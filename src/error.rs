@@ -49,6 +49,8 @@ pub(crate) enum Error {
     HungUp,
     /// The slot of the lock is on its way to another node, and not all that belongs to the lock is here.
     TryAgain,
+    /// The keys are not in one slot.
+    CrossSlot,
     /// A waiter on a server that became a replica.
     Demoted,
     /// Nobody's hold stands in the way, but something else does.
@@ -57,6 +59,8 @@ pub(crate) enum Error {
     Superseded,
     /// The request was cancelled, before it was made or while it waited.
     Cancelled,
+    /// A call for several locks has the ID of one for others.
+    OtherKeys,
     /// Waiting could never end; the text is the cycle.
     Deadlock(String),
     /// An argument is wrong; the text names it, and says what is right.
@@ -89,6 +93,9 @@ const CANCELLED: &str =
     "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
 
 /// As the server words it for commands with several keys.
+const CROSS_SLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
+
+/// The same.
 const TRY_AGAIN: &str = "TRYAGAIN Multiple keys request during rehashing of slot";
 
 impl fmt::Display for Error {
@@ -137,7 +144,7 @@ impl fmt::Display for Error {
                     "NOPERM this user has no permissions to run the guarded command or to access one of the keys or \
                      channels used as arguments"
                 }
-                NotGuarded::CrossSlot => "CROSSSLOT Keys in request don't hash to the same slot",
+                NotGuarded::CrossSlot => CROSS_SLOT,
                 NotGuarded::TryAgain => TRY_AGAIN,
             }),
             Error::Moved => f.write_str(
@@ -148,6 +155,7 @@ impl fmt::Display for Error {
                  connect and acquire again",
             ),
             Error::TryAgain => f.write_str(TRY_AGAIN),
+            Error::CrossSlot => f.write_str(CROSS_SLOT),
             Error::Demoted => f.write_str(
                 "UNBLOCKED this server is not the primary any more; send the command to the one that is",
             ),
@@ -182,6 +190,9 @@ impl fmt::Display for Error {
                 "UNBLOCKED the same request was sent again on another connection, and waits there; wait for that reply",
             ),
             Error::Cancelled => f.write_str(CANCELLED),
+            Error::OtherKeys => f.write_str(
+                "ERR a call with this ID was made before, for other keys or for some of these only; choose another ID",
+            ),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
             Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),

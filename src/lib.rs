@@ -22,10 +22,10 @@
 
 #![deny(unsafe_code)]
 
-mod commands;
-mod config;
 #[macro_use]
 mod defect;
+mod commands;
+mod config;
 #[forbid(unsafe_code)]
 mod core;
 mod driver;

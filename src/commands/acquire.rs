@@ -9,7 +9,7 @@ use super::options::{
     self, options, Block, Ephemeral, Fence, Id, Lease, Once, Replicas, Shared, Watchdog, KEY,
 };
 use crate::config;
-use crate::core::{Outcome, Owner, Patience, Records, Request};
+use crate::core::{Outcome, Owner, Request};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::arguments::{Argument, Arguments, Kind};
@@ -43,7 +43,7 @@ options! {
 }
 
 /// Who is to hold it.
-const OWNER: Argument =
+pub(super) const OWNER: Argument =
     Argument::new(c"owner", Kind::Text, c"is who is to hold it, 1 to 1024 bytes; * makes a random one");
 
 impl Command for Acquire {
@@ -61,22 +61,10 @@ impl Command for Acquire {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let call = parse(ctx, args)?;
         let now = ctx.now();
-        let patience = match call.block.map(|block| (block, ctx.flags())) {
-            Some((options::Patience(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
-                deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
-                at_most: config::max_waiters(),
-                on_primary: flags.is_primary(),
-            },
-            _ => Patience::Leaves,
-        };
+        let patience = super::patience(ctx, call.block, now);
         let mut may_be_deadlock = false;
         let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
-            let may_wait =
-                call.request.wants.once || lock.holders.of(call.request.owner.as_bytes()).is_none();
-            if may_wait
-                && lock.is_fair(now)
-                && !call.request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
-            {
+            if super::is_theirs(lock, &call.request, now) {
                 return Err(Error::FairLock);
             }
             let (outcome, in_hand) = driver::with(ctx, |driver| {
@@ -91,8 +79,9 @@ impl Command for Acquire {
                 )
             });
             if let Outcome::Queued(id) = outcome {
-                may_be_deadlock =
-                    config::deadlock_detection() && driver::may_be_in_cycle(ctx, id, &lock.holders);
+                let is_searched =
+                    config::deadlock_detection() || driver::with(ctx, |driver| driver.locks.has_bundles());
+                may_be_deadlock = is_searched && driver::may_be_in_cycle(ctx, id, &lock.holders);
             }
             Ok((outcome, in_hand))
         })?;
@@ -112,7 +101,11 @@ impl Command for Acquire {
             Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
-                let cycle = if may_be_deadlock { driver::deadlock_of(ctx, id) } else { None };
+                let cycle = if may_be_deadlock {
+                    driver::deadlock_of(ctx, id, config::deadlock_detection())
+                } else {
+                    None
+                };
                 if let Some(cycle) = cycle {
                     return Err(Error::Deadlock(cycle));
                 }

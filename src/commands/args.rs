@@ -13,6 +13,9 @@ use crate::server::{ask, Ctx, Str};
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 1024;
 
+/// How many keys a command takes at most.
+const MAX_KEYS: i64 = 64;
+
 /// The longest request id, in bytes.
 const MAX_REQUEST: usize = 128;
 
@@ -37,6 +40,41 @@ impl<'a> Cursor<'a> {
         let key = self.args.string(self.next).ok_or_else(|| self.problem("key is missing".to_owned()))?;
         self.next += 1;
         Ok(key)
+    }
+
+    /// How many keys there are, and those: 1 to [`MAX_KEYS`], each once, and in a cluster in one slot that is served here.
+    pub(super) fn keys(&mut self, ctx: Ctx<'_>) -> Result<Vec<Str<'a>>, Error> {
+        let number = self.integer("numkeys", 1, MAX_KEYS)?;
+        let mut keys = Vec::with_capacity(usize::try_from(number).unwrap_or_default());
+        for _ in 0..number {
+            // The owner follows.
+            if self.args.len() < self.next + 2 {
+                return Err(self
+                    .problem(format!("numkeys is {number}, but so many keys and an owner do not follow,")));
+            }
+            keys.push(self.key()?);
+        }
+        for (at, key) in keys.iter().enumerate() {
+            let key = key.as_bytes();
+            for other in &keys[..at] {
+                let other = other.as_bytes();
+                if key == other {
+                    return Err(self.problem(format!("key '{}' is given twice", shown(key))));
+                }
+                if !names::are_apart(key, other) {
+                    return Err(self.problem(format!(
+                        "keys '{}' and '{}' cannot be locked together, as what is stored beside one is in the way of the \
+                         other,",
+                        shown(key),
+                        shown(other)
+                    )));
+                }
+            }
+        }
+        if ctx.is_cluster() && keys.len() > 1 {
+            are_in_one_slot(ctx, &keys)?;
+        }
+        Ok(keys)
     }
 
     /// An owner: any bytes, but not too many of them, and not a name that is kept for other fields.
@@ -190,4 +228,21 @@ impl<'a> Cursor<'a> {
     pub(super) fn problem(&self, problem: String) -> Error {
         Error::Argument { command: self.command, problem }
     }
+}
+
+/// Fails if these keys are not in one slot, or not all here while that is on its way to another node. The server itself has looked
+/// at the first one only.
+fn are_in_one_slot(ctx: Ctx<'_>, keys: &[Str<'_>]) -> Result<(), Error> {
+    let (first, others) = (&keys[0], &keys[1..]);
+    let is_elsewhere = |key: &Str<'_>| {
+        !names::share_slot(first.as_bytes(), key.as_bytes())
+            && ask::slot_of(ctx, first) != ask::slot_of(ctx, key)
+    };
+    if others.iter().any(is_elsewhere) {
+        return Err(Error::CrossSlot);
+    }
+    if !ask::serves_slot_of(ctx, &keys.iter().collect::<Vec<_>>()) {
+        return Err(Error::TryAgain);
+    }
+    Ok(())
 }

@@ -14,6 +14,9 @@ mod guard;
 mod help;
 mod info;
 mod list;
+mod macquire;
+mod mrelease;
+mod mrenew;
 mod options;
 #[cfg(test)]
 mod pages;
@@ -32,6 +35,9 @@ pub(crate) use guard::Guard;
 pub(crate) use help::Help;
 pub(crate) use info::Info;
 pub(crate) use list::List;
+pub(crate) use macquire::Macquire;
+pub(crate) use mrelease::Mrelease;
+pub(crate) use mrenew::Mrenew;
 pub(crate) use release::Release;
 pub(crate) use renew::Renew;
 pub(crate) use scan::Scan;
@@ -39,7 +45,7 @@ pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
 use crate::config;
-use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now};
+use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Patience, Records, Request};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
@@ -59,13 +65,26 @@ macro_rules! commands {
     };
 }
 
-commands!(Acquire Release Renew Cancel Check Guard Break Info Waiters List Scan Top Blockers Help);
+commands!(Acquire Release Renew Macquire Mrelease Mrenew Cancel Check Guard Break Info Waiters List Scan Top Blockers Help);
 
 /// Takes the lock of a command in hand: opens it, lets `call` change it, and writes what has changed, also if the call is
 /// refused; what was decided is still to be passed on ([`driver::dispatch`]). An error of `call` itself changes nothing. If the key
 /// holds something else, the waits for it are ended soon, too.
 #[inline(always)]
 fn in_hand<'a, T>(
+    ctx: Ctx<'a>,
+    key: (&'a Str<'a>, Option<&'a Str<'a>>),
+    now: Now,
+    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+) -> Result<T, Error> {
+    let done = one_in_hand(ctx, key, now, call);
+    driver::serve_bundles(ctx);
+    done
+}
+
+/// The same for one of several locks of a command: those who wait for several are served when the last one is written.
+#[inline(always)]
+fn one_in_hand<'a, T>(
     ctx: Ctx<'a>,
     (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
     now: Now,
@@ -85,6 +104,27 @@ fn in_hand<'a, T>(
             driver::look_soon(ctx, key.as_bytes());
             Err(error)
         }
+    }
+}
+
+/// True if a request for a lock must not be granted, as clients of another kind wait for its key in an order of theirs.
+#[inline(always)]
+fn is_theirs(lock: &mut Lock<'_>, request: &Request, now: Now) -> bool {
+    (request.wants.once || lock.holders.of(request.owner.as_bytes()).is_none())
+        && lock.is_fair(now)
+        && !request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
+}
+
+/// What is to become of an acquire that has to wait, with this `BLOCK`.
+#[inline(always)]
+fn patience(ctx: Ctx<'_>, block: Option<options::Patience>, now: Now) -> Patience {
+    match block.map(|block| (block, ctx.flags())) {
+        Some((options::Patience(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
+            deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
+            at_most: config::max_waiters(),
+            on_primary: flags.is_primary(),
+        },
+        _ => Patience::Leaves,
     }
 }
 

@@ -81,6 +81,8 @@ macro_rules! word {
 
 word!(Once, c"ONCE", c"once", c"is not re-entrant: what the owner holds already is in its way, too");
 word!(Fence, c"FENCE", c"fence", c"asks for a token that is greater than all before");
+word!(WithOthers, c"SHARED", c"shared", c"lets in other owners that say so too");
+word!(All, c"ALL", c"all", c"gives back all holds of each lock");
 word!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
 
 /// `PX milliseconds | EX seconds`
@@ -510,6 +512,13 @@ count!(
 
 /// The lock of a command.
 pub(super) const KEY: Argument = Argument::new(c"key", Kind::Key, c"is the lock");
+
+/// How many locks a command is for.
+pub(super) const NUMKEYS: Argument =
+    Argument::new(c"numkeys", Kind::Integer, c"is how many locks there are, 1 to 64");
+
+/// The locks of a command.
+pub(super) const KEYS: Argument = Argument::new(c"key", Kind::Key, c"is a lock").multiple();
 
 /// Whom a command is about.
 pub(super) const OWNER: Argument = Argument::new(c"owner", Kind::Text, c"is who holds it, 1 to 1024 bytes");

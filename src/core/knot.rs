@@ -33,10 +33,13 @@ struct Needs {
 
 /// The waits that one wait depends on.
 pub(super) struct Knot {
-    from: WaiterId,
+    /// The wait, or all parts of a bundle.
+    from: Vec<WaiterId>,
     origin: Owner,
     needs: HashMap<WaiterId, Needs>,
     todo: Vec<WaiterId>,
+    /// Waits that wait for a part by its place in the queue alone, with that part.
+    soft: Vec<(WaiterId, WaiterId)>,
     /// How many dependencies have been found.
     found: usize,
 }
@@ -47,13 +50,16 @@ pub(super) enum Step {
     Read(LockId),
     /// The wait never ends, as these do not.
     NeverEnds(Vec<WaiterId>),
+    /// The same, but that would change if this wait passed that part.
+    Soft(WaiterId, WaiterId),
     MayEnd,
 }
 
 impl Knot {
     /// That of a wait of this owner.
-    pub(super) fn of(from: WaiterId, origin: Owner) -> Knot {
-        Knot { from, origin, needs: HashMap::default(), todo: vec![from], found: 0 }
+    pub(super) fn of(waits: &impl Waits, from: WaiterId, origin: Owner) -> Knot {
+        let todo = waits.together(from).into_vec();
+        Knot { from: todo.clone(), origin, needs: HashMap::default(), todo, soft: Vec::new(), found: 0 }
     }
 
     /// Goes on until something is needed or found.
@@ -88,7 +94,13 @@ impl Knot {
             }
         }
         let for_ever = self.for_ever();
-        if for_ever.contains(&self.from) {
+        if self.from.iter().any(|id| for_ever.contains(id)) {
+            let soft = |(by, part): &&(WaiterId, WaiterId)| {
+                for_ever.contains(by) && waits.together(*part).iter().any(|id| for_ever.contains(id))
+            };
+            if let Some((by, part)) = self.soft.iter().find(soft) {
+                return Step::Soft(*by, *part);
+            }
             Step::NeverEnds(for_ever.into_iter().collect())
         } else {
             Step::MayEnd
@@ -96,7 +108,7 @@ impl Knot {
     }
 
     fn needs_of(
-        &self,
+        &mut self,
         waits: &impl Waits,
         id: WaiterId,
         wait: &Waiting<'_>,
@@ -114,15 +126,21 @@ impl Knot {
             }
         }
         let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..served_at_of(waits, wait, now));
-        for other in ahead.filter(|other| *other != id) {
+        for other in ahead.filter(|other| *other != id && !wait.has_no_order()) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
+            if !wait.must_not_pass(&ahead) || waits.passes(wait.lock, id, other) {
+                continue;
+            }
+            if ahead.is_part {
+                self.soft.push((id, other));
+            }
             let led_to = self.led_to(waits, wait.lock, ahead.owner, Some(other), now);
             if wait.wants.mode == Mode::Exclusive || ahead.wants.mode == Mode::Exclusive {
                 each.extend(led_to);
                 continue;
             }
             // It is served first, and they hold the lock side by side then.
-            if ahead.wants.limit.is_some() && (*ahead.owner != self.origin || other == self.from) {
+            if ahead.wants.limit.is_some() && (*ahead.owner != self.origin || self.from.contains(&other)) {
                 each.push(other);
             }
             if limit.is_some() {
@@ -143,7 +161,7 @@ impl Knot {
         ahead: Option<WaiterId>,
         now: Now,
     ) -> WaitsOf {
-        let of = waits.waits_of(owner).filter(|id| *owner != self.origin || *id == self.from);
+        let of = waits.waits_of(owner).filter(|id| *owner != self.origin || self.from.contains(id));
         of.filter(|id| !is_anothers(waits, *id, (lock, ahead), now)).collect()
     }
 

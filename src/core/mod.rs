@@ -14,6 +14,7 @@
 //! * [`table`]: locks by name and by handle, and which of them are ready to be reconciled.
 //! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
 //! * [`waiters`]: all waits, and how far each has come.
+//! * [`bundles`]: which of them are for several locks at once.
 //! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
 //! * [`fairness`]: when a lock is left free for external clients.
 //! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
@@ -23,6 +24,7 @@
 //! * [`waits_for`]: who waits for whom, and who would wait for himself.
 
 mod binding;
+mod bundles;
 mod ended;
 mod fairness;
 mod few;
@@ -57,10 +59,11 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+pub(crate) use bundles::{NewBundle, Verdict};
 pub(crate) use held::{Happened, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
-pub(crate) use manager::{Contended, HoldInfo, InHand, KeyChange, LockManager};
+pub(crate) use manager::{Checked, Contended, HoldInfo, InHand, KeyChange, LockManager, Try};
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
     Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,

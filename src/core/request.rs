@@ -179,6 +179,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Decision {
     /// It has the lock.
     Granted(Reply),
+    /// It has all the locks that it waited for, in the order in which it named them.
+    GrantedAll(Rc<[Reply]>),
     /// Its time to wait is over.
     TimedOut,
     /// The key holds something that is no lock.
@@ -250,6 +252,8 @@ pub(crate) enum Refusal {
 pub(crate) trait Records {
     /// A token that is greater than all that were taken before, and than `above`.
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal>;
+    /// Whether there is one. Changes nothing.
+    fn has_next_token(&mut self, above: Option<Token>) -> Result<(), Refusal>;
     /// The reply to this acquire, if it was made before; [`Refusal::Cancelled`] if it was cancelled.
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal>;
     /// The reply to this release, if it was made before.

@@ -4,9 +4,15 @@
 //!
 //! An owner who holds the lock and wants more of it (an upgrade, a second wait) comes before all newcomers; but one whose own
 //! hold is in its way ([`Wants::once`]) is a newcomer. Within each of the two groups the one who came first comes first.
+//!
+//! Somebody is served when the holders admit it and nobody stands before it that it must not pass: of those who wait for this
+//! lock only, that is the first. Who waits for several locks ([`Part`](super::bundles)) may have to wait for another one. Meanwhile
+//! only those pass whom it does not conflict with, and those that it has to let pass ([`WaitQueue::let_pass`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+
+use smallvec::{smallvec, SmallVec};
 
 use super::{Mode, WaiterId, Wants};
 
@@ -42,6 +48,15 @@ struct Place {
     position: Position,
     id: WaiterId,
     wants: Wants,
+    /// It is one of several waits that are granted together.
+    is_part: bool,
+}
+
+impl Place {
+    /// True if who comes later and wants this has to stand behind it.
+    fn is_in_way_of(&self, wants: Wants) -> bool {
+        self.wants.bars_readers() || wants.mode == Mode::Exclusive
+    }
 }
 
 /// Who waits for one lock.
@@ -56,7 +71,14 @@ pub(super) struct WaitQueue {
     /// The positions of those whose owner waits for other locks too: only through them does the waits-for graph lead from
     /// this queue to another lock.
     crossing: BTreeSet<Position>,
+    /// How many are parts.
+    parts: usize,
+    /// Who may pass which parts, though they came first.
+    passes: Passes,
 }
+
+/// Waits with the parts that they pass.
+type Passes = Vec<(WaiterId, SmallVec<[WaiterId; 1]>)>;
 
 impl WaitQueue {
     pub(super) fn len(&self) -> usize {
@@ -83,14 +105,91 @@ impl WaitQueue {
     }
 
     /// Who can be served next, if this says of a wait whether it could be decided: of those who want more of what they hold
-    /// any, as they are in nobody's way, but of the newcomers the first only.
+    /// any, as they are in nobody's way, but of the newcomers only who has to pass nobody.
     pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
+        if self.parts > 0 {
+            return self.next_among_parts(decidable);
+        }
         if !first.position.is_holder() {
             return decidable(first.id).then_some(first.id);
         }
         let holders = self.places.iter().take_while(|place| place.position.is_holder());
         holders.into_iter().find(|place| decidable(place.id)).map(|place| place.id)
+    }
+
+    #[cold]
+    fn next_among_parts(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
+        let mut is_barred = false;
+        for (at, place) in self.places.iter().enumerate() {
+            let in_turn = place.position.is_holder()
+                || match place.wants.mode {
+                    Mode::Exclusive => at == 0,
+                    Mode::Shared => !is_barred,
+                };
+            if in_turn && decidable(place.id) {
+                return Some(place.id);
+            }
+            is_barred |= place.wants.bars_readers();
+            // A reader who is not admitted though nobody bars it, is kept out by an exclusive holder, as all are.
+            if !place.position.is_holder() && (is_barred || (in_turn && !place.is_part)) {
+                break;
+            }
+        }
+        let passing = self.passes.iter().map(|(id, _)| *id);
+        let passing = passing.filter_map(|id| self.places.iter().find(|place| place.id == id));
+        let mut passing: Vec<&Place> = passing.filter(|place| !self.is_barred(place.position)).collect();
+        passing.sort_unstable_by_key(|place| place.position);
+        passing.into_iter().find(|place| decidable(place.id)).map(|place| place.id)
+    }
+
+    /// True if somebody stands before this position whom the wait there must not pass.
+    pub(super) fn is_barred(&self, position: Position) -> bool {
+        let Some(place) = self.place_at(position).filter(|_| !position.is_holder()) else { return false };
+        let passed = self.passes.iter().find(|(id, _)| *id == place.id);
+        if let Some((_, passed)) = passed {
+            let before = self.places.iter().take_while(|before| before.position < position);
+            let mut barring = before.filter(|before| before.is_in_way_of(place.wants));
+            return barring.any(|before| !passed.contains(&before.id));
+        }
+        match place.wants.mode {
+            Mode::Shared if self.readers > 0 => self.barring.first().is_some_and(|first| *first < position),
+            Mode::Exclusive | Mode::Shared => {
+                self.places.front().is_some_and(|first| first.position < position)
+            }
+        }
+    }
+
+    /// True if who comes now and wants this has to stand behind somebody.
+    pub(super) fn bars(&self, wants: Wants) -> bool {
+        // Who waits for this lock only, and bars nobody by order, does so because the lock is not to be had.
+        let only_parts = self.parts == self.places.len();
+        !self.is_empty() && (!only_parts || wants.mode == Mode::Exclusive || self.readers < self.places.len())
+    }
+
+    /// From now on this wait passes that part, though it came first. False if it does so already, or does not have to.
+    pub(super) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> bool {
+        match self.passes.iter_mut().find(|(id, _)| *id == who) {
+            Some((_, passed)) if passed.contains(&part) => false,
+            Some((_, passed)) => {
+                passed.push(part);
+                true
+            }
+            None => {
+                self.passes.push((who, smallvec![part]));
+                true
+            }
+        }
+    }
+
+    /// True if this wait passes that part.
+    pub(super) fn passes(&self, who: WaiterId, part: WaiterId) -> bool {
+        self.passes.iter().any(|(id, passed)| *id == who && passed.contains(&part))
+    }
+
+    /// True if anybody passes a part.
+    pub(super) fn any_passes(&self) -> bool {
+        !self.passes.is_empty()
     }
 
     /// True if who is served next may be so as soon as fewer hold the lock: a reader who wants it alone, or with a limit.
@@ -109,7 +208,7 @@ impl WaitQueue {
         self.places.front().is_some_and(|place| place.position.is_holder())
     }
 
-    pub(super) fn insert(&mut self, position: Position, id: WaiterId, wants: Wants) {
+    pub(super) fn insert(&mut self, position: Position, (id, is_part): (WaiterId, bool), wants: Wants) {
         let at = if self.places.back().is_none_or(|last| last.position < position) {
             self.places.len()
         } else {
@@ -123,7 +222,16 @@ impl WaitQueue {
         } else if self.readers > 0 {
             self.barring.insert(position);
         }
-        self.places.insert(at, Place { position, id, wants });
+        self.parts += usize::from(is_part);
+        self.places.insert(at, Place { position, id, wants, is_part });
+    }
+
+    /// A wait leaves for good. Returns whether it stood there.
+    pub(super) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
+        if !self.passes.is_empty() {
+            self.forget_passes(id);
+        }
+        self.remove(position)
     }
 
     /// Takes a wait out. Returns whether it stood there.
@@ -134,6 +242,7 @@ impl WaitQueue {
         }
         let Some(place) = self.places.remove(at) else { return false };
         self.crossing.remove(&position);
+        self.parts -= usize::from(place.is_part);
         if !place.wants.bars_readers() {
             self.readers -= 1;
             if self.readers == 0 {
@@ -146,6 +255,11 @@ impl WaitQueue {
             self.places = VecDeque::new();
         }
         true
+    }
+
+    fn forget_passes(&mut self, gone: WaiterId) {
+        self.passes.iter_mut().for_each(|(_, passed)| passed.retain(|part| *part != gone));
+        self.passes.retain(|(id, passed)| *id != gone && !passed.is_empty());
     }
 
     /// Where this position is, or would be.
@@ -175,8 +289,12 @@ impl WaitQueue {
     }
 
     /// True if one that wanted this of the lock and has left this position may have made way for the next: readers who stood
-    /// behind a writer, or behind one who wanted the lock with fewer others.
-    pub(super) fn makes_way(&self, position: Position, wants: Wants) -> bool {
+    /// behind a writer, or behind one who wanted the lock with fewer others; or anybody where parts wait, as the lock may be to be
+    /// had all the time.
+    pub(super) fn makes_way(&self, position: Position, wants: Wants, was_part: bool) -> bool {
+        if was_part || self.parts > 0 {
+            return !self.is_empty();
+        }
         let next_is_shared = self.places.front().is_some_and(|next| next.wants.mode == Mode::Shared);
         wants.bars_readers() && self.is_first(position) && next_is_shared
     }
@@ -203,13 +321,23 @@ impl WaitQueue {
     }
 
     fn id_at(&self, position: Position) -> Option<WaiterId> {
-        let place = self.places.get(self.place_of(position))?;
-        (place.position == position).then_some(place.id)
+        self.place_at(position).map(|place| place.id)
+    }
+
+    fn place_at(&self, position: Position) -> Option<&Place> {
+        self.places.get(self.place_of(position)).filter(|place| place.position == position)
     }
 
     /// Fails if the order or an index is not what the places say. `crosses` says so of a wait.
     #[cfg(test)]
-    pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool) {
+    pub(super) fn verify(&self, crosses: impl Fn(WaiterId) -> bool, is_part: impl Fn(WaiterId) -> bool) {
+        assert!(self.places.iter().all(|place| place.is_part == is_part(place.id)), "{:?}", self.places);
+        let parts = self.places.iter().filter(|place| place.is_part).count();
+        assert_eq!(self.parts, parts, "the parts are miscounted");
+        for (who, passed) in &self.passes {
+            let stands = |id: &WaiterId| self.places.iter().any(|place| place.id == *id);
+            assert!(stands(who) && !passed.is_empty() && passed.iter().all(stands), "{who:?} passes nobody");
+        }
         let sorted = self.places.iter().zip(self.places.iter().skip(1)).all(|(a, b)| a.position < b.position);
         assert!(sorted, "the queue is out of order: {:?}", self.places);
         let barring = self.places.iter().filter(|place| place.wants.bars_readers());

@@ -7,6 +7,7 @@ use std::collections::hash_map::Entry;
 use foldhash::HashMap;
 use smallvec::{smallvec, SmallVec};
 
+use super::bundles::Bundles;
 use super::table::LockIdx;
 use super::wait_queue::Position;
 use super::{MonoUs, Now, Owner, Request, RequestId, WaiterId};
@@ -22,6 +23,8 @@ pub(super) struct Wait {
     state: WaitState,
     /// It was granted, and its owner has held nothing before.
     begins: bool,
+    /// By what its bundle is known, if it is a part of one.
+    lead: Option<WaiterId>,
 }
 
 /// How far a wait has come. One that was decided otherwise, or left, is gone.
@@ -67,6 +70,15 @@ impl Wait {
         self.state
     }
 
+    /// By what its bundle is known, if it is a part of one.
+    pub(super) fn lead(&self) -> Option<WaiterId> {
+        self.lead
+    }
+
+    pub(super) fn is_part(&self) -> bool {
+        self.lead.is_some()
+    }
+
     /// True if its time is over, whether it was answered or not.
     pub(super) fn is_over(&self, now: Now) -> bool {
         self.deadline.is_some_and(|at| at <= now.mono)
@@ -80,6 +92,8 @@ pub(super) struct NewWait {
     pub(super) deadline: Option<MonoUs>,
     pub(super) position: Position,
     pub(super) since: MonoUs,
+    /// The bundle that it is a part of.
+    pub(super) lead: Option<WaiterId>,
 }
 
 /// Where an owner waits, in the order of the locks' handles and then of arrival.
@@ -95,6 +109,8 @@ pub(super) struct Waiters {
     by_request: HashMap<(LockIdx, RequestId), WaiterId>,
     /// How many are queued.
     queued: usize,
+    /// Which of them are granted together.
+    pub(super) bundles: Bundles,
     last_id: u64,
 }
 
@@ -123,7 +139,10 @@ impl Waiters {
 
     /// Adds a wait that is queued.
     pub(super) fn queue(&mut self, id: WaiterId, new: NewWait) -> Crossing {
-        let NewWait { lock, request, deadline, position, since } = new;
+        let NewWait { lock, request, deadline, position, since, lead } = new;
+        if let Some(lead) = lead {
+            self.bundles.insert(lead, lock, id);
+        }
         if let Some(request) = &request.id {
             self.by_request.insert((lock, request.clone()), id);
         }
@@ -148,7 +167,7 @@ impl Waiters {
         };
         self.by_id.insert(
             id,
-            Wait { lock, request, since, deadline, position, state: WaitState::Queued, begins: false },
+            Wait { lock, request, since, deadline, position, state: WaitState::Queued, begins: false, lead },
         );
         crossing
     }
@@ -169,6 +188,22 @@ impl Waiters {
         Some((self.unqueue(id, lock, owner), waited))
     }
 
+    /// The bundle by which this wait is known to its client, or itself.
+    pub(super) fn lead_of(&self, id: WaiterId) -> WaiterId {
+        self.get(id).and_then(Wait::lead).unwrap_or(id)
+    }
+
+    /// All that is granted, and ends, together with this wait: the parts of a bundle, by one of them or its lead; or this wait.
+    pub(super) fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]> {
+        if self.bundles.is_empty() {
+            return smallvec![id];
+        }
+        match self.bundles.parts(self.lead_of(id)) {
+            [] => smallvec![id],
+            parts => parts.iter().map(|(_, part)| *part).collect(),
+        }
+    }
+
     /// A grant did not reach its client. False if there is no such grant.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) -> bool {
         let granted = self.by_id.get_mut(&id).filter(|wait| wait.state == WaitState::Granted);
@@ -178,6 +213,9 @@ impl Waiters {
     /// Forgets a wait.
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Wait, Crossing)> {
         let wait = self.by_id.remove(&id)?;
+        if let Some(lead) = wait.lead {
+            self.bundles.remove(lead, id);
+        }
         if let Some(request) = &wait.request.id {
             if let Entry::Occupied(entry) = self.by_request.entry((wait.lock, request.clone())) {
                 if *entry.get() == id {
@@ -287,6 +325,13 @@ impl Waiters {
     /// Fails if an index is not what the waits say.
     #[cfg(test)]
     pub(super) fn verify(&self) {
+        self.bundles.verify();
+        let mut parts: Vec<_> = self.bundles.iter().collect();
+        let of_waits = self.by_id.iter().filter_map(|(id, wait)| Some((wait.lead?, wait.lock, *id)));
+        let mut of_waits: Vec<_> = of_waits.collect();
+        parts.sort_unstable();
+        of_waits.sort_unstable();
+        assert_eq!(parts, of_waits, "the bundles have other parts");
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut of_owners: Vec<_> =
             queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::holders::excludes;
 use super::table::LockIdx;
 use super::wait_queue::Position;
@@ -34,6 +36,12 @@ pub(crate) trait Waits {
     fn find(&self, lock: &LockId) -> Option<LockIdx>;
     /// Changes the holders as the next step on the lock will: those whose client is gone block nobody.
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
+    /// All waits that end together with this one: the parts of a bundle, or this wait.
+    fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
+    /// True if this wait passes that one, which is a part, though it came first.
+    fn passes(&self, lock: LockIdx, who: WaiterId, part: WaiterId) -> bool;
+    /// True if any wait for the lock passes one that came first.
+    fn any_passes(&self, lock: LockIdx) -> bool;
     /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
 }
@@ -54,12 +62,24 @@ pub(crate) struct Waiting<'a> {
     pub(crate) owner: &'a Owner,
     pub(crate) wants: Wants,
     pub(crate) position: Position,
+    /// It is one of several that are granted together, and so may have to wait for another lock.
+    pub(crate) is_part: bool,
 }
 
 impl Waiting<'_> {
     /// True if the owner's own hold is in the way.
     pub(super) fn is_beside_own(&self, holders: &Holders) -> bool {
         self.wants.once && holders.of(self.owner.as_bytes()).is_some()
+    }
+
+    /// True if the owner holds the lock, and so this part of what it wants waits for the other locks only, or for holders.
+    pub(super) fn has_no_order(&self) -> bool {
+        self.is_part && self.position.is_holder()
+    }
+
+    /// True if it must not pass this wait, which came first.
+    pub(super) fn must_not_pass(&self, first: &Waiting<'_>) -> bool {
+        !first.is_part || first.wants.bars_readers() || self.wants.mode == Mode::Exclusive
     }
 
     /// True if it waits for this hold, or would if there were enough of them.
@@ -77,8 +97,18 @@ pub(super) fn is_anothers(
     (lock, ahead): (LockIdx, Option<WaiterId>),
     now: Now,
 ) -> bool {
-    let is_once = |wait: Waiting<'_>| wait.wants.once && wait.lock == lock;
-    Some(id) != ahead && waits.waiting(id, now).is_some_and(is_once)
+    let is_once = |id: WaiterId| {
+        let at_lock = |wait: &Waiting<'_>| wait.wants.once && wait.lock == lock;
+        Some(id) != ahead && waits.waiting(id, now).as_ref().is_some_and(at_lock)
+    };
+    match waits.waiting(id, now) {
+        // The whole bundle is another thread's.
+        Some(wait) if wait.is_part => {
+            let all = waits.together(id);
+            !all.iter().any(|id| Some(*id) == ahead) && all.into_iter().any(is_once)
+        }
+        _ => is_once(id),
+    }
 }
 
 /// Where this wait is served: where its owner's first wait for the lock is, as that lets in all but those that the owner's own

@@ -31,6 +31,8 @@ struct Blocker {
     ahead: Option<WaiterId>,
     /// Only that wait has to end: what it gets is in nobody's way.
     only: bool,
+    /// That wait is a part, and only its place in the queue is in the way.
+    is_soft: bool,
 }
 
 /// Which waits of an owner are followed.
@@ -50,6 +52,8 @@ pub(crate) struct Edge {
     pub(crate) lock: LockId,
     /// The wait.
     pub(crate) by: WaiterId,
+    /// The part that is waited for, if that is only because of its place in the queue: it may be passed.
+    soft: Option<WaiterId>,
     /// The edge that led to the one who waits; none from where the search started.
     from: Option<usize>,
 }
@@ -62,6 +66,9 @@ pub(crate) enum Step {
     /// Who started waits for himself: through these, in order, of whom the last is himself. That may be so only because of other
     /// waits, which are named too.
     Cycle(Vec<Edge>, Vec<WaiterId>),
+    /// Who started waits for himself, but only because this wait stands behind that part, which waits for other locks too:
+    /// see [`LockManager::let_pass`](super::LockManager::let_pass).
+    Soft(WaiterId, WaiterId),
     /// There is no more to find.
     Done,
 }
@@ -102,7 +109,7 @@ impl Search {
     /// Looks for a way from this waiter back to its owner.
     pub(crate) fn cycle(waits: &impl Waits, from: WaiterId, now: Now) -> Option<Search> {
         let origin = waits.waiting(from, now)?.owner.clone();
-        Some(Search::new(origin, Some(from), [from]))
+        Some(Search::new(origin, Some(from), waits.together(from)))
     }
 
     /// Looks for all whom this owner waits for.
@@ -131,6 +138,7 @@ impl Search {
             return match knot.step(waits, holders, now) {
                 knot::Step::Read(lock) => Step::Read(lock),
                 knot::Step::NeverEnds(others) => Step::Cycle(std::mem::take(way), others),
+                knot::Step::Soft(by, part) => Step::Soft(by, part),
                 knot::Step::MayEnd => Step::Done,
             };
         }
@@ -148,12 +156,16 @@ impl Search {
                 continue;
             }
             let wanted = self.from.map(|from| (&self.origin, from));
-            for blocker in blockers(waits, &wait, seen, wanted, now) {
+            for blocker in blockers(waits, (id, &wait), seen, wanted, now) {
                 let Some(led_to) = self.follow(waits, wait.lock, &blocker, now) else { continue };
                 let edge = self.edges.len();
-                self.edges.push(Edge { owner: blocker.owner, lock: name.clone(), by: id, from });
+                let soft = blocker.ahead.filter(|_| blocker.is_soft);
+                self.edges.push(Edge { owner: blocker.owner, lock: name.clone(), by: id, soft, from });
                 if let Some(from) = self.from.filter(|from| led_to.contains(from)) {
                     let way = self.way_to(edge);
+                    if let Some((by, part)) = way.iter().find_map(|edge| Some((edge.by, edge.soft?))) {
+                        return Step::Soft(by, part);
+                    }
                     let needs_some = |edge: &Edge| {
                         let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
                         // The only holder that is allowed is one for whom all wait.
@@ -162,7 +174,7 @@ impl Search {
                     if !way.iter().any(needs_some) {
                         return Step::Cycle(way, Vec::new());
                     }
-                    self.unproven = Some((way, Knot::of(from, self.origin.clone())));
+                    self.unproven = Some((way, Knot::of(waits, from, self.origin.clone())));
                     return self.step(waits, now);
                 }
                 self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
@@ -176,7 +188,7 @@ impl Search {
         &mut self,
         waits: &impl Waits,
         lock: LockIdx,
-        Blocker { owner, ahead, only }: &Blocker,
+        Blocker { owner, ahead, only, .. }: &Blocker,
         now: Now,
     ) -> Option<SmallVec<[WaiterId; 2]>> {
         if *only {
@@ -243,44 +255,60 @@ impl Search {
 /// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new.
 fn blockers(
     waits: &impl Waits,
-    wait: &Waiting<'_>,
+    (id, wait): (WaiterId, &Waiting<'_>),
     seen: &mut Seen,
     wanted: Option<(&Owner, WaiterId)>,
     now: Now,
 ) -> Vec<Blocker> {
     let Waiting { lock, owner, wants, .. } = *wait;
     let holders = seen.pass_holders(waits, wait, wanted.map(|(origin, _)| origin));
-    let holders = holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false });
+    let holders =
+        holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false, is_soft: false });
     let mut found: Vec<Blocker> = holders.collect();
     // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
     let for_all = wants.bars_readers();
     let served_at = served_at_of(waits, wait, now);
+    if wait.has_no_order() {
+        return found;
+    }
+    // Who passes a part that came first, leads to others than those behind that part do.
+    let alike = !waits.any_passes(lock);
+    let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
+        wait.must_not_pass(ahead) && (alike || !waits.passes(lock, id, first))
+    };
     if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all) {
         // Of its waits here the one to which the way back is looked for, or any.
-        let is_ahead = |id: &WaiterId| waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at);
-        let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| *id == from);
-        found.extend(ahead.map(|id| Blocker { owner: origin.clone(), ahead: Some(id), only: false }));
+        let is_ahead = |id: &WaiterId| {
+            waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at && is_behind(*id, &wait))
+        };
+        let from = waits.together(from);
+        let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| from.contains(id));
+        found.extend(ahead.and_then(|id| {
+            let is_soft = waits.waiting(id, now)?.is_part;
+            Some(Blocker { owner: origin.clone(), ahead: Some(id), only: false, is_soft })
+        }));
     }
     let until = if for_all { &mut seen.all_until } else { &mut seen.shared_until };
-    let passed = until.unwrap_or(Position::FRONT);
+    let passed = until.filter(|_| alike).unwrap_or(Position::FRONT);
     if served_at <= passed {
         return found;
     }
     *until = Some(served_at);
-    let which = match (wanted.is_none(), for_all) {
+    let which = match (wanted.is_none() || !alike, for_all) {
         (true, true) => Ahead::All,
         (true, false) | (false, false) => Ahead::Barring,
         (false, true) => Ahead::Crossing,
     };
-    for id in waits.ahead(lock, which, passed..served_at) {
-        let Some(ahead) = waits.waiting(id, now) else { continue };
+    for first in waits.ahead(lock, which, passed..served_at) {
+        let Some(ahead) = waits.waiting(first, now).filter(|ahead| is_behind(first, ahead)) else { continue };
         // A reader goes in together with one that has a limit, when that can.
         let only = !for_all && ahead.wants.limit.is_some();
-        found.push(Blocker { owner: ahead.owner.clone(), ahead: Some(id), only });
+        let is_soft = ahead.is_part;
+        found.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let leads_to_all = is_followed && !for_all && !ahead.is_beside_own(&seen.holders);
+        let leads_to_all = is_followed && !for_all && alike && !ahead.is_beside_own(&seen.holders);
         if leads_to_all && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }

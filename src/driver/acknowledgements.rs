@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use crate::core::{MonoUs, Owner, Reply, RequestId, Schedule, WaiterId};
+use crate::core::{Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
 use crate::server::replication::Progress;
 use crate::server::{event_loop, Ctx};
 
@@ -25,8 +25,8 @@ pub(crate) struct Acknowledgement {
 
 /// What the replicas are to acknowledge.
 pub(super) enum Written {
-    /// A grant that is revoked if they do not.
-    Grant(Reply),
+    /// A grant that is revoked if they do not: what its client is told.
+    Grant(Decision),
     /// A hold that stands whether they do or not.
     Hold(Standing),
 }
@@ -46,6 +46,8 @@ pub(crate) enum Whose {
     Owner(Owner, i64),
     /// What a request got, which came again.
     Request(RequestId),
+    /// The same of one for several locks, of which these are the keys.
+    RequestOf(Vec<Vec<u8>>, RequestId),
 }
 
 /// A call that waits for replicas.

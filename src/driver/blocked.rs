@@ -41,6 +41,12 @@ pub(super) enum Ended {
     Lost,
 }
 
+impl Ended {
+    fn is_grant(&self) -> bool {
+        matches!(self, Ended::By(Decision::Granted(_) | Decision::GrantedAll(_)))
+    }
+}
+
 impl Wait {
     /// True if the client has closed its side of the connection. Not to be asked when it has been answered.
     fn is_hung_up(&self) -> bool {
@@ -49,13 +55,13 @@ impl Wait {
 
     /// The client and its socket, if it was granted the lock and may have been told so.
     pub(super) fn was_granted(&self) -> Option<(u64, Option<Socket>)> {
-        let granted = matches!(self.ended, Some(Ended::By(Decision::Granted(_)))) && !self.hung_up;
+        let granted = self.has_grant() && !self.hung_up;
         granted.then_some((self.client, self.socket))
     }
 
     /// True if it was granted the lock, told or not.
     pub(super) fn has_grant(&self) -> bool {
-        matches!(self.ended, Some(Ended::By(Decision::Granted(_))))
+        self.ended.as_ref().is_some_and(Ended::is_grant)
     }
 }
 
@@ -92,9 +98,7 @@ impl BlockedClients {
                 wait.ended = Some(ended);
                 blocked::unblock(wait.handle, id.0);
             }
-            (Some(Ended::By(Decision::Granted(_))), Ended::By(Decision::Cancelled)) => {
-                wait.ended = Some(ended)
-            }
+            (Some(before), Ended::By(Decision::Cancelled)) if before.is_grant() => wait.ended = Some(ended),
             _ => {}
         }
     }

@@ -86,8 +86,9 @@ impl BlockedClient for Waits {
         };
         let error = match decision {
             // It may have closed its half only, and still read: what is revoked must not be told as a grant.
-            Decision::Granted(_) if hung_up => Error::HungUp,
+            Decision::Granted(_) | Decision::GrantedAll(_) if hung_up => Error::HungUp,
             Decision::Granted(reply) => return reply_grant(ctx, &reply),
+            Decision::GrantedAll(replies) => return reply_grants(ctx, &replies),
             Decision::TimedOut => return ctx.reply_null(),
             Decision::WrongType => Error::WrongType,
             Decision::Moved => Error::Moved,
@@ -173,6 +174,14 @@ fn reply_if_it_stands(ctx: Ctx<'_>, Standing { db, key, whose }: &Standing) {
             reply_grant(ctx, &granted.ok_or(Error::NotOwner)?);
             Ok(())
         }
+        Whose::RequestOf(keys, request) => {
+            let granted = |key: &Vec<u8>| {
+                let granted = keyspace::granted(ctx, &Str::new(key), request).map_err(Error::Refused)?;
+                granted.ok_or(Error::NotOwner)
+            };
+            reply_grants(ctx, &keys.iter().map(granted).collect::<Result<Vec<Reply>, Error>>()?);
+            Ok(())
+        }
         Whose::Owner(owner, holds) => {
             if keyspace::held_by(ctx, &key, &Str::new(owner.as_bytes()))? == 0 {
                 return Err(Error::NotOwner);
@@ -184,6 +193,12 @@ fn reply_if_it_stands(ctx: Ctx<'_>, Standing { db, key, whose }: &Standing) {
     if let Err(error) = replied {
         ctx.reply_error(&error.to_string());
     }
+}
+
+/// Answers a grant of several locks.
+pub(crate) fn reply_grants(ctx: Ctx<'_>, replies: &[Reply]) {
+    ctx.reply_array(replies.len());
+    replies.iter().for_each(|reply| reply_grant(ctx, reply));
 }
 
 /// Answers a grant.

@@ -28,7 +28,16 @@ pub(super) fn store(
 ) {
     let name = lock.name();
     let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
+    lock.withholds = in_hand.is_reserved;
     let told = lock.store().or_else(|| unannounced.then(|| channel::freed(ctx, Propagation::of(ctx), name)));
+    let told = if in_hand.is_reserved {
+        if told.is_some() {
+            with(ctx, |driver| driver.locks.was_withheld(in_hand));
+        }
+        None
+    } else {
+        told
+    };
     // Of most locks nothing is remembered, and nobody listens.
     if let Some(told) = told.filter(|told| *told > 0 || in_hand.is_known()) {
         with(ctx, |driver| driver.locks.announced(at, in_hand, told > 0, ctx.now()));

@@ -3,6 +3,7 @@
 //! Following the wait graph, whose holders have to be read key by key.
 
 use super::blocked::Ended;
+use super::reconcile::reconcile;
 use super::state::{dispatch, with};
 use crate::core::waits_for::{Edge, Step};
 use crate::core::{Holders, Owner, Search, WaiterId, Waits};
@@ -19,15 +20,25 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
     with(ctx, |driver| driver.locks.may_be_in_cycle(id, holders))
 }
 
-/// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then.
-pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId) -> Option<String> {
+/// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then. Where that is so only because
+/// somebody stands behind a call that waits for several locks, he is let pass it instead. That is all that is done if deadlocks are
+/// not to be `reported`.
+pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
     loop {
         let mut search = with(ctx, |driver| Search::cycle(&driver.locks, id, ctx.now()))?;
-        let Step::Cycle(edges, others) = run(ctx, &mut search) else { return None };
+        let (edges, others) = match run(ctx, &mut search) {
+            Step::Cycle(edges, others) if reported => (edges, others),
+            Step::Soft(who, part) => {
+                let lock = with(ctx, |driver| driver.locks.let_pass(who, part))?;
+                ctx.in_db(lock.db, || reconcile(ctx, &lock));
+                continue;
+            }
+            _ => return None,
+        };
         // Whoever has hung up waits no more, even if the server has not read so yet.
         let gone: Vec<WaiterId> = with(ctx, |driver| {
-            let hung_up = |id: &WaiterId| driver.blocked.is_hung_up(*id);
-            edges.iter().map(|edge| edge.by).chain(others).filter(hung_up).collect()
+            let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
+            waits.filter(|id| driver.blocked.is_hung_up(*id)).collect()
         });
         let text = gone.is_empty().then(|| {
             let reader = Caller::of(ctx).access();

@@ -37,9 +37,10 @@ mod state;
 mod subscriptions;
 
 pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
-pub(crate) use clients::{block, block_until_acknowledged, reply_grant};
+pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_grants};
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, may_be_in_cycle};
+pub(crate) use reconcile::{grant_all, serve_bundles};
 pub(crate) use state::{dispatch, with, Remembered};
 
 use crate::config;

@@ -41,7 +41,7 @@ fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
             let ended = match (written, end) {
                 (_, End::Demoted) => Ended::By(Decision::Demoted),
                 (Written::Grant(_), _) if !is_in_flight => Ended::Lost,
-                (Written::Grant(reply), End::Acknowledged) => Ended::By(Decision::Granted(reply)),
+                (Written::Grant(granted), End::Acknowledged) => Ended::By(granted),
                 (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing),
                 (Written::Grant(_), End::Missed { got, of }) => {
                     driver.revoke(id);

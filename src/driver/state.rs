@@ -83,7 +83,7 @@ pub(crate) fn dispatch(ctx: Ctx<'_>) {
 impl Driver {
     /// The client that this waiter blocks.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
-        self.blocked.client_of(id)
+        self.blocked.client_of(self.locks.lead_of(id))
     }
 
     /// As [`LockManager::tables`], of the tables beside it.
@@ -101,8 +101,8 @@ impl Driver {
     pub(super) fn pass_on_decisions(&mut self, ctx: Ctx<'_>) {
         while let Some((id, decision)) = self.locks.next_decision() {
             match (&decision, self.blocked.wanted(id)) {
-                (Decision::Granted(reply), Some(wanted)) => {
-                    let granted = Written::Grant(reply.clone());
+                (Decision::Granted(_) | Decision::GrantedAll(_), Some(wanted)) => {
+                    let granted = Written::Grant(decision);
                     self.acknowledgements.insert(id, wanted, granted, ctx.now().mono);
                     self.acknowledgements.listen(ctx);
                 }

@@ -30,6 +30,8 @@ pub(crate) struct Lock<'a> {
     pub(crate) holders: Holders,
     /// What is stored beside it.
     pub(crate) records: Records<'a>,
+    /// If it is free, that is not announced yet.
+    pub(crate) withholds: bool,
 }
 
 /// The owner whose field is the only one.
@@ -88,6 +90,7 @@ impl<'a> Lock<'a> {
             stored_end: None,
             holders: Holders::Free,
             records: Records::of(ctx, name),
+            withholds: false,
         };
         lock.read(memory, now)?;
         Ok(body(&mut lock))
@@ -195,7 +198,7 @@ impl<'a> Lock<'a> {
     }
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
-    /// are told; returns how many heard it, if anything was said.
+    /// are told, unless that is withheld; returns how many heard it, if anything was said or withheld.
     pub(crate) fn store(&mut self) -> Option<usize> {
         let announce = self.records.announce;
         let was_there = !matches!(self.stored, Stored::Nothing);
@@ -211,8 +214,9 @@ impl<'a> Lock<'a> {
         if self.records.store(propagation) || changed {
             propagation.count();
         }
-        ((changed && was_there && is_free) || announce)
-            .then(|| channel::freed(self.ctx, propagation, self.key.name()))
+        let is_freed = (changed && was_there && is_free) || announce;
+        let withheld = self.withholds;
+        is_freed.then(|| if withheld { 0 } else { channel::freed(self.ctx, propagation, self.key.name()) })
     }
 
     /// Returns whether anything has changed.

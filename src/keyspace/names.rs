@@ -46,6 +46,22 @@ pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
     name
 }
 
+/// True if neither what is stored of one of two locks nor what is stored beside it can be what is stored of the other, or beside
+/// that.
+pub(crate) fn are_apart(a: &[u8], b: &[u8]) -> bool {
+    // Nearly all are, at a glance.
+    let is_plain =
+        |key: &[u8]| !key.starts_with(b"{") && !key.starts_with(b"redisson_") && !key.starts_with(b"lock_");
+    if is_plain(a) && is_plain(b) {
+        return true;
+    }
+    let is_beside = |name: &[u8], lock: &[u8]| {
+        let requests = request(lock, b"", b"");
+        name == &*counter(lock) || name.starts_with(requests.strip_suffix(b":").unwrap_or(&requests))
+    };
+    counter(a) != counter(b) && !is_beside(a, b) && !is_beside(b, a)
+}
+
 /// True if both are in one slot of a cluster whatever they are hashed to, because the same part of them is.
 pub(crate) fn share_slot(a: &[u8], b: &[u8]) -> bool {
     hashed(a) == hashed(b)
@@ -63,7 +79,37 @@ fn hashed(key: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use super::{counter, request, share_slot};
+    use super::{are_apart, counter, request, share_slot};
+
+    #[test]
+    fn two_locks_are_apart_unless_one_can_overwrite_what_belongs_to_the_other() {
+        for (a, b) in [
+            ("k", "{k}"),
+            ("k", "redisson_lock_token:{k}"),
+            ("{k}", "redisson_lock_token:{k}"),
+            ("k", "lock_request:{k}:o:r"),
+            ("a{b}", "redisson_lock_token:a{b}"),
+            ("a{b}", "lock_request:a{b}:"),
+        ] {
+            assert!(
+                !are_apart(a.as_bytes(), b.as_bytes()) && !are_apart(b.as_bytes(), a.as_bytes()),
+                "{a} {b}"
+            );
+        }
+        for (a, b) in [
+            ("k", "l"),
+            ("{k}", "l"),
+            ("{k}1", "{k}2"),
+            ("k", "lock_request:{kk}:o:r"),
+            ("k", "redisson_lock_token:{l}"),
+            ("lock_a", "lock_b"),
+        ] {
+            assert!(
+                are_apart(a.as_bytes(), b.as_bytes()) && are_apart(b.as_bytes(), a.as_bytes()),
+                "{a} {b}"
+            );
+        }
+    }
 
     #[test]
     fn a_derived_key_has_the_lock_as_its_hash_tag() {

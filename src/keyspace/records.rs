@@ -144,16 +144,14 @@ impl core::Records for Records<'_> {
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
         let now = time_us(self.ctx);
         let counter = self.counter()?;
-        let after = [counter.value, above].into_iter().flatten().max();
-        let next = match after {
-            Some(last) => last.checked_add(1).ok_or(Refusal::CounterFull)?.max(now),
-            None => now,
-        };
-        if next > MAX_MS {
-            return Err(Refusal::CounterFull);
-        }
+        let next = counter.next(above, now)?;
         (counter.value, counter.changed) = (Some(next), true);
         Ok(next)
+    }
+
+    fn has_next_token(&mut self, above: Option<Token>) -> Result<(), Refusal> {
+        let now = time_us(self.ctx);
+        self.counter()?.next(above, now).map(|_| ())
     }
 
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
@@ -214,6 +212,21 @@ impl core::Records for Records<'_> {
 
     fn announce(&mut self) {
         self.announce = true;
+    }
+}
+
+impl Counter<'_> {
+    /// The token that is greater than all that were taken before, and than `above`.
+    #[inline]
+    fn next(&self, above: Option<Token>, now: Token) -> Result<Token, Refusal> {
+        let next = match self.value.max(above) {
+            Some(last) => last.checked_add(1).ok_or(Refusal::CounterFull)?.max(now),
+            None => now,
+        };
+        if next > MAX_MS {
+            return Err(Refusal::CounterFull);
+        }
+        Ok(next)
     }
 }
 

@@ -177,7 +177,7 @@ pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {
 }
 
 /// The slot of a key in a cluster; `None` if the server refuses to say.
-pub(super) fn slot_of(ctx: Ctx<'_>, key: &Str<'_>) -> Option<i64> {
+pub(crate) fn slot_of(ctx: Ctx<'_>, key: &Str<'_>) -> Option<i64> {
     // SAFETY: "cs" takes a C string and one of the server's. The reply is null or the server's.
     unsafe {
         let (command, keyslot) = (c"CLUSTER".as_ptr(), c"KEYSLOT".as_ptr());

@@ -30,7 +30,7 @@ pub(crate) struct Spec {
     pub(crate) flags: &'static CStr,
     /// ACL categories, on servers that let modules choose them (Redis 7.2, Valkey 8).
     pub(crate) categories: &'static CStr,
-    /// What happens to the key, which is the first argument, if the command has one.
+    /// What happens to its keys, and where they stand, if the command has any.
     pub(crate) key: Option<KeyUse>,
     pub(crate) arguments: Arguments,
     pub(crate) summary: &'static CStr,
@@ -54,18 +54,23 @@ impl Spec {
 /// Since which version of the module there is a command.
 pub(crate) const SINCE: &CStr = c"0.1.0";
 
-/// What a command does with its key: decides what permission it takes.
-#[derive(Clone, Copy)]
+/// What a command does with its keys, which decides what permission it takes, and where they stand.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyUse {
+    /// Its key is the first argument.
     Read,
+    /// The same.
     Write,
+    /// Its first argument is how many keys there are, and they follow. The server asks for permissions for all of them; in a cluster
+    /// it looks at the first one only, to tell which node is to be asked, so the command has to look whether all are in one slot.
+    WriteSeveral,
 }
 
 impl KeyUse {
     fn flags(self) -> u64 {
         u64::from(match self {
             KeyUse::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
-            KeyUse::Write => {
+            KeyUse::Write | KeyUse::WriteSeveral => {
                 raw::REDISMODULE_CMD_KEY_RW
                     | raw::REDISMODULE_CMD_KEY_ACCESS
                     | raw::REDISMODULE_CMD_KEY_UPDATE
@@ -284,7 +289,12 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         OK
     }
     let spec = C::SPEC;
-    let (name, flags, key) = (spec.name.as_ptr(), spec.flags.as_ptr(), c_int::from(spec.key.is_some()));
+    let first_key = match spec.key {
+        None => 0,
+        Some(KeyUse::Read | KeyUse::Write) => 1,
+        Some(KeyUse::WriteSeveral) => 2,
+    };
+    let (name, flags, key) = (spec.name.as_ptr(), spec.flags.as_ptr(), first_key);
     let version = raw::RedisModuleCommandInfoVersion {
         version: 1,
         sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
@@ -292,15 +302,32 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
     // SAFETY: zero is a value for every field, and as the first field that is looked at ends the list.
-    let mut key_specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
+    let mut key_specs: [raw::RedisModuleCommandKeySpec; 3] = unsafe { std::mem::zeroed() };
     if let Some(key) = spec.key {
-        key_specs[0].flags = key.flags();
-        key_specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
-        key_specs[0].bs.index.pos = 1;
-        key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-        // From the first key to the first key.
-        key_specs[0].fk.range =
-            raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 { lastkey: 0, keystep: 1, limit: 0 };
+        for spec in &mut key_specs[..1 + usize::from(key == KeyUse::WriteSeveral)] {
+            spec.flags = key.flags();
+            spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+            spec.bs.index.pos = 1;
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+            // From the first key to the first key.
+            let range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
+                lastkey: 0,
+                keystep: 1,
+                limit: 0,
+            };
+            spec.fk.range = range;
+        }
+        if key == KeyUse::WriteSeveral {
+            key_specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+            key_specs[0].fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {
+                keynumidx: 0,
+                firstkey: 1,
+                keystep: 1,
+            };
+            // A cluster looks at ranges only, see `KeyUse::WriteSeveral`.
+            key_specs[1].bs.index.pos = 2;
+            key_specs[1].flags = u64::from(raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_NOT_KEY);
+        }
     }
     let info = |args| raw::RedisModuleCommandInfo {
         version: &version,
@@ -315,7 +342,9 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
     };
     // SAFETY: all texts are static; the server copies what it keeps of the information.
     unsafe {
-        if call!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(run::<C>), flags, key, key, key)) != OK {
+        if call!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(run::<C>), flags, key, key, key.min(1)))
+            != OK
+        {
             return false;
         }
         let command = call!(RedisModule_GetCommand(ctx.as_ptr(), name));

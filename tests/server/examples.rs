@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `counter`, `fencing`, `losing`, `permits` and `hot_lock` of `examples/`, as a reader would run them, on a real server.
+//! `counter`, `fencing`, `losing`, `permits`, `transfer` and `hot_lock` of `examples/`, as a reader would run them, on a real server.
 
 use std::process::Command;
 
@@ -17,6 +17,7 @@ crate::on_every_server!(
     a_token_keeps_a_late_write_out,
     a_worker_stops_when_it_loses_its_lock,
     an_api_is_never_called_too_often,
+    transfers_neither_make_nor_lose_money,
     the_page_on_fencing_does_what_it_says,
 );
 
@@ -96,6 +97,23 @@ fn an_api_is_never_called_too_often(flavor: Flavor) {
     let lines: Vec<&str> = printed.stdout.lines().collect();
     assert!(!lines[1].contains(": 0 of"), "nothing is shown: {printed}");
     assert_eq!(lines[2..], ["10 calls at a time at most", "with 10 permits: 0 of 500 calls were refused"]);
+    server.assert_healthy();
+}
+
+fn transfers_neither_make_nor_lose_money(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let printed = printed_by("transfer", &server);
+    let lines: Vec<&str> = printed.stdout.lines().collect();
+    assert_eq!(
+        lines[1..],
+        ["1000 transfers, with both accounts locked", "there are 10000 of 10000"],
+        "{printed}"
+    );
+    let mut a = server.client();
+    assert_eq!(
+        (a.info("lock", "lock_deadlocks"), a.info("lock", "lock_table_bundles")),
+        ("0".to_owned(), "0".to_owned())
+    );
     server.assert_healthy();
 }
 

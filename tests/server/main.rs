@@ -50,6 +50,7 @@ mod revoked;
 mod scripts;
 mod sessions;
 mod setups;
+mod several;
 mod shared;
 mod tables;
 mod waiting;

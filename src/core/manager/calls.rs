@@ -22,7 +22,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
             Err(refusal) => return Outcome::Refused(refusal),
         }
     }
-    let others_come_first = step.has_queue() || step.yields(patience.ready_until(step.now));
+    let others_come_first = step.is_barred(request.wants) || step.yields(patience.ready_until(step.now));
     if !others_come_first || step.wants_more(request) {
         let granted = if request.confirmed_later {
             step.grant_in_flight(request).map(|id| id.map(Outcome::InFlight))

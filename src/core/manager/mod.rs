@@ -9,26 +9,29 @@ mod calls;
 mod clock;
 mod overview;
 mod parts;
+mod several;
 mod step;
 #[cfg(test)]
 mod verify;
 mod waits;
 
 pub(crate) use overview::{Contended, HoldInfo, QueueInfo, WaiterInfo};
+pub(crate) use several::{Checked, Try};
 pub(crate) use step::InHand;
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
 
 use super::binding::{NewBind, Takes};
+use super::bundles::NewBundle;
 use super::granted_keys::GrantedKeys;
 use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
     ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased,
-    Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Request, RequestId,
-    Statistics, WaiterId, WallMs,
+    Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply, Request, RequestId,
+    Statistics, Verdict, WaiterId, WallMs,
 };
 use parts::{LockState, Parts};
 use step::Step;
@@ -178,6 +181,139 @@ impl LockManager {
         self.parts.drop_if_idle(idx);
     }
 
+    /// Looks whether a request for several locks could have this one, and changes nothing but what was due anyway.
+    pub(crate) fn check(
+        &mut self,
+        lock: Known<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        request: &Request,
+        patience: Patience,
+        now: Now,
+    ) -> (Checked, InHand) {
+        several::check(&mut self.parts, lock, holders, records, request, patience, now)
+    }
+
+    /// Grants this lock to a request for several, which could have them all.
+    pub(crate) fn take(
+        &mut self,
+        lock: Known<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        request: &Request,
+        now: Now,
+    ) -> (Option<Reply>, InHand) {
+        several::take(&mut self.parts, lock, holders, records, request, now)
+    }
+
+    /// Answers a request for several locks that was granted before, at this lock.
+    pub(crate) fn repeat(
+        &mut self,
+        lock: Known<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        repeated: (&Request, &Reply),
+        now: Now,
+    ) -> InHand {
+        several::repeat(&mut self.parts, lock, holders, records, repeated, now)
+    }
+
+    /// Queues a request for several locks at this one. The first call begins the bundle, which the others go on with.
+    pub(crate) fn queue_part(
+        &mut self,
+        lock: Known<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        wait: (&Request, Option<MonoUs>),
+        bundle: &mut Option<NewBundle>,
+        now: Now,
+    ) -> (WaiterId, InHand) {
+        several::queue_part(&mut self.parts, lock, holders, records, wait, bundle, now)
+    }
+
+    /// The new bundle has to wait, as the lock with this part was not to be had.
+    pub(crate) fn begin_blocked(&mut self, lead: WaiterId, at: WaiterId) {
+        several::begin_blocked(&mut self.parts, lead, at)
+    }
+
+    /// A call for several locks was not granted, as one of them was not to be had.
+    pub(crate) fn was_busy(&mut self) {
+        several::was_busy(&mut self.parts)
+    }
+
+    /// True if a bundle is to be tried.
+    #[inline]
+    pub(crate) fn any_due(&self) -> bool {
+        several::any_due(&self.parts)
+    }
+
+    /// The next bundle that is to be tried: see [`try_part`](LockManager::try_part) for what follows, and
+    /// [`was_tried`](LockManager::was_tried) for its end.
+    pub(crate) fn next_try(&mut self) -> Option<Try> {
+        several::next_try(&mut self.parts)
+    }
+
+    /// Looks whether a part could be granted now, and changes nothing but what was due anyway. `None` if it does not wait any
+    /// more.
+    pub(crate) fn try_part(
+        &mut self,
+        lock: Known<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        part: WaiterId,
+        now: Now,
+    ) -> (Option<Verdict>, InHand) {
+        several::try_part(&mut self.parts, lock, holders, records, part, now)
+    }
+
+    /// Grants a part. All parts of its bundle could be granted, and are. `waits` if its client did.
+    pub(crate) fn grant_part(
+        &mut self,
+        lock: Known<'_>,
+        holders: &mut Holders,
+        records: &mut dyn Records,
+        part: (WaiterId, bool),
+        now: Now,
+    ) -> (Option<Reply>, InHand) {
+        several::grant_part(&mut self.parts, lock, holders, records, part, now)
+    }
+
+    /// All parts of a bundle were granted, with these replies.
+    pub(crate) fn granted_all(&mut self, lead: WaiterId, replies: Vec<Reply>) {
+        several::granted_all(&mut self.parts, lead, replies)
+    }
+
+    /// A try is over. If it failed, `blocked_at` is the part whose lock was not to be had. Returns the locks that are to be
+    /// reconciled now: of which the queue was not served meanwhile, or still is to be announced that they are free.
+    pub(crate) fn was_tried(&mut self, blocked_at: Option<WaiterId>) -> Vec<LockId> {
+        several::was_tried(&mut self.parts, blocked_at)
+    }
+
+    /// Ends the wait of a bundle with this decision.
+    pub(crate) fn end_bundle(&mut self, lead: WaiterId, decision: Decision) {
+        several::end_bundle(&mut self.parts, lead, decision)
+    }
+
+    /// A lock became free, which was not announced yet, as it is reserved ([`InHand::is_reserved`]).
+    pub(crate) fn was_withheld(&mut self, in_hand: InHand) {
+        several::was_withheld(&mut self.parts, in_hand)
+    }
+
+    /// Lets a wait pass a part that stands before it in the same queue, for good. Returns the lock, which is to be reconciled.
+    pub(crate) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> Option<LockId> {
+        several::let_pass(&mut self.parts, who, part)
+    }
+
+    /// The lock of a wait.
+    pub(crate) fn lock_of(&self, id: WaiterId) -> Option<LockId> {
+        several::lock_of(&self.parts, id)
+    }
+
+    /// True if any call waits for several locks.
+    pub(crate) fn has_bundles(&self) -> bool {
+        several::has_bundles(&self.parts)
+    }
+
     /// A waiter leaves the queue: its client is gone or was ended from outside. False if it does not wait
     /// any more.
     pub(crate) fn leave(&mut self, id: WaiterId) -> bool {
@@ -187,6 +323,14 @@ impl LockManager {
     /// The grant reached its client: it is final, and what depends on the connection begins. True if there may be something
     /// to do soon.
     pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) -> bool {
+        if self.parts.waiters.bundles.is_empty() {
+            return self.delivered_alone(id, now);
+        }
+        // All of them.
+        self.parts.waiters.together(id).into_iter().fold(false, |any, id| self.delivered_alone(id, now) | any)
+    }
+
+    fn delivered_alone(&mut self, id: WaiterId, now: Now) -> bool {
         let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());
         if let Some(bind) = request.bind {
@@ -208,7 +352,15 @@ impl LockManager {
 
     /// True if this grant is in flight, and the hold that it gave has not ended.
     pub(crate) fn is_in_flight(&self, id: WaiterId) -> bool {
-        self.parts.waiters.get(id).is_some_and(|wait| wait.state() == WaitState::Granted)
+        let is_granted = |id: &WaiterId| {
+            self.parts.waiters.get(*id).is_some_and(|wait| wait.state() == WaitState::Granted)
+        };
+        self.parts.waiters.together(id).iter().any(is_granted)
+    }
+
+    /// By what a wait is known to its client: itself, or the lead of its bundle.
+    pub(crate) fn lead_of(&self, id: WaiterId) -> WaiterId {
+        self.parts.waiters.lead_of(id)
     }
 
     /// Names a wait that is none for a lock.

@@ -66,7 +66,7 @@ fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
 }
 
 /// See [`LockManager::tables`](super::LockManager::tables).
-pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 18] {
+pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 19] {
     let (owners, requests) = parts.waiters.index_lens();
     let (connections, ended, sweeps) = parts.sessions.lens();
     let unannounced = parts.table.iter().filter(|(.., state)| state.unannounced).count();
@@ -76,6 +76,7 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 18] {
         (c"table_waiting_owners", owners),
         (c"table_waiting_requests", requests),
         (c"table_grants_in_flight", parts.waiters.granted_len()),
+        (c"table_bundles", parts.waiters.bundles.len()),
         (c"table_deadlines", parts.deadlines.len()),
         (c"table_leases", parts.leases.len()),
         (c"table_fragile_locks", parts.fragile.len()),

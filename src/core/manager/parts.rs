@@ -79,6 +79,8 @@ pub(super) struct Parts {
     pub(super) windows_given: usize,
     pub(super) windows_used: usize,
     pub(super) decisions: VecDeque<(WaiterId, Decision)>,
+    /// Bundles that wait still though they were granted, and of which a hold has ended.
+    pub(super) lost_bundles: Vec<WaiterId>,
     /// Owners are told what happens to their holds.
     pub(super) tells_owners: bool,
     pub(super) notices: VecDeque<Notice>,
@@ -202,9 +204,10 @@ impl Parts {
 
     /// Ends a wait that is queued, with a decision. Its lock stays, even if nothing has to be remembered of it.
     pub(super) fn end_queued(&mut self, id: WaiterId, decision: Decision) {
+        let lead = self.waiters.lead_of(id);
         if let Some(wait) = self.take_out(id) {
             self.count_end(&wait, &decision);
-            self.decisions.push_back((id, decision));
+            self.decisions.push_back((lead, decision));
         }
     }
 
@@ -214,15 +217,17 @@ impl Parts {
         if self.waiters.queued(id).is_none() {
             return false;
         }
-        let Some(wait) = self.take_out(id) else { return false };
+        let (id, part) = (self.waiters.lead_of(id), id);
+        let Some(wait) = self.take_out(part) else { return false };
         if let Some(decision) = &decision {
             self.count_end(&wait, decision);
         }
         self.decisions.extend(decision.map(|decision| (id, decision)));
         let lock = wait.lock();
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
-        let makes_way = state.queue.makes_way(wait.position(), wait.request().wants);
-        if makes_way && !self.demoted {
+        let makes_way = state.queue.makes_way(wait.position(), wait.request().wants, wait.is_part());
+        // Of a bundle's lock it may still be to be announced that it is free.
+        if (makes_way || wait.is_part()) && !self.demoted {
             self.table.set_ready(lock);
         }
         self.unwatch_lease(lock);
@@ -245,8 +250,22 @@ impl Parts {
         self.statistics.waited(name, &mut state.place_in_top, waited);
     }
 
-    /// Takes a queued wait out of every index.
+    /// Takes a queued wait out of every index, and with it the other parts of its bundle.
     fn take_out(&mut self, id: WaiterId) -> Option<Wait> {
+        let is_part = !self.waiters.bundles.is_empty() && self.waiters.queued(id).is_some_and(Wait::is_part);
+        if is_part {
+            for other in self.waiters.together(id).into_iter().filter(|other| *other != id) {
+                let Some(wait) = self.take_out_alone(other) else { continue };
+                // Its lock is not in hand: who stood behind it may be served there now, and nothing may be left to remember.
+                if !self.demoted {
+                    self.table.set_ready(wait.lock());
+                }
+            }
+        }
+        self.take_out_alone(id)
+    }
+
+    fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
         self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
         if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
@@ -276,7 +295,7 @@ impl Parts {
         if deadline.is_some() {
             self.deadlines.set(&id, None);
         }
-        let removed = |state: &mut LockState| state.queue.remove(position).then(|| state.queue.is_empty());
+        let removed = |state: &mut LockState| state.queue.leave(position, id).then(|| state.queue.is_empty());
         match self.table.get_mut(lock).and_then(removed) {
             Some(true) => self.statistics.contention_ends(),
             Some(false) => {}
@@ -285,8 +304,15 @@ impl Parts {
         self.mark_crossing(crossing);
     }
 
-    /// A grant did not reach its client: it is revoked when the lock is reconciled.
+    /// A grant did not reach its client: it is revoked when the lock is reconciled; if it is of several locks, each when that
+    /// lock is.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
+        for id in self.waiters.together(id) {
+            self.begin_to_revoke_alone(id);
+        }
+    }
+
+    fn begin_to_revoke_alone(&mut self, id: WaiterId) {
         if !self.waiters.begin_to_revoke(id) {
             return;
         }
@@ -326,12 +352,13 @@ impl Parts {
     /// The owner of this queued wait holds the lock from now on, or does so no more.
     pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
         let Some(wait) = self.waiters.queued(id) else { return };
-        let (lock, before, wants) = (wait.lock(), wait.position(), wait.request().wants);
+        let (lock, before, wants, is_part) =
+            (wait.lock(), wait.position(), wait.request().wants, wait.is_part());
         let after = Position::new(wants, holds, before.ticket());
         let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
-        state.queue.insert(after, id, wants);
+        state.queue.insert(after, (id, is_part), wants);
         if crosses {
             state.queue.set_crossing(after, true);
         }
@@ -356,18 +383,33 @@ impl Parts {
     pub(super) fn void_grants(&mut self, lock: LockIdx, ended: impl Fn(&Owner) -> bool) {
         let Some(state) = self.table.get_mut(lock) else { return };
         for id in state.unconfirmed.void(ended) {
-            self.waiters.remove(id);
+            let Some((wait, _)) = self.waiters.remove(id) else { continue };
+            // Who waits still for all of them, has lost one.
+            self.lost_bundles.extend(wait.lead().filter(|_| wait.request().confirmed_later));
         }
     }
 
     /// Ends the waits of those whose holds have ended although they wait still. Nearly always there are none.
     #[inline]
     pub(super) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
+        if !self.lost_bundles.is_empty() {
+            self.end_lost_bundles(decision);
+        }
         let Some(state) = self.table.get_mut(lock).filter(|state| state.unconfirmed.any_lost()) else {
             return;
         };
         let lost = state.unconfirmed.take_lost();
         self.decisions.extend(lost.into_iter().map(|id| (id, decision.clone())));
+    }
+
+    #[cold]
+    fn end_lost_bundles(&mut self, decision: &Decision) {
+        for lead in std::mem::take(&mut self.lost_bundles) {
+            self.decisions.push_back((lead, decision.clone()));
+            if !self.demoted {
+                self.begin_to_revoke(lead);
+            }
+        }
     }
 
     /// A call that will not be revoked has set the lease of a hold, or its token.

@@ -5,6 +5,7 @@
 
 use super::parts::{LockState, Parts};
 use crate::core::binding::{NewBind, Takes};
+use crate::core::bundles::{NewBundle, Verdict};
 use crate::core::fairness::WhenFree;
 use crate::core::held;
 use crate::core::holders::Admission;
@@ -43,6 +44,8 @@ pub(crate) struct InHand {
     pub(crate) watches_lease: bool,
     /// Its hold ended without a call, and that it is free is still to be announced if nobody has it.
     pub(crate) unannounced: bool,
+    /// It is free, and somebody may get it in this very moment who waits for several: until that is tried, it is not announced.
+    pub(crate) is_reserved: bool,
 }
 
 impl InHand {
@@ -167,7 +170,7 @@ impl<'a> Step<'a> {
     pub(super) fn let_go(mut self) -> InHand {
         match self.lock {
             Some(lock) => self.put_away(lock),
-            None => InHand { lock: None, watches_lease: false, unannounced: false },
+            None => InHand { lock: None, watches_lease: false, unannounced: false, is_reserved: false },
         }
     }
 
@@ -181,6 +184,8 @@ impl<'a> Step<'a> {
         let alone = self.holders.alone();
         let plain = alone.filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
         let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
+        let bundles = &self.parts.waiters.bundles;
+        let is_reserved = !bundles.is_empty() && self.holders.is_free() && bundles.is_reserved(lock);
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
             // What an external client holds, and nobody wants, is not remembered.
             let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_on_its_way() || is_bound;
@@ -192,10 +197,10 @@ impl<'a> Step<'a> {
             if alone.is_none() {
                 state.held_since = None;
             }
-            std::mem::take(&mut state.unannounced)
+            !is_reserved && std::mem::take(&mut state.unannounced)
         });
         self.parts.drop_if_idle(lock);
-        InHand { lock: Some(lock), watches_lease, unannounced }
+        InHand { lock: Some(lock), watches_lease, unannounced, is_reserved }
     }
 
     /// The lock's handle; from now on something is remembered about it.
@@ -270,6 +275,7 @@ impl<'a> Step<'a> {
         let holders = &*self.holders;
         self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
         self.send_behind_holders(lock);
+        self.parts.waiters.bundles.serves(lock);
         if self.holders.is_free() && self.is_left_free(lock) {
             return;
         }
@@ -282,29 +288,50 @@ impl<'a> Step<'a> {
                 continue;
             }
             let request = wait.request().clone();
-            if self.parts.sessions.knows(lock) && self.holders.of(request.owner.as_bytes()).is_none() {
-                // What an earlier hold of this owner depended on is no matter of the next one.
-                let name = self.id();
-                self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(&request.owner), |_| true);
-            }
+            self.unbind_earlier(lock, &request.owner);
             match self.grant(&request, To::Waiter) {
-                Ok(grant) => self.hand_over(lock, id, &request, grant, true),
+                Ok(grant) => {
+                    let reply = self.hand_over(lock, id, &request, grant, true);
+                    self.parts.decisions.push_back((id, Decision::Granted(reply)));
+                }
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
                 Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
             }
         }
     }
 
-    /// The wait that can be decided next.
-    fn next_in_line(&self, lock: LockIdx) -> Option<WaiterId> {
-        self.parts.state(lock)?.queue.next(|id| {
-            let Some(wait) = self.parts.waiters.get(id) else { return false };
-            let Request { owner, wants, .. } = wait.request();
-            wait.is_over(self.now) || self.admits(owner.as_bytes(), *wants) != Admission::Busy
-        })
+    /// What an earlier hold of this owner depended on is no matter of the next one.
+    fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
+        if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
+            let name = self.id();
+            self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(owner), |_| true);
+        }
     }
 
-    /// Ends a wait with a grant that is to be delivered.
+    /// The wait that can be decided next. `None`, too, if that is a part: then its bundle is due.
+    fn next_in_line(&mut self, lock: LockIdx) -> Option<WaiterId> {
+        let mut due = None;
+        let next = self.parts.state(lock)?.queue.next(|id| {
+            let Some(wait) = self.parts.waiters.get(id) else { return false };
+            let Request { owner, wants, .. } = wait.request();
+            if wait.is_over(self.now) {
+                return true;
+            }
+            let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy
+                && wait.lead().is_none_or(|lead| self.parts.waiters.bundles.may_be_due(lead, lock));
+            due = wait.lead().filter(|_| is_next);
+            is_next
+        });
+        match due {
+            None => next,
+            Some(lead) => {
+                self.parts.waiters.bundles.is_due(lead, lock);
+                None
+            }
+        }
+    }
+
+    /// Ends a wait with a grant that is to be delivered, and returns what with.
     // A grant is large: it is passed on where it stays.
     #[inline(always)]
     fn hand_over(
@@ -314,14 +341,13 @@ impl<'a> Step<'a> {
         Request { owner, confirmed_later, .. }: &Request,
         grant: Grant,
         waits: bool,
-    ) {
+    ) -> Reply {
         let Grant { reply, set, before, written } = grant;
         let waited = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
             self.parts.count_wait(lock, waited);
         }
-        self.parts.decisions.push_back((id, Decision::Granted(reply)));
         if before.is_some() {
             self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
         }
@@ -330,6 +356,7 @@ impl<'a> Step<'a> {
         if let Some(state) = self.parts.state_mut(lock) {
             state.unconfirmed.granted((id, owner, *confirmed_later), set, before, written);
         }
+        reply
     }
 
     /// Owners who do not hold the lock any more are in line as everybody else.
@@ -394,6 +421,12 @@ impl<'a> Step<'a> {
     /// True if the owner may have more of what it holds already: then nobody who waits is before it.
     pub(super) fn wants_more(&self, request: &Request) -> bool {
         !request.wants.once && self.holders.of(request.owner.as_bytes()).is_some()
+    }
+
+    /// True if somebody stands in the queue who comes before one that wants this, and does not hold the lock.
+    #[inline]
+    pub(super) fn is_barred(&self, wants: Wants) -> bool {
+        self.state().is_some_and(|state| state.queue.bars(wants))
     }
 
     /// True if somebody stands in the queue.
@@ -509,8 +542,58 @@ impl<'a> Step<'a> {
         let id = self.queue(request.clone(), None);
         let lock = self.known();
         self.count_grant(grant.before.is_none());
-        self.hand_over(lock, id, request, grant, false);
+        let reply = self.hand_over(lock, id, request, grant, false);
+        self.parts.decisions.push_back((id, Decision::Granted(reply)));
         Ok(Some(id))
+    }
+
+    /// Grants a part whose turn it is, see [`Step::may_grant`]. `waits` if it did.
+    #[cold]
+    pub(super) fn grant_part(&mut self, id: WaiterId, waits: bool) -> Option<Reply> {
+        let wait = self.parts.waiters.queued(id)?;
+        let (lock, request) = (wait.lock(), wait.request().clone());
+        self.unbind_earlier(lock, &request.owner);
+        match self.grant(&request, To::Waiter) {
+            Ok(grant) => {
+                if !waits {
+                    self.count_grant(grant.before.is_none());
+                }
+                Some(self.hand_over(lock, id, &request, grant, waits))
+            }
+            Err(_) => defect!("a part cannot be granted whose turn it is", None),
+        }
+    }
+
+    /// Whether this request could be granted now, as far as the holders matter and what is stored beside them.
+    #[cold]
+    pub(super) fn may_grant(&mut self, request: &Request) -> Verdict {
+        let owner = request.owner.as_bytes();
+        match self.admits(owner, request.wants) {
+            Admission::Busy => return Verdict::Busy { quarantined: self.is_quarantined(request) },
+            Admission::Overflow => return Verdict::Refused(Refusal::Overflow),
+            Admission::Grant(_) => {}
+        }
+        let hold = self.holders.of(owner);
+        let re_entry = hold.filter(|hold| request.wants.mode == Mode::Shared || hold.exclusive > 0);
+        if request.fence && re_entry.and_then(|hold| hold.token).is_none() {
+            if let Err(refusal) = self.records.has_next_token(self.holders.token()) {
+                return Verdict::Refused(refusal);
+            }
+        }
+        Verdict::May
+    }
+
+    /// Whether it is this part's turn. `None` if it does not wait any more.
+    #[cold]
+    pub(super) fn try_part(&mut self, id: WaiterId) -> Option<Verdict> {
+        let wait = self.parts.waiters.queued(id)?;
+        let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
+        let state = self.parts.state(lock)?;
+        let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
+        if is_left_free || state.queue.is_barred(position) {
+            return Some(Verdict::Busy { quarantined: false });
+        }
+        Some(self.may_grant(&request))
     }
 
     /// Makes the owner's hold depend on a connection.
@@ -539,11 +622,12 @@ impl<'a> Step<'a> {
         let Some(id) = &request.id else { return };
         let on_its_way = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
         let on_its_way = on_its_way.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
+        let lead = on_its_way.map(|id| self.parts.waiters.lead_of(id));
         // It has reached its client, but that is on another connection now.
         if let Some((id, (wait, _))) = on_its_way.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
         {
             if wait.request().confirmed_later {
-                self.parts.decisions.push_back((id, Decision::Superseded));
+                self.parts.decisions.push_back((lead.unwrap_or(id), Decision::Superseded));
             }
             self.revoke(wait.lock());
         }
@@ -570,26 +654,52 @@ impl<'a> Step<'a> {
     pub(super) fn queue(&mut self, request: Request, deadline: Option<MonoUs>) -> WaiterId {
         let lock = self.known();
         let id = self.parts.waiters.next_id();
-        let (mut ticket, mut since) = (id.0, self.now.mono);
-        if let Some(before) = self.supersede(lock, &request) {
-            (ticket, since) = before;
-        }
+        let before = self.supersede(lock, &request);
+        self.insert_wait(lock, (id, None), request, deadline, before.unwrap_or((id.0, self.now.mono)));
+        id
+    }
+
+    /// Queues a part of a request for several locks: it stands in all queues by the same ticket.
+    #[cold]
+    pub(super) fn queue_part(
+        &mut self,
+        request: Request,
+        deadline: Option<MonoUs>,
+        bundle: &mut Option<NewBundle>,
+    ) -> WaiterId {
+        let lock = self.known();
+        let id = self.parts.waiters.next_id();
+        let before = self.supersede(lock, &request);
+        let (ticket, since) = before.unwrap_or((id.0, self.now.mono));
+        let NewBundle { lead, ticket, since } = *bundle.get_or_insert(NewBundle { lead: id, ticket, since });
+        self.insert_wait(lock, (id, Some(lead)), request, deadline, (ticket, since));
+        id
+    }
+
+    fn insert_wait(
+        &mut self,
+        lock: LockIdx,
+        (id, lead): (WaiterId, Option<WaiterId>),
+        request: Request,
+        deadline: Option<MonoUs>,
+        (ticket, since): (u64, MonoUs),
+    ) {
         let holds = self.holders.of(request.owner.as_bytes()).is_some();
         let position = Position::new(request.wants, holds, ticket);
         if let Some(state) = self.parts.table.get_mut(lock) {
             if state.queue.is_empty() {
                 self.parts.statistics.contention_begins();
             }
-            state.queue.insert(position, id, request.wants);
+            state.queue.insert(position, (id, lead.is_some()), request.wants);
         }
-        if deadline.is_some() {
+        // Of a bundle there is one deadline.
+        if deadline.is_some() && lead.is_none_or(|lead| lead == id) {
             self.parts.deadlines.set(&id, deadline);
         }
-        let new = NewWait { lock, request, deadline, position, since };
+        let new = NewWait { lock, request, deadline, position, since, lead };
         let crossing = self.parts.waiters.queue(id, new);
         self.parts.statistics.has_waiters(self.parts.waiters.queued_len());
         self.parts.mark_crossing(crossing);
-        id
     }
 
     /// Ends the wait of this request, if it waits already. Returns its ticket, and since when it waited.
@@ -639,7 +749,7 @@ impl<'a> Step<'a> {
             }
             WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_some() => {
                 // The client may be answered in the same turn of the event loop, but not with a grant.
-                self.parts.decisions.push_back((id, Decision::Cancelled));
+                self.parts.decisions.push_back((self.parts.waiters.lead_of(id), Decision::Cancelled));
                 self.parts.begin_to_revoke(id);
                 self.revoke(lock);
                 Some(())

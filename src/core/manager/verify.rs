@@ -8,7 +8,7 @@ use super::clock;
 use super::parts::Parts;
 use super::LockManager;
 use crate::core::table::LockIdx;
-use crate::core::waiters::WaitState;
+use crate::core::waiters::{Wait, WaitState};
 use crate::core::{Decision, WaiterId};
 
 impl LockManager {
@@ -20,7 +20,8 @@ impl LockManager {
         verify_waits(parts);
         for (lock, id, state) in parts.table.iter() {
             assert_eq!(parts.table.find(id.as_ref()), Some(lock), "{id:?} is not found by its name");
-            state.queue.verify(|id| parts.waiters.crosses(id));
+            let is_part = |id| parts.waiters.get(id).is_some_and(Wait::is_part);
+            state.queue.verify(|id| parts.waiters.crosses(id), is_part);
             for wait in state.queue.iter() {
                 let queued = parts.waiters.queued(wait);
                 assert!(
@@ -72,7 +73,12 @@ impl LockManager {
             return false;
         }
         let Some(state) = parts.state(lock) else { return false };
+        let waits_elsewhere = |id| {
+            let lead = parts.waiters.get(id).and_then(Wait::lead);
+            lead.is_some_and(|lead| parts.waiters.bundles.waits_elsewhere(lead, lock))
+        };
         !state.queue.is_empty()
+            && !state.queue.iter().any(waits_elsewhere)
             && !parts.table.is_ready(lock)
             && parts.leases.get(&lock).is_none()
             && parts.windows.get(&lock).is_none()
@@ -136,7 +142,8 @@ fn verify_waits(parts: &Parts) {
         let (on_their_way, revoking) = state.unconfirmed.ids();
         assert_eq!(on_their_way.contains(&id), wait.state() == WaitState::Granted, "{id:?}");
         assert_eq!(revoking.contains(&id), wait.state() == WaitState::Revoking, "{id:?}");
-        let deadline = wait.deadline().filter(|_| wait.state() == WaitState::Queued);
+        let is_timed = wait.state() == WaitState::Queued && wait.lead().is_none_or(|lead| lead == id);
+        let deadline = wait.deadline().filter(|_| is_timed);
         assert_eq!(parts.deadlines.get(&id), deadline, "the deadline of {id:?} is not scheduled");
     }
     parts.deadlines.iter().for_each(|(_, id)| {

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
@@ -19,6 +21,7 @@ impl Waits for LockManager {
             owner: &request.owner,
             wants: request.wants,
             position: wait.position(),
+            is_part: wait.is_part(),
         })
     }
 
@@ -76,6 +79,18 @@ impl Waits for LockManager {
         for owner in self.parts.sessions.closed(lock) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
         }
+    }
+
+    fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]> {
+        self.parts.waiters.together(id)
+    }
+
+    fn passes(&self, lock: LockIdx, who: WaiterId, part: WaiterId) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.passes(who, part))
+    }
+
+    fn any_passes(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.any_passes())
     }
 
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {

@@ -5,6 +5,7 @@
 //!
 //! The numbers in brackets are those of the invariants in `docs/design.md`.
 
+mod bundles;
 mod fairness;
 mod model;
 pub(in crate::core) mod real;

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::super::waits_for::Step;
+use super::super::waits_for::{Edge, Step};
 use super::*;
 
 /// What a key holds.
@@ -33,6 +33,10 @@ impl Records for Beside {
         let after = self.counter.max(above).map_or(0, |last| last + 1);
         self.counter = Some(after.max(self.now * 1000));
         Ok(after.max(self.now * 1000))
+    }
+
+    fn has_next_token(&mut self, _above: Option<Token>) -> Result<(), Refusal> {
+        Ok(())
     }
 
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
@@ -80,6 +84,9 @@ impl Records for Beside {
     }
 }
 
+/// What was decided, for whom.
+type Decided = Vec<(WaiterId, Decision)>;
+
 /// The core with a keyspace, a clock and a timer around it, as `crate::driver` has them.
 pub(in crate::core) struct Real {
     pub(in crate::core) locks: LockManager,
@@ -96,6 +103,8 @@ pub(in crate::core) struct Real {
     pub(in crate::core) messages: Vec<&'static [u8]>,
     /// What owners were told.
     pub(in crate::core) notices: Vec<Notice>,
+    /// Calls that were let pass another one at a lock, in the order of that, and what that decided.
+    pub(in crate::core) passes: Vec<(WaiterId, WaiterId, &'static [u8], Decided)>,
 }
 
 impl Real {
@@ -120,6 +129,7 @@ impl Real {
             listeners: false,
             messages: Vec::new(),
             notices: Vec::new(),
+            passes: Vec::new(),
         }
     }
 
@@ -174,7 +184,11 @@ impl Real {
         let (result, in_hand) = body(&mut self.locks, known, &mut holders, beside, now);
         let announce = std::mem::take(&mut beside.announce);
         let unannounced = in_hand.unannounced && was_free && holders.is_free();
-        if (!was_free && holders.is_free()) || announce || unannounced {
+        if in_hand.is_reserved {
+            if (!was_free && holders.is_free()) || announce {
+                self.locks.was_withheld(in_hand);
+            }
+        } else if (!was_free && holders.is_free()) || announce || unannounced {
             self.messages.push(key);
             self.locks.announced(at(key), in_hand, self.listeners, now);
         }
@@ -189,6 +203,7 @@ impl Real {
 
     pub(in crate::core) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op).unwrap_or_else(Some);
+        self.serve_bundles();
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
         if let Op::Pause(false) = op {
@@ -223,6 +238,7 @@ impl Real {
             if served.is_err() {
                 self.locks.refuse_all(at(key), &Decision::WrongType);
             }
+            self.serve_bundles();
         }
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
@@ -284,9 +300,8 @@ impl Real {
             Outcome::Granted(reply) => Ok(Seen::Granted(reply)),
             Outcome::InFlight(id) => Ok(Seen::Waits(id)),
             Outcome::Queued(id) => {
-                let search = Search::cycle(&self.locks, id, now).unwrap();
-                let found = self.search(search).0;
-                if let Step::Cycle(cycle, _) = found {
+                self.serve_bundles();
+                if let Some(cycle) = self.deadlock_of(id) {
                     assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle that is not searched for");
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
                     self.locks.leave(id);
@@ -299,6 +314,133 @@ impl Real {
             Outcome::Refused(Refusal::Cancelled) => Ok(Seen::Unblocked),
             Outcome::Refused(refusal) => panic!("{refusal:?}"),
         }
+    }
+
+    /// If a wait is in a circle of waits, that; but first those are let pass whom that helps.
+    fn deadlock_of(&mut self, id: WaiterId) -> Option<Vec<Edge>> {
+        loop {
+            let search = Search::cycle(&self.locks, id, self.time())?;
+            match self.search(search).0 {
+                Step::Cycle(cycle, _) => return Some(cycle),
+                Step::Soft(who, part) => {
+                    let leads = (self.locks.lead_of(who), self.locks.lead_of(part));
+                    let lock = self.locks.let_pass(who, part).expect("a lock");
+                    let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+                    self.decisions.extend(self.locks.take_decisions());
+                    self.reconcile(&lock);
+                    self.serve_bundles();
+                    let decided = self.locks.take_decisions();
+                    self.passes.push((leads.0, leads.1, key, decided));
+                }
+                Step::Read(_) | Step::Done => return None,
+            }
+        }
+    }
+
+    fn reconcile(&mut self, lock: &LockId) {
+        let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+        let served =
+            self.on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
+        if served.is_err() {
+            self.locks.refuse_all(at(key), &Decision::WrongType);
+        }
+    }
+
+    /// Grants what is to be had to those who wait for several locks.
+    pub(in crate::core) fn serve_bundles(&mut self) {
+        while let Some(Try { lead, parts }) = self.locks.next_try() {
+            let blocked_at = self.try_bundle(lead, &parts);
+            for lock in self.locks.was_tried(blocked_at) {
+                self.reconcile(&lock);
+            }
+        }
+    }
+
+    fn try_bundle(&mut self, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
+        let key_of = |lock: &LockId| LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+        for (lock, part) in parts {
+            let found = self.on(key_of(lock), |locks, at, holders, beside, now| {
+                locks.try_part(at, holders, beside, *part, now)
+            });
+            match found {
+                Ok(Some(Verdict::May)) => {}
+                Ok(Some(Verdict::Busy { .. })) => return Some(*part),
+                Ok(None) => return None,
+                Ok(Some(other)) => panic!("{other:?}"),
+                Err(_) => {
+                    self.locks.refuse_all(lock.as_ref(), &Decision::WrongType);
+                    return None;
+                }
+            }
+        }
+        let granted = |(lock, part): &(LockId, WaiterId)| {
+            let granted = self.on(key_of(lock), |locks, at, holders, beside, now| {
+                locks.grant_part(at, holders, beside, (*part, true), now)
+            });
+            granted.unwrap().expect("it was to be had")
+        };
+        let replies = parts.iter().map(granted).collect();
+        self.locks.granted_all(lead, replies);
+        None
+    }
+
+    /// Takes several locks at once, or waits for them.
+    pub(in crate::core) fn acquire_all(&mut self, locks: &[usize], call: &Call, block: Option<u64>) -> Seen {
+        let (request, now) = (call.request(), self.time());
+        let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
+        let patience = match block {
+            Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
+            None => Patience::Leaves,
+        };
+        let mut busy = None;
+        for lock in locks {
+            let checked = self.on(LOCKS[*lock], |locks, at, holders, beside, now| {
+                locks.check(at, holders, beside, &request, patience, now)
+            });
+            match checked.map(|checked| checked.verdict) {
+                Ok(Verdict::May) => {}
+                Ok(Verdict::Busy { .. }) => {
+                    busy.get_or_insert(*lock);
+                }
+                Ok(other) => panic!("{other:?}"),
+                Err(seen) => return seen,
+            }
+        }
+        let Some(busy) = busy else {
+            let mut last = None;
+            for lock in locks {
+                last = self
+                    .on(LOCKS[*lock], |locks, at, holders, beside, now| {
+                        locks.take(at, holders, beside, &request, now)
+                    })
+                    .unwrap();
+                assert!(last.is_some(), "a lock was not to be had any more");
+            }
+            self.serve_bundles();
+            return Seen::Granted(last.unwrap());
+        };
+        if block.is_none() {
+            self.serve_bundles();
+            return Seen::Busy;
+        }
+        let mut bundle = None;
+        for lock in locks {
+            let part = self
+                .on(LOCKS[*lock], |locks, at, holders, beside, now| {
+                    locks.queue_part(at, holders, beside, (&request, deadline), &mut bundle, now)
+                })
+                .unwrap();
+            if *lock == busy {
+                self.locks.begin_blocked(bundle.unwrap().lead, part);
+            }
+        }
+        let lead = bundle.unwrap().lead;
+        self.serve_bundles();
+        if self.deadlock_of(lead).is_some() {
+            self.locks.leave(lead);
+            return Seen::Deadlock;
+        }
+        Seen::Waits(lead)
     }
 
     /// Whom an owner waits for, by the core's search.

@@ -307,7 +307,7 @@ fn equal(seen: &str, expected: &str, what: &str) -> Result<(), String> {
 
 fn name(decision: &Decision) -> &'static str {
     match decision {
-        Decision::Granted(_) => "granted",
+        Decision::Granted(_) | Decision::GrantedAll(_) => "granted",
         Decision::TimedOut => "timed out",
         Decision::WrongType => "wrong type",
         Decision::Moved => "moved",

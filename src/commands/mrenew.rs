@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+
+//! `LOCK.MRENEW`
+
+use super::args::Cursor;
+use super::options::{options, Ephemeral, Lease, Watchdog, KEYS, NUMKEYS, OWNER};
+use crate::config;
+use crate::core::{Owner, Renewal};
+use crate::driver;
+use crate::error::Error;
+use crate::server::arguments::Arguments;
+use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::{Ctx, Str};
+
+pub(crate) struct Mrenew;
+
+options! {
+    Options {
+        lease: Lease,
+        watchdog: Watchdog,
+        ephemeral: Ephemeral,
+    }
+}
+
+impl Command for Mrenew {
+    const SPEC: Spec = Spec {
+        name: c"lock.mrenew",
+        flags: c"write",
+        categories: c"write slow",
+        key: Some(KeyUse::WriteSeveral),
+        arguments: Arguments { places: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        summary: c"Sets the leases of several held locks anew; of none if the owner does not hold them all.",
+        reply: "An array of the hold counts, in the order of the keys.",
+        complexity: c"O(K) for K locks, or O(K*log(N)) where N locks are waited for",
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
+        let mut args = Cursor::new("lock.mrenew", args);
+        let keys = args.keys(ctx)?;
+        let owner = args.owner()?;
+        let mut given = Options::default();
+        given.read(&mut args)?;
+        let call = Renewal {
+            owner: Owner::new(owner.as_bytes()),
+            lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
+            bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
+            client: super::client_if_told(ctx),
+        };
+        let holds = holds_all(ctx, &keys, &owner).and_then(|()| {
+            keys.iter().map(|key| renew(ctx, key, &owner, &call)).collect::<Result<Vec<i64>, Error>>()
+        });
+        driver::serve_bundles(ctx);
+        driver::dispatch(ctx);
+        let holds = holds?;
+        ctx.reply_array(holds.len());
+        holds.into_iter().for_each(|holds| ctx.reply_integer(holds));
+        Ok(())
+    }
+}
+
+/// Fails if the owner does not hold all locks. Changes nothing but what was due anyway.
+fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>) -> Result<(), Error> {
+    let (now, mut missing) = (ctx.now(), None);
+    for key in keys {
+        super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
+            let in_hand = driver::with(ctx, |driver| {
+                driver.locks.reconcile(known, &mut lock.holders, &mut lock.records, now)
+            });
+            if lock.holders.of(owner.as_bytes()).is_none() {
+                missing.get_or_insert(if lock.is_fair(now) { Error::FairLock } else { Error::NotOwner });
+            }
+            Ok(((), in_hand))
+        })?;
+    }
+    missing.map_or(Ok(()), Err)
+}
+
+fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal) -> Result<i64, Error> {
+    let now = ctx.now();
+    let held = super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
+        Ok(driver::with(ctx, |driver| {
+            driver.locks.renew(known, &mut lock.holders, &mut lock.records, call, now)
+        }))
+    })?;
+    held.map_err(|_| Error::NotOwner)
+}

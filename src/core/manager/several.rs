@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+
+//! Calls for several locks at once, lock by lock: the caller opens each of them, first to see whether all are to be had
+//! ([`LockManager::check`](super::LockManager::check), [`LockManager::try_part`](super::LockManager::try_part)), and then once
+//! more to take them, or to stand in their queues. Nothing else happens in between, and what a step does without its call makes a
+//! lock easier to have, never harder: so what was found of the first lock is still true when the last one was looked at.
+
+use std::rc::Rc;
+
+use super::parts::Parts;
+use super::step::Step;
+use super::InHand;
+use crate::core::bundles::{NewBundle, Verdict};
+use crate::core::sessions::MayHaveEnded;
+use crate::core::table::Known;
+use crate::core::{
+    Counted, Decision, Happened, Holders, LockId, MonoUs, Now, Patience, Records, Reply, Request, WaiterId,
+};
+
+/// What was found of one lock.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) verdict: Verdict,
+    /// As many wait for it as may, and the request is none of them.
+    pub(crate) is_full: bool,
+}
+
+/// A bundle that is to be tried.
+#[derive(Debug)]
+pub(crate) struct Try {
+    pub(crate) lead: WaiterId,
+    /// Its locks and parts, in the order of the call.
+    pub(crate) parts: Vec<(LockId, WaiterId)>,
+}
+
+/// See [`LockManager::check`](super::LockManager::check).
+pub(super) fn check(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    holders: &mut Holders,
+    records: &mut dyn Records,
+    request: &Request,
+    patience: Patience,
+    now: Now,
+) -> (Checked, InHand) {
+    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
+    step.serve_first();
+    let verdict = verdict(&mut step, request, patience);
+    let at_most = match patience {
+        Patience::Waits { at_most, .. } => at_most,
+        Patience::Leaves => None,
+    };
+    let is_full = at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request);
+    (Checked { verdict, is_full }, step.let_go())
+}
+
+/// See [`LockManager::take`](super::LockManager::take).
+pub(super) fn take(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    holders: &mut Holders,
+    records: &mut dyn Records,
+    request: &Request,
+    now: Now,
+) -> (Option<Reply>, InHand) {
+    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
+    let reply = step.grant_caller(request).ok().flatten();
+    (reply, step.let_go())
+}
+
+/// See [`LockManager::repeat`](super::LockManager::repeat).
+pub(super) fn repeat(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    holders: &mut Holders,
+    records: &mut dyn Records,
+    (request, reply): (&Request, &Reply),
+    now: Now,
+) -> InHand {
+    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
+    step.repeat(request, reply);
+    step.count(Counted::Repeated);
+    step.let_go()
+}
+
+/// See [`LockManager::queue_part`](super::LockManager::queue_part).
+pub(super) fn queue_part(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    holders: &mut Holders,
+    records: &mut dyn Records,
+    (request, deadline): (&Request, Option<MonoUs>),
+    bundle: &mut Option<NewBundle>,
+    now: Now,
+) -> (WaiterId, InHand) {
+    let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
+    if !step.has_queue() {
+        step.tell_holders(Happened::Contended);
+    }
+    let id = step.queue_part(request.clone(), deadline, bundle);
+    (id, step.let_go())
+}
+
+/// See [`LockManager::begin_blocked`](super::LockManager::begin_blocked).
+pub(super) fn begin_blocked(parts: &mut Parts, lead: WaiterId, at: WaiterId) {
+    let Some(lock) = parts.waiters.get(at).map(|wait| wait.lock()) else { return };
+    parts.waiters.bundles.begin_blocked(lead, lock);
+}
+
+/// See [`LockManager::was_busy`](super::LockManager::was_busy).
+pub(super) fn was_busy(parts: &mut Parts) {
+    parts.statistics.count(Counted::Busy);
+}
+
+/// See [`LockManager::any_due`](super::LockManager::any_due).
+pub(super) fn any_due(parts: &Parts) -> bool {
+    parts.waiters.bundles.any_due()
+}
+
+/// See [`LockManager::next_try`](super::LockManager::next_try).
+pub(super) fn next_try(parts: &mut Parts) -> Option<Try> {
+    let lead = parts.waiters.bundles.next_due()?;
+    let of_bundle = parts.waiters.bundles.parts(lead).iter();
+    let named = of_bundle.filter_map(|(lock, id)| Some((parts.name(*lock)?, *id))).collect();
+    Some(Try { lead, parts: named })
+}
+
+/// See [`LockManager::try_part`](super::LockManager::try_part).
+pub(super) fn try_part(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    holders: &mut Holders,
+    records: &mut dyn Records,
+    part: WaiterId,
+    now: Now,
+) -> (Option<Verdict>, InHand) {
+    let mut step = Step::begin(parts, lock, MayHaveEnded::Any, holders, records, now);
+    step.serve_first();
+    let verdict = step.try_part(part);
+    (verdict, step.let_go())
+}
+
+/// See [`LockManager::grant_part`](super::LockManager::grant_part).
+pub(super) fn grant_part(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    holders: &mut Holders,
+    records: &mut dyn Records,
+    (part, waits): (WaiterId, bool),
+    now: Now,
+) -> (Option<Reply>, InHand) {
+    let mut step = Step::begin(parts, lock, MayHaveEnded::Any, holders, records, now);
+    let reply = step.grant_part(part, waits);
+    (reply, step.finish())
+}
+
+/// See [`LockManager::granted_all`](super::LockManager::granted_all).
+pub(super) fn granted_all(parts: &mut Parts, lead: WaiterId, replies: Vec<Reply>) {
+    parts.decisions.push_back((lead, Decision::GrantedAll(Rc::from(replies))));
+}
+
+/// See [`LockManager::was_tried`](super::LockManager::was_tried).
+pub(super) fn was_tried(parts: &mut Parts, blocked_at: Option<WaiterId>) -> Vec<LockId> {
+    let wait = blocked_at.and_then(|id| parts.waiters.queued(id));
+    let (lock, lead) = (wait.map(|wait| wait.lock()), wait.and_then(|wait| wait.lead()));
+    let mut locks = parts.waiters.bundles.was_tried(lock);
+    for (lock, _) in lead.map_or(&[][..], |lead| parts.waiters.bundles.parts(lead)) {
+        if parts.state(*lock).is_some_and(|state| state.unannounced) && !locks.contains(lock) {
+            locks.push(*lock);
+        }
+    }
+    locks.into_iter().filter_map(|lock| parts.name(lock)).collect()
+}
+
+/// See [`LockManager::end_bundle`](super::LockManager::end_bundle).
+pub(super) fn end_bundle(parts: &mut Parts, lead: WaiterId, decision: Decision) {
+    let first = parts.waiters.together(lead).first().copied();
+    if let Some(first) = first {
+        parts.end_wait(first, Some(decision));
+    }
+}
+
+/// See [`LockManager::was_withheld`](super::LockManager::was_withheld).
+pub(super) fn was_withheld(parts: &mut Parts, in_hand: InHand) {
+    if let Some(state) = in_hand.lock.and_then(|lock| parts.state_mut(lock)) {
+        state.unannounced = true;
+    }
+}
+
+/// See [`LockManager::let_pass`](super::LockManager::let_pass).
+pub(super) fn let_pass(parts: &mut Parts, who: WaiterId, part: WaiterId) -> Option<LockId> {
+    let lock = parts.waiters.queued(who)?.lock();
+    if parts.waiters.queued(part)?.lock() != lock {
+        return defect!("a wait is to pass a part of another queue", None);
+    }
+    if !parts.state_mut(lock)?.queue.let_pass(who, part) {
+        return defect!("a wait passes a part that it has passed", None);
+    }
+    parts.table.set_ready(lock);
+    parts.name(lock)
+}
+
+/// See [`LockManager::lock_of`](super::LockManager::lock_of).
+pub(super) fn lock_of(parts: &Parts, id: WaiterId) -> Option<LockId> {
+    parts.name(parts.waiters.get(id)?.lock())
+}
+
+/// See [`LockManager::has_bundles`](super::LockManager::has_bundles).
+pub(super) fn has_bundles(parts: &Parts) -> bool {
+    !parts.waiters.bundles.is_empty()
+}
+
+fn verdict(step: &mut Step<'_>, request: &Request, patience: Patience) -> Verdict {
+    if let Some(id) = &request.id {
+        match step.records.granted(id) {
+            Ok(None) => {}
+            Ok(Some(reply)) => return Verdict::Repeats(reply),
+            Err(refusal) => return Verdict::Refused(refusal),
+        }
+    }
+    let others_come_first = step.is_barred(request.wants) || step.yields(patience.ready_until(step.now));
+    if others_come_first && !step.wants_more(request) {
+        return Verdict::Busy { quarantined: step.is_quarantined(request) };
+    }
+    step.may_grant(request)
+}

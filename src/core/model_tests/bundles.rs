@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: MIT
+
+//! Calls for several locks, and calls for one beside them, against the rule as a plain list: whoever waits is granted all its
+//! locks as soon as for each of them the holders admit it, and nobody stands before it whom it conflicts with.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::core::holders::Admission;
+
+#[derive(Clone, Debug)]
+enum Do {
+    Acquire {
+        locks: BTreeSet<usize>,
+        owner: usize,
+        shared: bool,
+        block: Option<u64>,
+    },
+    Release {
+        lock: usize,
+        owner: usize,
+        all: bool,
+    },
+    /// A foreign write deletes the key.
+    Delete {
+        lock: usize,
+    },
+    Break {
+        lock: usize,
+    },
+    Leave {
+        which: usize,
+    },
+    Deliver {
+        which: usize,
+        arrives: bool,
+    },
+    Advance {
+        ms: i64,
+    },
+}
+
+fn doing() -> impl Strategy<Value = Do> {
+    let (lock, owner) = (0..LOCKS.len(), 0..OWNERS.len());
+    let block = prop_oneof![1 => Just(None), 6 => Just(Some(0)), 2 => (1..40u64).prop_map(Some)];
+    let single = lock.clone().prop_map(|lock| BTreeSet::from([lock]));
+    let several = prop::sample::subsequence((0..LOCKS.len()).collect::<Vec<_>>(), 2..=LOCKS.len());
+    let several = several.prop_map(BTreeSet::from_iter);
+    let locks = prop_oneof![1 => single, 1 => several];
+    prop_oneof![
+        12 => (locks, owner.clone(), prop::bool::weighted(0.4), block)
+            .prop_map(|(locks, owner, shared, block)| Do::Acquire { locks, owner, shared, block }),
+        8 => (lock.clone(), owner, any::<bool>())
+            .prop_map(|(lock, owner, all)| Do::Release { lock, owner, all }),
+        1 => lock.clone().prop_map(|lock| Do::Delete { lock }),
+        1 => lock.prop_map(|lock| Do::Break { lock }),
+        2 => (0..8usize).prop_map(|which| Do::Leave { which }),
+        6 => (0..8usize, prop::bool::weighted(0.8)).prop_map(|(which, arrives)| Do::Deliver { which, arrives }),
+        3 => (1..30i64).prop_map(|ms| Do::Advance { ms }),
+    ]
+}
+
+/// A call that waits, in the order of arrival.
+#[derive(Clone, Debug)]
+struct Wait {
+    id: WaiterId,
+    owner: usize,
+    locks: BTreeSet<usize>,
+    mode: Mode,
+    deadline: Option<i64>,
+    /// Whom it passes, and where.
+    passes: BTreeSet<(usize, WaiterId)>,
+}
+
+/// A grant that was not delivered, at the locks whose holds have not ended since.
+#[derive(Clone)]
+struct InFlight {
+    id: WaiterId,
+    owner: usize,
+    mode: Mode,
+    locks: BTreeSet<usize>,
+}
+
+#[derive(Clone)]
+struct Plain {
+    now: i64,
+    holders: Vec<Holders>,
+    waits: Vec<Wait>,
+    in_flight: Vec<InFlight>,
+}
+
+const LEASE: i64 = 1_000_000;
+
+fn wants(mode: Mode) -> Wants {
+    Wants { mode, once: false, limit: None }
+}
+
+impl Plain {
+    fn holds(&self, owner: usize, lock: usize) -> bool {
+        self.holders[lock].of(OWNERS[owner]).is_some()
+    }
+
+    fn admits(&self, owner: usize, lock: usize, mode: Mode) -> bool {
+        self.holders[lock].admits(OWNERS[owner], wants(mode)) != Admission::Busy
+    }
+
+    /// Where a wait stands: those who hold the lock before those who do not, then by arrival.
+    fn position(&self, at: usize, lock: usize) -> (bool, usize) {
+        (!self.holds(self.waits[at].owner, lock), at)
+    }
+
+    /// Those whom a wait stands behind at a lock.
+    fn ahead(&self, at: usize, lock: usize) -> Vec<usize> {
+        let wait = &self.waits[at];
+        if self.holds(wait.owner, lock) {
+            return Vec::new();
+        }
+        let conflicts = |other: &usize| {
+            let first = &self.waits[*other];
+            *other != at
+                && first.locks.contains(&lock)
+                && self.position(*other, lock) < self.position(at, lock)
+                && (first.mode == Mode::Exclusive || wait.mode == Mode::Exclusive)
+                && !wait.passes.contains(&(lock, first.id))
+        };
+        (0..self.waits.len()).filter(conflicts).collect()
+    }
+
+    fn is_to_be_granted(&self, at: usize) -> bool {
+        let wait = &self.waits[at];
+        wait.locks
+            .iter()
+            .all(|lock| self.admits(wait.owner, *lock, wait.mode) && self.ahead(at, *lock).is_empty())
+    }
+
+    fn grant(&mut self, owner: usize, locks: &BTreeSet<usize>, mode: Mode) {
+        for lock in locks {
+            self.holders[*lock].add(&Owner::new(OWNERS[owner]), mode, self.now + LEASE, None);
+        }
+    }
+
+    /// Ends what has waited for too long, and grants what these decisions grant: whoever is to be had at once by two, both of whom
+    /// come first at one lock, goes to either. Then nobody is left who could be granted all its locks.
+    fn follow(&mut self, decisions: Vec<(WaiterId, Decision)>) -> Result<(), TestCaseError> {
+        let holders = &self.holders;
+        for grant in &mut self.in_flight {
+            grant.locks.retain(|lock| holders[*lock].of(OWNERS[grant.owner]).is_some());
+        }
+        let now = self.now;
+        let over: BTreeSet<WaiterId> = self
+            .waits
+            .extract_if(.., |wait| wait.deadline.is_some_and(|at| at <= now))
+            .map(|wait| wait.id)
+            .collect();
+        let timed_out = decisions.iter().filter(|(_, decision)| *decision == Decision::TimedOut);
+        prop_assert_eq!(
+            &over,
+            &timed_out.map(|(id, _)| *id).collect::<BTreeSet<_>>(),
+            "who has waited for too long"
+        );
+        let is_grant =
+            |decision: &Decision| matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_));
+        let granted = decisions.iter().filter(|(_, decision)| is_grant(decision));
+        let granted: BTreeSet<WaiterId> = granted.map(|(id, _)| *id).collect();
+        prop_assert_eq!(granted.len() + over.len(), decisions.len(), "{:?}", decisions);
+        let Some(after) = self.after(&granted) else {
+            prop_assert!(false, "{:?} are granted too early", granted);
+            return Ok(());
+        };
+        *self = after;
+        let left = (0..self.waits.len()).find(|at| self.is_to_be_granted(*at));
+        prop_assert!(left.is_none(), "{:?} is not granted", left.map(|at| &self.waits[at]));
+        Ok(())
+    }
+
+    /// This, after these were granted all that they wait for, in an order in which each was to be granted. `None` if there is none.
+    fn after(&self, granted: &BTreeSet<WaiterId>) -> Option<Plain> {
+        if granted.is_empty() {
+            return Some(self.clone());
+        }
+        granted.iter().find_map(|id| {
+            let at = self.index(*id).filter(|at| self.is_to_be_granted(*at))?;
+            let mut after = self.clone();
+            let Wait { id, owner, locks, mode, .. } = after.waits.remove(at);
+            after.grant(owner, &locks, mode);
+            after.in_flight.push(InFlight { id, owner, mode, locks });
+            let left = granted.iter().copied().filter(|other| *other != id).collect();
+            after.after(&left)
+        })
+    }
+
+    /// The owners whom a wait waits for, and for the sake of whose place alone, if it may pass that.
+    fn edges(&self, at: usize) -> Vec<(usize, Option<(usize, WaiterId)>)> {
+        let wait = &self.waits[at];
+        let mut edges = Vec::new();
+        for lock in wait.locks.iter().copied() {
+            // Where its owner's first wait for the lock is, as that lets in the others.
+            let own = (0..self.waits.len()).filter(|other| {
+                let other = &self.waits[*other];
+                other.owner == wait.owner && other.locks.contains(&lock)
+            });
+            let first_own = own.map(|own| self.position(own, lock)).min();
+            let excluded = |owner: &usize| {
+                let hold = self.holders[lock].of(OWNERS[*owner]);
+                *owner != wait.owner
+                    && hold.is_some_and(|hold| wait.mode == Mode::Exclusive || hold.exclusive > 0)
+            };
+            edges.extend((0..OWNERS.len()).filter(excluded).map(|owner| (owner, None)));
+            for first in self.ahead(at, lock) {
+                if Some(self.position(first, lock)) > first_own {
+                    continue;
+                }
+                let first = &self.waits[first];
+                let soft = (first.locks.len() > 1).then_some((lock, first.id));
+                edges.extend((first.owner != wait.owner).then_some((first.owner, soft)));
+            }
+        }
+        edges
+    }
+
+    /// Whom the owner of this wait waits for in the end because of it, through edges that `counts` lets in.
+    fn reach(&self, at: usize, counts: impl Fn(Option<(usize, WaiterId)>) -> bool) -> BTreeSet<usize> {
+        let mut reached = BTreeSet::new();
+        let mut todo = vec![at];
+        while let Some(at) = todo.pop() {
+            for (owner, soft) in self.edges(at) {
+                if counts(soft) && reached.insert(owner) {
+                    todo.extend((0..self.waits.len()).filter(|at| self.waits[*at].owner == owner));
+                }
+            }
+        }
+        reached
+    }
+
+    fn index(&self, id: WaiterId) -> Option<usize> {
+        self.waits.iter().position(|wait| wait.id == id)
+    }
+}
+
+fn play(history: &[Do]) -> Result<(), TestCaseError> {
+    let mut real = Real::new(true);
+    let free = LOCKS.iter().map(|_| Holders::Free).collect();
+    let mut plain = Plain { now: real.now, holders: free, waits: Vec::new(), in_flight: Vec::new() };
+    for step in history {
+        match step {
+            Do::Acquire { locks, owner, shared, block } => {
+                acquire(&mut real, &mut plain, (locks, *owner, *shared, *block))?;
+            }
+            Do::Release { lock, owner, all } => {
+                let scope = if *all { ReleaseScope::All } else { ReleaseScope::One };
+                let expected = plain.holders[*lock].release(OWNERS[*owner], scope, None);
+                let op = Op::Release { lock: *lock, owner: *owner, scope, lease: None, id: None };
+                let seen = real.step(&op);
+                prop_assert_eq!(seen, Some(expected.map_or(Seen::NotOwner, Seen::Left)));
+            }
+            Do::Delete { lock } => {
+                plain.holders[*lock].clear();
+                real.step(&Op::Delete { lock: *lock });
+            }
+            Do::Break { lock } => {
+                plain.holders[*lock].clear();
+                real.step(&Op::Break { lock: *lock });
+            }
+            Do::Leave { which } => {
+                if !plain.waits.is_empty() {
+                    let gone = plain.waits.remove(which % plain.waits.len());
+                    prop_assert!(real.locks.leave(gone.id));
+                    real.fire();
+                }
+            }
+            Do::Deliver { which, arrives } => {
+                let held: Vec<usize> =
+                    (0..plain.in_flight.len()).filter(|at| !plain.in_flight[*at].locks.is_empty()).collect();
+                let Some(at) = held.get(which % held.len().max(1)) else { continue };
+                let grant = plain.in_flight.remove(*at);
+                if *arrives {
+                    real.locks.delivered(grant.id, real.time());
+                } else {
+                    real.locks.undelivered(grant.id);
+                    for lock in &grant.locks {
+                        plain.holders[*lock].uncount(OWNERS[grant.owner], grant.mode);
+                    }
+                }
+                real.fire();
+            }
+            Do::Advance { ms } => {
+                for _ in 0..*ms {
+                    real.advance(1);
+                    plain.now += 1;
+                    plain.follow(std::mem::take(&mut real.decisions))?;
+                }
+            }
+        }
+        real.locks.verify();
+        plain.follow(std::mem::take(&mut real.decisions))?;
+        for (lock, key) in LOCKS.into_iter().enumerate() {
+            let counts = |holders: &Holders| {
+                holders
+                    .iter()
+                    .map(|hold| (hold.owner.clone(), hold.exclusive, hold.shared))
+                    .collect::<Vec<_>>()
+            };
+            let real = visible(&real, key).unwrap();
+            prop_assert_eq!(counts(&real), counts(&plain.holders[lock]), "holders after {:?}", step);
+        }
+    }
+    let in_flight: Vec<WaiterId> = plain.in_flight.iter().map(|grant| grant.id).collect();
+    assert_drained(&mut real, in_flight);
+    Ok(())
+}
+
+fn acquire(
+    real: &mut Real,
+    plain: &mut Plain,
+    (locks, owner, shared, block): (&BTreeSet<usize>, usize, bool, Option<u64>),
+) -> Result<(), TestCaseError> {
+    let call = Call { owner, shared, lease: LEASE, ..Call::default() };
+    let mode = call.wants().mode;
+    real.passes.clear();
+    let seen = match locks.iter().collect::<Vec<_>>()[..] {
+        [lock] => real.step(&Op::Acquire { lock: *lock, call, block }).unwrap(),
+        _ => {
+            let locks: Vec<usize> = locks.iter().copied().collect();
+            let seen = real.acquire_all(&locks, &call, block);
+            real.decisions.extend(real.locks.take_decisions());
+            real.fire();
+            seen
+        }
+    };
+    let id = if let Seen::Waits(id) = seen { id } else { WaiterId(u64::MAX) };
+    let deadline = block.filter(|ms| *ms > 0).map(|ms| plain.now + i64::try_from(ms).unwrap());
+    let wait = Wait { id, owner, locks: locks.clone(), mode, deadline, passes: BTreeSet::new() };
+    plain.waits.push(wait);
+    let at = plain.waits.len() - 1;
+    if plain.is_to_be_granted(at) {
+        plain.waits.pop();
+        plain.grant(owner, locks, mode);
+        prop_assert!(matches!(seen, Seen::Granted(_)), "{:?} instead of a grant", seen);
+        return Ok(());
+    }
+    if block.is_none() {
+        plain.waits.pop();
+        prop_assert_eq!(seen, Seen::Busy);
+        return Ok(());
+    }
+    // Whoever was let pass was in a circle because of the new wait, which that broke.
+    for (who, passed, key, granted) in &mut std::mem::take(&mut real.passes) {
+        let lock = LOCKS.iter().position(|lock| lock == key).unwrap();
+        let Some(at) = plain.index(id) else {
+            prop_assert!(false, "somebody is let pass for the sake of a wait that is over");
+            break;
+        };
+        prop_assert!(plain.reach(at, |_| true).contains(&owner), "nobody is in a circle");
+        // A wait that is refused in the end has no number here.
+        let who = plain.index(*who).unwrap_or(at);
+        let passed = plain.index(*passed).map_or(id, |_| *passed);
+        let waits_for = plain.edges(who).into_iter().any(|(_, soft)| soft == Some((lock, passed)));
+        prop_assert!(
+            waits_for,
+            "{:?} passes {:?} at {} without a need: {:?} {:?}",
+            &plain.waits[who],
+            passed,
+            lock,
+            plain.edges(who),
+            plain.holders
+        );
+        plain.waits[who].passes.insert((lock, passed));
+        if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect()) {
+            *plain = after;
+        }
+    }
+    let Some(at) = plain.index(id) else {
+        prop_assert!(matches!(seen, Seen::Waits(_)), "{:?} instead of a wait that is over", seen);
+        return Ok(());
+    };
+    let hard = plain.reach(at, |soft| soft.is_none()).contains(&owner);
+    prop_assert_eq!(hard, seen == Seen::Deadlock, "{:?} with waits {:?}", seen, &plain.waits);
+    if hard {
+        plain.waits.remove(at);
+        plain.waits.iter_mut().for_each(|wait| wait.passes.retain(|(_, passed)| *passed != id));
+    } else {
+        prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a circle that nobody has broken");
+    }
+    Ok(())
+}
+
+/// How many histories are played.
+const CASES: u32 = 20_000;
+
+fn config(cases: u32) -> ProptestConfig {
+    let rng_seed = match std::env::var_os("RANDOM_HISTORIES") {
+        Some(_) => RngSeed::Random,
+        None => RngSeed::Fixed(15),
+    };
+    ProptestConfig {
+        cases,
+        rng_seed,
+        failure_persistence: None,
+        max_shrink_iters: 20_000,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config(CASES))]
+
+    #[test]
+    fn several_locks_are_granted_as_the_list_says(history in prop::collection::vec(doing(), 1..60)) {
+        play(&history)?;
+    }
+}

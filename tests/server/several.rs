@@ -1,0 +1,738 @@
+// SPDX-License-Identifier: MIT
+
+//! `LOCK.MACQUIRE`, `LOCK.MRELEASE`, `LOCK.MRENEW`: several locks at once (1, 3, 4, 6).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis::Value;
+
+use crate::support::client::{fields, prefix};
+use crate::support::cluster::Cluster;
+use crate::support::{in_world, in_world_with, until, Client, Flavor, Server};
+
+crate::on_every_server!(
+    all_or_none,
+    what_makes_no_sense_is_said,
+    a_wait_is_granted_when_the_last_lock_is_free,
+    it_stands_in_every_queue_and_leaves_them_together,
+    nobody_conflicting_slips_in_and_others_pass,
+    whichever_way_a_lock_becomes_free,
+    who_is_waited_for_passes,
+    who_is_waited_for_passes_without_deadlock_detection,
+    a_true_deadlock_is_found,
+    options_combine,
+    a_retry_counts_once,
+    a_cancel_ends_or_gives_back,
+    replicas_acknowledge_all_of_it,
+    a_grant_that_nobody_gets_is_taken_back,
+    another_type_ends_the_wait,
+    writes_come_together,
+    a_release_or_renewal_is_of_all_or_none,
+    a_slot_that_moves_ends_the_wait,
+    external_clients_are_told_only_if_it_stays_free,
+    permissions_are_needed_for_every_key,
+    who_waits_for_several_does_not_starve,
+    philosophers_dine,
+    transfers_lose_no_money,
+);
+
+fn all_or_none(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.MACQUIRE 3 a b c me PX 100000"), "[1, 1, 1]");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 b d you"), "nil");
+        assert_eq!(a.call("EXISTS d"), "0");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 d c you BLOCK 20"), "nil");
+        assert_eq!(
+            a.call("LOCK.MACQUIRE 2 b d me PX 100000"),
+            "[2, 1]",
+            "what it holds, it may have more of"
+        );
+        assert_eq!(a.call("LOCK.RELEASE b me"), "1");
+        assert_eq!(a.call("LOCK.MRELEASE 3 c a b me"), "[0, 0, 0]");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b x SHARED PX 100000"), "[1, 1]");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 b c y SHARED PX 100000"), "[1, 1]");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a c z"), "nil");
+        a.call("MULTI");
+        a.call("LOCK.MRELEASE 2 a b x");
+        a.call("LOCK.MACQUIRE 2 a e x PX 100000");
+        a.call("LOCK.MACQUIRE 2 a f y BLOCK 0");
+        assert_eq!(a.call("EXEC"), "[[0, 0], [1, 1], nil]");
+        let script = b"return redis.call('LOCK.MACQUIRE', '2', 'g', KEYS[1], 's', 'BLOCK', '0')";
+        assert_eq!(a.call_args(&[b"EVAL", script, b"1", b"h"]), "[1, 1]");
+        assert_eq!(a.call("LOCK.MACQUIRE 1 i one PX 100000"), "[1]");
+        let keys = (0..64).map(|key| format!("n{key}")).collect::<Vec<_>>().join(" ");
+        assert_eq!(a.call(&format!("LOCK.MACQUIRE 64 {keys} many PX 100000")).matches('1').count(), 64);
+    });
+}
+
+fn what_makes_no_sense_is_said(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("SET string x");
+        a.call("SET redisson_lock_token:{e} x");
+        for (call, error) in [
+            ("0 a o", "ERR numkeys is out of range, must be 1 to 64,"),
+            ("65 a o", "ERR numkeys is out of range, must be 1 to 64,"),
+            ("-1 a o", "ERR numkeys is out of range, must be 1 to 64,"),
+            ("2147483647 a o", "ERR numkeys is out of range, must be 1 to 64,"),
+            ("x a o", "ERR numkeys is not an integer, but 'x',"),
+            ("2 a o", "ERR numkeys is 2, but so many keys and an owner do not follow,"),
+            ("2 a a o", "ERR key 'a' is given twice"),
+            ("1 a #o", "ERR owner must not begin with '#'"),
+            ("2 a b o LIMIT 2", "ERR syntax error, unknown option 'LIMIT'"),
+            ("2 a b o NOTIFY x", "ERR syntax error, unknown option 'NOTIFY'"),
+            ("2 a b o PX 0", "ERR PX is out of range"),
+            ("2 a {a} o", "ERR keys '{a}' and 'a' cannot be locked together"),
+            ("2 redisson_lock_token:{a} a o", "ERR keys 'a' and 'redisson_lock_token:{a}' cannot be locked"),
+            (
+                "2 a lock_request:{a}:o:1 o",
+                "ERR keys 'lock_request:{a}:o:1' and 'a' cannot be locked together",
+            ),
+            ("2 a string o", "WRONGTYPE the key holds something that is no lock"),
+            ("2 a e o FENCE", "WRONGTYPE the key of the lock's fencing counter holds something"),
+        ] {
+            let reply = a.call(&format!("LOCK.MACQUIRE {call}"));
+            assert!(reply.starts_with(error), "{call}: {reply}");
+        }
+        assert_eq!(a.call("EXISTS a b e"), "0");
+        assert_eq!(prefix(&a.call("LOCK.MACQUIRE 1 a")), "ERR");
+        assert_eq!(prefix(&a.call("LOCK.MRELEASE 2 a b")), "ERR");
+        assert_eq!(prefix(&a.call("LOCK.MRENEW 2 a o")), "ERR");
+        assert_eq!(a.call("COMMAND GETKEYS LOCK.MACQUIRE 2 a b o"), "[a, b]");
+        assert_eq!(a.call("COMMAND GETKEYS LOCK.MRENEW 3 a b c o PX 5"), "[a, b, c]");
+    });
+}
+
+fn a_wait_is_granted_when_the_last_lock_is_free(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for (key, owner) in [("a", "x"), ("b", "y"), ("c", "z")] {
+            a.call(&format!("LOCK.ACQUIRE {key} {owner} PX 100000"));
+        }
+        let mut all = world.waiting("LOCK.MACQUIRE 3 a b c me BLOCK 0 PX 100000 FENCE");
+        for (key, owner) in [("b", "y"), ("c", "z"), ("a", "x")] {
+            assert!(all.has_nothing());
+            assert_eq!(a.call(&format!("LOCK.RELEASE {key} {owner}")), "0");
+        }
+        let Value::Array(replies) = all.recv_value() else { panic!("no array") };
+        assert_eq!(replies.len(), 3);
+        for (reply, key) in replies.iter().zip(["a", "b", "c"]) {
+            let reply = fields(reply);
+            assert_eq!(
+                (reply["holds"], reply["owner"]),
+                (&Value::Int(1), &Value::BulkString(b"me".to_vec()))
+            );
+            let Value::Int(token) = reply["token"] else { panic!("no token") };
+            assert_eq!(a.call(&format!("LOCK.CHECK {key} TOKEN {token}")), "1");
+            assert!(
+                (90_000..=100_000).contains(&a.number(&format!("PTTL {key}"))),
+                "the lease runs from the grant"
+            );
+        }
+    });
+}
+
+fn it_stands_in_every_queue_and_leaves_them_together(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.MACQUIRE 2 a b x PX 100000");
+        let shown = |client: &mut Client, key: &str| -> Vec<(String, i64)> {
+            let Value::Array(waiters) = client.call_value(&format!("LOCK.WAITERS {key}")) else { panic!() };
+            let entry = |waiter: &Value| {
+                let waiter = fields(waiter);
+                let Value::Int(client) = waiter["client"] else { panic!("no client") };
+                (crate::support::client::show(waiter["owner"]), *client)
+            };
+            waiters.iter().map(entry).collect()
+        };
+        let ends = ["time", "close", "unblock"];
+        for end in &ends[..if flavor.may_unblock() { 3 } else { 2 }] {
+            let before = world.waiting("LOCK.ACQUIRE b s BLOCK 0 PX 100000");
+            let end = *end;
+            let block = if end == "time" { "BLOCK 30" } else { "BLOCK 0" };
+            let mut two = world.waiting(&format!("LOCK.MACQUIRE 2 a b two {block}"));
+            let after = world.waiting("LOCK.ACQUIRE a t BLOCK 0 PX 100000");
+            if end != "time" {
+                let (at_a, at_b) = (shown(&mut a, "a"), shown(&mut a, "b"));
+                assert_eq!(at_a.iter().map(|(owner, _)| owner.as_str()).collect::<Vec<_>>(), ["two", "t"]);
+                assert_eq!(at_b.iter().map(|(owner, _)| owner.as_str()).collect::<Vec<_>>(), ["s", "two"]);
+                assert_eq!(at_a[0], at_b[1], "the same client");
+                assert_eq!(a.info("lock", "lock_table_bundles"), "1");
+            }
+            match end {
+                "time" => assert_eq!(two.recv(), "nil"),
+                "unblock" => {
+                    let id = shown(&mut a, "a")[0].1;
+                    assert_eq!(a.call(&format!("CLIENT UNBLOCK {id} ERROR")), "1");
+                    assert_eq!(prefix(&two.recv()), "UNBLOCKED");
+                }
+                _ => two.close(),
+            }
+            until("it has left both", || shown(&mut a, "a").len() == 1 && shown(&mut a, "b").len() == 1);
+            assert_eq!(a.info("lock", "lock_table_bundles"), "0");
+            before.close();
+            after.close();
+            until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        }
+        // Who stood behind it, may be next all the time.
+        a.call("LOCK.RELEASE a x");
+        let two = world.waiting("LOCK.MACQUIRE 2 a b two BLOCK 0");
+        let mut after = world.waiting("LOCK.ACQUIRE a t BLOCK 0 PX 100000");
+        two.close();
+        assert_eq!(after.recv(), "1");
+    });
+}
+
+fn nobody_conflicting_slips_in_and_others_pass(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE b x PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b two BLOCK 0 PX 100000");
+        assert_eq!(a.call("LOCK.ACQUIRE a s"), "nil", "it is the next one's, though free");
+        assert_eq!(a.call("LOCK.ACQUIRE a s SHARED"), "nil");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a c s"), "nil");
+        let mut single = world.waiting("LOCK.ACQUIRE a s BLOCK 0 PX 100000");
+        assert!(single.has_nothing());
+        assert_eq!(a.call("LOCK.RELEASE b x"), "0");
+        assert_eq!(two.recv(), "[1, 1]");
+        assert!(single.has_nothing());
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
+        assert_eq!(single.recv(), "1");
+        a.call("LOCK.BREAK a");
+        // A reader is in nobody's way who reads.
+        a.call("LOCK.ACQUIRE b x PX 100000");
+        let mut readers = world.waiting("LOCK.MACQUIRE 2 a b two SHARED BLOCK 0 PX 100000");
+        assert_eq!(a.call("LOCK.ACQUIRE a r SHARED PX 100000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE a l SHARED LIMIT 2 PX 100000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE a w"), "nil");
+        let mut writer = world.waiting("LOCK.ACQUIRE a w BLOCK 0 PX 100000");
+        assert_eq!(a.call("LOCK.ACQUIRE a q SHARED"), "nil", "but a writer is before it now");
+        assert_eq!(a.call("LOCK.RELEASE b x"), "0");
+        assert_eq!(readers.recv(), "[1, 1]");
+        for owner in ["r", "l"] {
+            assert_eq!(a.call(&format!("LOCK.RELEASE a {owner}")), "0");
+        }
+        assert!(writer.has_nothing());
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
+        assert_eq!(writer.recv(), "1");
+    });
+}
+
+fn whichever_way_a_lock_becomes_free(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for how in [
+            "PEXPIRE b 1",
+            "DEL b",
+            "LOCK.BREAK b",
+            "UNLINK b",
+            "lease",
+            "RENAME b other",
+            "FLUSHDB",
+            "ephemeral",
+        ] {
+            a.call("LOCK.ACQUIRE a first PX 100000");
+            let mut leaves = world.client();
+            let lease = if how == "lease" { 60 } else { 100_000 };
+            leaves.call(&format!("LOCK.ACQUIRE b second PX {lease} EPHEMERAL"));
+            let mut two = world.waiting("LOCK.MACQUIRE 2 a b two BLOCK 0 PX 100000");
+            if how != "FLUSHDB" {
+                assert_eq!(a.call("LOCK.RELEASE a first"), "0");
+            }
+            match how {
+                "lease" => {}
+                "ephemeral" => leaves.close(),
+                how => assert_ne!(prefix(&a.call(how)), "ERR", "{how}"),
+            }
+            assert_eq!(two.recv(), "[1, 1]", "{how}");
+            assert_eq!(a.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
+            a.call("DEL other");
+        }
+    });
+}
+
+fn passes(flavor: Flavor, args: &[&str]) {
+    in_world_with(flavor, args, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE a t PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
+        assert_eq!(a.call("LOCK.ACQUIRE b t"), "nil");
+        assert_eq!(a.call("LOCK.ACQUIRE b t BLOCK 5000 PX 100000"), "1", "at once");
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b t"), "[0, 0]");
+        assert_eq!(two.recv(), "[1, 1]");
+        a.call("LOCK.MRELEASE 2 a b m");
+        // Through a third owner: t has a, u has c, t waits for c, and u wants b.
+        a.call("LOCK.ACQUIRE a t PX 100000");
+        a.call("LOCK.ACQUIRE c u PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
+        let mut t = world.waiting("LOCK.ACQUIRE c t BLOCK 0 PX 100000");
+        let mut u = world.client();
+        assert_eq!(u.call("LOCK.ACQUIRE b u BLOCK 5000 PX 100000"), "1");
+        a.call("LOCK.MRELEASE 2 b c u");
+        assert_eq!(t.recv(), "1");
+        assert!(two.has_nothing());
+        a.call("LOCK.MRELEASE 2 a c t");
+        assert_eq!(two.recv(), "[1, 1]");
+        a.call("LOCK.MRELEASE 2 a b m");
+        // The edge that is soft is somebody else's: h waits for w, who stands behind m, who waits for h.
+        a.call("LOCK.ACQUIRE a h PX 100000");
+        a.call("LOCK.ACQUIRE d w PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 PX 100000");
+        let mut w = world.waiting("LOCK.ACQUIRE b w BLOCK 0 PX 100000");
+        let mut h = world.waiting("LOCK.ACQUIRE d h BLOCK 0 PX 100000");
+        assert_eq!(w.recv(), "1", "it has to be let pass");
+        a.call("LOCK.MRELEASE 2 b d w");
+        assert_eq!(h.recv(), "1");
+        a.call("LOCK.MRELEASE 2 a d h");
+        assert_eq!(two.recv(), "[1, 1]");
+        // A reader behind a reader who waits for several.
+        a.call("LOCK.MRELEASE 2 a b m");
+        a.call("LOCK.ACQUIRE b s PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b m SHARED BLOCK 0 PX 100000");
+        assert_eq!(a.call("LOCK.ACQUIRE a s SHARED BLOCK 5000 PX 100000"), "1");
+        a.call("LOCK.MRELEASE 2 a b s");
+        assert_eq!(two.recv(), "[1, 1]");
+        assert_eq!(a.info("lock", "lock_deadlocks"), "0");
+    });
+}
+
+fn who_is_waited_for_passes(flavor: Flavor) {
+    passes(flavor, &[]);
+}
+
+fn who_is_waited_for_passes_without_deadlock_detection(flavor: Flavor) {
+    passes(flavor, &["--lock.deadlock-detection", "no"]);
+}
+
+fn a_true_deadlock_is_found(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE a t PX 100000");
+        a.call("LOCK.ACQUIRE c m PX 100000");
+        let two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0");
+        assert_eq!(
+            a.call("LOCK.ACQUIRE c t BLOCK 1000"),
+            "DEADLOCK waiting could never end: t waits for m (lock c), m for t (lock a)"
+        );
+        let blockers = a.call("LOCK.BLOCKERS m");
+        assert_eq!(blockers, "[[owner, t, key, a, client, nil]]");
+        two.close();
+        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        // The one who waits for several is the last.
+        let t = world.waiting("LOCK.ACQUIRE c t BLOCK 0");
+        assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 b a m BLOCK 1000")), "DEADLOCK");
+        t.close();
+        until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+        assert_eq!(a.info("lock", "lock_table_bundles"), "0");
+        // Two that cross each other, in whichever order they name them, do not wait for each other.
+        a.call("LOCK.MRELEASE 1 a t");
+        a.call("LOCK.MRELEASE 1 c m");
+        a.call("LOCK.ACQUIRE a x PX 100000");
+        let mut one = world.waiting("LOCK.MACQUIRE 2 a b p BLOCK 0 PX 100000");
+        let mut other = world.waiting("LOCK.MACQUIRE 2 b a q BLOCK 0 PX 100000");
+        a.call("LOCK.RELEASE a x");
+        assert_eq!(one.recv(), "[1, 1]");
+        a.call("LOCK.MRELEASE 2 a b p");
+        assert_eq!(other.recv(), "[1, 1]");
+    });
+}
+
+fn options_combine(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let mut holder = world.client();
+        assert_eq!(holder.call("LOCK.MACQUIRE 2 a b w WATCHDOG PX 300"), "[1, 1]");
+        until("both are renewed", || a.info("lock", "lock_watchdog_renewals").parse::<i64>().unwrap() >= 4);
+        assert_eq!(a.call("EXISTS a b"), "2");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b w ONCE"), "nil");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b w ONCE BLOCK 20"), "nil");
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b w"), "[0, 0]");
+        let mut blocked = world.client();
+        a.call("LOCK.ACQUIRE a x PX 100000");
+        blocked.send("LOCK.MACQUIRE 2 a b e EPHEMERAL PX 100000 BLOCK 0");
+        world.primary.until_blocked(&blocked);
+        a.call("LOCK.RELEASE a x");
+        assert_eq!(blocked.recv(), "[1, 1]");
+        blocked.close();
+        until("it ends with the connection", || a.call("EXISTS a b") == "0");
+        let Value::Array(replies) = a.call_value("LOCK.MACQUIRE 2 a b * EX 100") else { panic!() };
+        let owners: Vec<&Value> = replies.iter().map(|reply| fields(reply)["owner"]).collect();
+        assert_eq!(owners[0], owners[1]);
+        assert_eq!(a.call("LOCK.BREAK a"), "1");
+        assert_eq!(a.call("LOCK.BREAK b"), "1");
+    });
+}
+
+fn a_retry_counts_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let acquire = "LOCK.MACQUIRE 2 a b me PX 100000 ID 1";
+        assert_eq!([a.call(acquire), a.call(acquire)], ["[1, 1]", "[1, 1]"]);
+        assert_eq!(a.call("LOCK.ACQUIRE a me PX 100000 ID 1"), "1", "each key knows of it");
+        assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 a c me PX 100000 ID 1")), "ERR");
+        assert_eq!(a.call("EXISTS c"), "0");
+        let release = "LOCK.MRELEASE 2 a b me ID 2";
+        assert_eq!([a.call(release), a.call(release)], ["[0, 0]", "[0, 0]"]);
+        // While it waits: the retry keeps the place, and the first connection is told.
+        a.call("LOCK.ACQUIRE b x PX 100000");
+        let mut first = world.waiting("LOCK.MACQUIRE 2 a b me PX 100000 ID 3 BLOCK 0");
+        let behind = world.waiting("LOCK.ACQUIRE a y BLOCK 0 PX 100000");
+        let mut again = world.client();
+        again.send("LOCK.MACQUIRE 2 a b me PX 100000 ID 3 BLOCK 0");
+        assert_eq!(prefix(&first.recv()), "UNBLOCKED");
+        assert_eq!(a.info("lock", "lock_table_bundles"), "1");
+        assert_eq!(a.call("LOCK.RELEASE b x"), "0");
+        assert_eq!(again.recv(), "[1, 1]");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 ID 3"), "[1, 1]");
+        assert!(behind.has_nothing());
+        behind.close();
+    });
+}
+
+fn a_cancel_ends_or_gives_back(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE b x PX 100000");
+        for key in ["a", "b"] {
+            let mut two = world.waiting(&format!("LOCK.MACQUIRE 2 a b me PX 100000 ID {key} BLOCK 0"));
+            assert_eq!(a.call(&format!("LOCK.CANCEL {key} me ID {key}")), "1");
+            assert_eq!(prefix(&two.recv()), "UNBLOCKED");
+            assert_eq!(a.info("lock", "lock_table_bundles"), "0");
+            assert_eq!(
+                prefix(&a.call(&format!("LOCK.MACQUIRE 2 a b me ID {key}"))),
+                "UNBLOCKED",
+                "later, too"
+            );
+        }
+        a.call("LOCK.RELEASE b x");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 ID 5"), "[1, 1]");
+        assert_eq!(a.call("LOCK.CANCEL a me ID 5"), "1");
+        assert_eq!(a.call("EXISTS a b"), "1", "that of this key is given back");
+        assert_eq!(a.call("LOCK.CANCEL b me ID 5"), "1");
+        assert_eq!(a.call("EXISTS a b"), "0");
+    });
+}
+
+fn replicas_acknowledge_all_of_it(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        until("the replica is online", || a.call("INFO replication").contains("state=online"));
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 REPLICAS 1 WITHIN 10000 ID 1"), "[1, 1]");
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b me PX 100000 REPLICAS 1 WITHIN 10000 ID 1"), "[1, 1]");
+        assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 a b me REPLICAS 9")), "NOREPLICAS");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 c a you PX 100000 REPLICAS 1 WITHIN 10000 BLOCK 0");
+        a.call("LOCK.MRELEASE 2 a b me");
+        assert_eq!(two.recv(), "[1, 1]");
+    });
+}
+
+fn a_grant_that_nobody_gets_is_taken_back(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for half in [true, false] {
+            a.call("LOCK.ACQUIRE a x PX 100000");
+            let two = world.waiting("LOCK.MACQUIRE 3 a b c gone BLOCK 0 PX 100000 FENCE ID 7");
+            let mut next = world.waiting("LOCK.MACQUIRE 2 c b next BLOCK 0 PX 100000");
+            // Released and hung up in one go: the server learns of it when it would answer.
+            if half {
+                two.close_half();
+            }
+            a.send_at_once(&["LOCK.RELEASE a x", "PING"]);
+            if !half {
+                two.close();
+            }
+            assert_eq!([a.recv(), a.recv()], ["0", "PONG"]);
+            if half {
+                assert_eq!(next.recv(), "[1, 1]");
+                until("it has been taken back", || a.call("EXISTS a") == "0");
+            } else {
+                // It may have been told in time: then its lease protects it.
+                a.call("LOCK.MRELEASE 3 a b c gone");
+                assert_eq!(next.recv(), "[1, 1]");
+            }
+            assert_eq!(a.call("LOCK.MRELEASE 2 b c next"), "[0, 0]");
+            a.call("DEL lock_request:{a}:gone:7 lock_request:{b}:gone:7 lock_request:{c}:gone:7 a b c");
+        }
+    });
+}
+
+fn another_type_ends_the_wait(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE a x PX 100000");
+        a.call("LOCK.ACQUIRE b x PX 100000");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b me BLOCK 0");
+        let mut behind = world.waiting("LOCK.ACQUIRE a y BLOCK 0 PX 100000");
+        a.call("RPUSH list x");
+        a.call("RENAME list b");
+        assert_eq!(prefix(&two.recv()), "WRONGTYPE");
+        a.call("LOCK.RELEASE a x");
+        assert_eq!(behind.recv(), "1");
+    });
+}
+
+/// What a grant writes reaches the replica as one transaction.
+fn writes_come_together(flavor: Flavor) {
+    let primary = Server::with_module(flavor, &[]);
+    let mut replica = Server::start(flavor, &[]);
+    replica.follow(&primary);
+    let mut monitor = replica.client();
+    monitor.send("MONITOR");
+    assert_eq!(monitor.recv(), "OK");
+    let mut a = primary.client();
+    let mut until_ping = |a: &mut Client| -> Vec<String> {
+        a.call("SET end 1");
+        let mut seen = Vec::new();
+        loop {
+            let line = monitor.recv();
+            let Some((_, command)) = line.split_once("] ") else { continue };
+            let words: Vec<&str> = command.split_whitespace().map(|word| word.trim_matches('"')).collect();
+            match words[..] {
+                ["SET", ..] => return seen,
+                ["PING" | "SELECT" | "REPLCONF", ..] => {}
+                [command, key, ..] => seen.push(format!("{command} {key}")),
+                [command] => seen.push(command.to_owned()),
+                [] => {}
+            }
+        }
+    };
+    a.call("LOCK.MACQUIRE 2 a b x PX 100000");
+    let taken = ["MULTI", "HSET a", "PEXPIREAT a", "HSET b", "PEXPIREAT b", "EXEC"];
+    assert_eq!(until_ping(&mut a), taken);
+    let mut two = primary.waiting("LOCK.MACQUIRE 2 a b y BLOCK 0 PX 100000");
+    assert_eq!(a.call("LOCK.RELEASE a x"), "0");
+    assert_eq!(until_ping(&mut a).iter().filter(|command| command.starts_with("DEL")).count(), 1);
+    assert_eq!(a.call("LOCK.RELEASE b x"), "0");
+    assert_eq!(two.recv(), "[1, 1]");
+    let handed = ["MULTI", "DEL b", "HSET a", "PEXPIREAT a", "HSET b", "PEXPIREAT b", "EXEC"];
+    assert_eq!(until_ping(&mut a), handed);
+    replica.assert_healthy();
+    let mut primary = primary;
+    primary.assert_healthy();
+}
+
+fn a_release_or_renewal_is_of_all_or_none(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.MACQUIRE 2 a b me PX 100000");
+        a.call("LOCK.ACQUIRE a me PX 100000");
+        a.call("SET string x");
+        for call in ["LOCK.MRELEASE 3 a b c me", "LOCK.MRENEW 3 a c b me PX 5", "LOCK.MRELEASE 2 a b you"] {
+            assert_eq!(prefix(&a.call(call)), "NOTOWNER", "{call}");
+        }
+        for call in ["LOCK.MRELEASE 2 a string me", "LOCK.MRENEW 2 a string me"] {
+            assert_eq!(prefix(&a.call(call)), "WRONGTYPE", "{call}");
+        }
+        assert!(a.number("PTTL a") > 90_000);
+        assert_eq!(a.call("LOCK.MRENEW 2 b a me PX 200000"), "[1, 2]");
+        assert!(a.number("PTTL a") > 190_000 && a.number("PTTL b") > 190_000);
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b me ALL"), "[0, 0]");
+        a.call("LOCK.MACQUIRE 2 a b me SHARED PX 100000");
+        assert_eq!(a.call("LOCK.MRENEW 2 a b me PX 200 WATCHDOG"), "[1, 1]");
+        until("both are renewed", || a.info("lock", "lock_watchdog_renewals").parse::<i64>().unwrap() >= 4);
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b me"), "[0, 0]");
+        assert_eq!(a.call("EXISTS a b"), "0");
+    });
+}
+
+fn a_slot_that_moves_ends_the_wait(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut a, mut other] = cluster.clients();
+    assert_eq!(prefix(&other.call("LOCK.MACQUIRE 2 {s}a {s}b me")), "MOVED");
+    for call in
+        ["LOCK.MACQUIRE 2 {s}a {t}b me", "LOCK.MACQUIRE 3 {s}a {s}b other me", "LOCK.MRELEASE 2 {s}a {t}b me"]
+    {
+        assert_eq!(prefix(&a.call(call)), "CROSSSLOT", "{call}");
+    }
+    assert_eq!(a.call("LOCK.MACQUIRE 3 {s}a s {s}b x PX 100000"), "[1, 1, 1]", "one slot, by whatever tag");
+    assert_eq!(a.call("LOCK.MRELEASE 2 s {s}b x"), "[0, 0]");
+    let mut two = cluster.nodes[0].waiting("LOCK.MACQUIRE 3 {s}b {s}a {s}c me BLOCK 0 PX 100000 FENCE ID 1");
+    let slot = a.call("CLUSTER KEYSLOT {s}a");
+    let to = cluster.id(1);
+    assert_eq!(a.call(&format!("CLUSTER SETSLOT {slot} MIGRATING {to}")), "OK");
+    assert_eq!(prefix(&a.call("LOCK.MACQUIRE 2 {s}a {s}d x")), "TRYAGAIN");
+    cluster.migrate("{s}a");
+    let reply = two.recv();
+    assert!(["MOVED", "UNBLOCKED"].contains(&prefix(&reply)), "{reply}");
+    until("nobody waits", || a.info("lock", "lock_table_bundles") == "0");
+    assert_eq!(other.call("LOCK.MACQUIRE 2 {s}a {s}b x PX 100000"), "[2, 1]", "it is held there");
+    cluster.assert_healthy();
+}
+
+/// A Redisson client is not woken for a lock that goes to somebody in the same step.
+fn external_clients_are_told_only_if_it_stays_free(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let mut told = server.client();
+    assert!(told.call("SUBSCRIBE redisson_lock__channel:{a}").starts_with("[subscribe"));
+    a.call("LOCK.MACQUIRE 2 a b x PX 100000");
+    let mut two = server.waiting("LOCK.MACQUIRE 2 a b y BLOCK 0 PX 100000");
+    assert_eq!(a.call("LOCK.RELEASE b x"), "0");
+    assert_eq!(a.call("LOCK.RELEASE a x"), "0");
+    assert_eq!(two.recv(), "[1, 1]");
+    assert!(told.has_nothing(), "it went to who waits here");
+    let two = server.waiting("LOCK.MACQUIRE 2 a b z BLOCK 0 PX 100000");
+    assert_eq!(a.call("LOCK.RELEASE a y"), "0");
+    assert_eq!(told.recv(), "[message, redisson_lock__channel:{a}, 0]", "it stays free, as b is held");
+    two.close();
+    until("nobody waits", || a.info("lock", "lock_waiters") == "0");
+    server.assert_healthy();
+}
+
+fn permissions_are_needed_for_every_key(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("ACL SETUSER some on nopass +@all ~mine:*");
+        let mut user = world.client();
+        assert_eq!(user.call("AUTH some x"), "OK");
+        assert_eq!(user.call("LOCK.MACQUIRE 2 mine:a mine:b me PX 100000"), "[1, 1]");
+        for call in [
+            "LOCK.MACQUIRE 2 mine:c theirs me",
+            "LOCK.MRELEASE 2 mine:a theirs me",
+            "LOCK.MRENEW 2 mine:a theirs me",
+        ] {
+            assert_eq!(prefix(&user.call(call)), "NOPERM", "{call}");
+        }
+        assert_eq!(a.call("EXISTS mine:c theirs"), "0");
+    });
+}
+
+/// Others take the one lock or the other again and again, and never leave both free at once by themselves.
+fn who_waits_for_several_does_not_starve(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let rounds = AtomicUsize::new(0);
+    let over = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for (number, key) in ["a", "b", "a", "b", "a", "b"].into_iter().enumerate() {
+            let (server, rounds, over) = (&server, &rounds, &over);
+            scope.spawn(move || {
+                let mut client = server.client();
+                while over.load(Ordering::Relaxed) == 0 {
+                    assert_eq!(client.call(&format!("LOCK.ACQUIRE {key} o{number} BLOCK 0")), "1");
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(client.call(&format!("LOCK.RELEASE {key} o{number}")), "0");
+                }
+            });
+        }
+        until("they are at it", || rounds.load(Ordering::Relaxed) > 100);
+        let mut two = server.client();
+        for _ in 0..50 {
+            let id = two.number("CLIENT ID");
+            two.send("LOCK.MACQUIRE 2 a b two BLOCK 0");
+            assert_eq!(two.recv(), "[1, 1]");
+            assert_eq!(two.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
+            assert!(id > 0);
+        }
+        over.store(1, Ordering::Relaxed);
+    });
+    // Who comes behind it waits: so it was granted when the two who held the locks as it came had released them.
+    server.assert_healthy();
+}
+
+/// Five owners who each need two of five locks, and break off their connections now and then. `ROUNDS` in the environment says
+/// how often they dine.
+fn philosophers_dine(flavor: Flavor) {
+    const PHILOSOPHERS: usize = 5;
+    let rounds = std::env::var("ROUNDS").map_or(2_000, |rounds| rounds.parse().unwrap());
+    let mut server = Server::with_module(flavor, &[]);
+    let forks: Vec<AtomicUsize> = (0..PHILOSOPHERS).map(|_| AtomicUsize::new(0)).collect();
+    let longest = thread::scope(|scope| {
+        let dine = |number: usize| {
+            let (server, forks) = (&server, &forks);
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(u64::try_from(number).unwrap());
+                let (mut client, mut longest) = (server.client(), Duration::ZERO);
+                let (left, right) = (number, (number + 1) % PHILOSOPHERS);
+                for _ in 0..rounds / PHILOSOPHERS {
+                    let began = Instant::now();
+                    client.send(&format!("LOCK.MACQUIRE 2 f{left} f{right} p{number} BLOCK 0 EPHEMERAL"));
+                    if random.random_range(0..20) == 0 {
+                        // Whatever has become of it, it ends with the connection.
+                        client.close();
+                        client = server.client();
+                        continue;
+                    }
+                    assert_eq!(client.recv(), "[1, 1]");
+                    longest = longest.max(began.elapsed());
+                    for fork in [left, right] {
+                        assert_eq!(forks[fork].fetch_add(1, Ordering::SeqCst), 0, "a lock is held twice");
+                    }
+                    client.call("PING");
+                    for fork in [left, right] {
+                        forks[fork].fetch_sub(1, Ordering::SeqCst);
+                    }
+                    if random.random_range(0..20) == 0 {
+                        client.close();
+                        client = server.client();
+                    } else {
+                        assert_eq!(
+                            client.call(&format!("LOCK.MRELEASE 2 f{left} f{right} p{number}")),
+                            "[0, 0]"
+                        );
+                    }
+                }
+                longest
+            })
+        };
+        let all: Vec<_> = (0..PHILOSOPHERS).map(dine).collect();
+        all.into_iter().map(|one| one.join().unwrap()).max().unwrap()
+    });
+    let mut a = server.client();
+    until("nobody holds a fork", || a.call("EXISTS f0 f1 f2 f3 f4") == "0");
+    assert_eq!(
+        (a.info("lock", "lock_deadlocks"), a.info("lock", "lock_waiters")),
+        ("0".to_owned(), "0".to_owned())
+    );
+    assert_eq!(a.info("lock", "lock_table_bundles"), "0");
+    eprintln!("the longest wait was {longest:?}");
+    server.assert_healthy();
+}
+
+/// Workers move money between accounts that they lock: first they read both, then they write both. `TRANSFERS` in the environment
+/// says how often.
+fn transfers_lose_no_money(flavor: Flavor) {
+    const ACCOUNTS: usize = 100;
+    const WORKERS: usize = 50;
+    const EACH: i64 = 1_000;
+    let transfers = std::env::var("TRANSFERS").map_or(3_000, |transfers| transfers.parse().unwrap());
+    let mut server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    for account in 0..ACCOUNTS {
+        a.call(&format!("SET money:{account} {EACH}"));
+    }
+    let server_of = &server;
+    thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(u64::try_from(worker).unwrap());
+                let mut client = server_of.client();
+                for _ in 0..transfers / WORKERS {
+                    let from = random.random_range(0..ACCOUNTS);
+                    let to = (from + random.random_range(1..ACCOUNTS)) % ACCOUNTS;
+                    let locks = format!("2 account:{from} account:{to} w{worker}");
+                    assert_eq!(client.call(&format!("LOCK.MACQUIRE {locks} BLOCK 0")), "[1, 1]");
+                    let amount = random.random_range(1..50);
+                    let [rich, poor] =
+                        [from, to].map(|account| client.number(&format!("GET money:{account}")));
+                    if rich >= amount {
+                        client.call(&format!("SET money:{from} {}", rich - amount));
+                        client.call(&format!("SET money:{to} {}", poor + amount));
+                    }
+                    assert_eq!(client.call(&format!("LOCK.MRELEASE {locks}")), "[0, 0]");
+                }
+            });
+        }
+    });
+    let sum: i64 = (0..ACCOUNTS).map(|account| a.number(&format!("GET money:{account}"))).sum();
+    assert_eq!(sum, i64::try_from(ACCOUNTS).unwrap() * EACH);
+    assert_eq!(
+        (a.info("lock", "lock_deadlocks"), a.info("lock", "lock_waiters")),
+        ("0".to_owned(), "0".to_owned())
+    );
+    server.assert_healthy();
+}
