@@ -29,12 +29,13 @@ const TOLERANCE: f64 = 0.05;
 const TOLERANCE_OF_MANY: f64 = 0.08;
 /// What the others are compared with.
 const BASE: &Path = &paths::SET_DEL;
-const GUARDED: [&Path; 14] = [
+const GUARDED: [&Path; 15] = [
     &paths::PAIR,
     &paths::PAIR_SHARED,
     &paths::BESIDE_10,
     &paths::BESIDE_10000,
     &paths::PERMIT,
+    &paths::SEVERAL,
     &paths::PAIR_FENCE,
     &paths::PAIR_ID,
     &paths::PAIR_WATCHDOG,

@@ -34,6 +34,7 @@ fn main() -> Outcome<()> {
         &paths::BESIDE_1000,
         &paths::BESIDE_10000,
         &paths::PERMIT,
+        &paths::SEVERAL,
         &paths::HAND_OVER,
         &paths::REDISSON_3_27,
         &paths::REDISSON_3_27_AS_SENT,
@@ -80,6 +81,7 @@ fn main() -> Outcome<()> {
     for path in [&paths::BESIDE_1000, &paths::BESIDE_10000, &paths::PERMIT] {
         compare(path, &paths::BESIDE_10, Target::AtMost(1.5));
     }
+    compare(&paths::SEVERAL, &paths::PAIR, Target::None);
     for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::HAND_OVER] {
         compare(path, &paths::SET_DEL, Target::None);
     }

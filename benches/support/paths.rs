@@ -109,6 +109,11 @@ pub const PERMIT: Path = Path {
     stage: WithReaders(10_000),
     calls: Alone(&["LOCK.ACQUIRE k $owner PX 30000 SHARED LIMIT 10001", "LOCK.RELEASE k $owner"]),
 };
+pub const SEVERAL: Path = Path {
+    name: "MACQUIRE + MRELEASE, 2 locks",
+    stage: WithModule,
+    calls: Alone(&["LOCK.MACQUIRE 2 k l $owner PX 30000", "LOCK.MRELEASE 2 k l $owner"]),
+};
 pub const HAND_OVER: Path =
     Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
 pub const REDISSON_3_27: Path = Path {

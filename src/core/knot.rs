@@ -128,7 +128,8 @@ impl Knot {
         let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..served_at_of(waits, wait, now));
         for other in ahead.filter(|other| *other != id && !wait.has_no_order()) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
-            if !wait.must_not_pass(&ahead) || waits.passes(wait.lock, id, other) {
+            let is_passed = waits.passed_by(wait.lock, id).is_some_and(|passed| passed.contains(&other));
+            if is_passed || !wait.must_not_pass(&ahead) {
                 continue;
             }
             if ahead.is_part {

@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use smallvec::{smallvec, SmallVec};
+use foldhash::{HashSet, HashSetExt};
 
 use super::{Mode, WaiterId, Wants};
 
@@ -78,7 +78,7 @@ pub(super) struct WaitQueue {
 }
 
 /// Waits with the parts that they pass.
-type Passes = Vec<(WaiterId, SmallVec<[WaiterId; 1]>)>;
+type Passes = Vec<(WaiterId, HashSet<WaiterId>)>;
 
 impl WaitQueue {
     pub(super) fn len(&self) -> usize {
@@ -97,6 +97,11 @@ impl WaitQueue {
     /// Who is served next, were the lock free.
     pub(super) fn first(&self) -> Option<WaiterId> {
         self.places.front().map(|place| place.id)
+    }
+
+    /// Who is served last.
+    pub(super) fn last(&self) -> Option<WaiterId> {
+        self.places.back().map(|place| place.id)
     }
 
     /// Whether the wait at this position is the first.
@@ -146,8 +151,7 @@ impl WaitQueue {
     /// True if somebody stands before this position whom the wait there must not pass.
     pub(super) fn is_barred(&self, position: Position) -> bool {
         let Some(place) = self.place_at(position).filter(|_| !position.is_holder()) else { return false };
-        let passed = self.passes.iter().find(|(id, _)| *id == place.id);
-        if let Some((_, passed)) = passed {
+        if let Some(passed) = self.passed_by(place.id) {
             let before = self.places.iter().take_while(|before| before.position < position);
             let mut barring = before.filter(|before| before.is_in_way_of(place.wants));
             return barring.any(|before| !passed.contains(&before.id));
@@ -167,29 +171,23 @@ impl WaitQueue {
         !self.is_empty() && (!only_parts || wants.mode == Mode::Exclusive || self.readers < self.places.len())
     }
 
-    /// From now on this wait passes that part, though it came first. False if it does so already, or does not have to.
+    /// From now on this wait passes that part, though it came first. False if it does so already.
     pub(super) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> bool {
         match self.passes.iter_mut().find(|(id, _)| *id == who) {
-            Some((_, passed)) if passed.contains(&part) => false,
-            Some((_, passed)) => {
-                passed.push(part);
-                true
-            }
+            Some((_, passed)) => passed.insert(part),
             None => {
-                self.passes.push((who, smallvec![part]));
+                let mut passed = HashSet::new();
+                passed.insert(part);
+                self.passes.push((who, passed));
                 true
             }
         }
     }
 
-    /// True if this wait passes that part.
-    pub(super) fn passes(&self, who: WaiterId, part: WaiterId) -> bool {
-        self.passes.iter().any(|(id, passed)| *id == who && passed.contains(&part))
-    }
-
-    /// True if anybody passes a part.
-    pub(super) fn any_passes(&self) -> bool {
-        !self.passes.is_empty()
+    /// The parts that this wait passes, if it passes any.
+    pub(super) fn passed_by(&self, who: WaiterId) -> Option<&HashSet<WaiterId>> {
+        // Mostly nobody does.
+        self.passes.iter().find(|(id, _)| *id == who).map(|(_, passed)| passed)
     }
 
     /// True if who is served next may be so as soon as fewer hold the lock: a reader who wants it alone, or with a limit.
@@ -258,7 +256,9 @@ impl WaitQueue {
     }
 
     fn forget_passes(&mut self, gone: WaiterId) {
-        self.passes.iter_mut().for_each(|(_, passed)| passed.retain(|part| *part != gone));
+        self.passes.iter_mut().for_each(|(_, passed)| {
+            passed.remove(&gone);
+        });
         self.passes.retain(|(id, passed)| *id != gone && !passed.is_empty());
     }
 

@@ -79,6 +79,11 @@ impl Wait {
         self.lead.is_some()
     }
 
+    /// True of one wait of each call: not of the other parts of a bundle.
+    fn stands_for_call(&self, id: WaiterId) -> bool {
+        self.lead.is_none_or(|lead| lead == id)
+    }
+
     /// True if its time is over, whether it was answered or not.
     pub(super) fn is_over(&self, now: Now) -> bool {
         self.deadline.is_some_and(|at| at <= now.mono)
@@ -107,8 +112,10 @@ pub(super) struct Waiters {
     by_owner: HashMap<Owner, WaitsOfOwner>,
     /// Those that have a request id, the latest one of each; an earlier one has been superseded.
     by_request: HashMap<(LockIdx, RequestId), WaiterId>,
-    /// How many are queued.
+    /// How many calls are queued.
     queued: usize,
+    /// How many parts are, beside the first of each bundle.
+    more_parts: usize,
     /// Which of them are granted together.
     pub(super) bundles: Bundles,
     last_id: u64,
@@ -146,7 +153,7 @@ impl Waiters {
         if let Some(request) = &request.id {
             self.by_request.insert((lock, request.clone()), id);
         }
-        self.queued += 1;
+        *self.counter(lead.is_none_or(|lead| lead == id)) += 1;
         let crossing = match self.by_owner.entry(request.owner.clone()) {
             Entry::Vacant(entry) => {
                 entry.insert(smallvec![(lock, id)]);
@@ -184,8 +191,9 @@ impl Waiters {
         let wait = self.by_id.get_mut(&id)?;
         let waited = now.saturating_sub(wait.since);
         (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
-        let (lock, owner) = (wait.lock, wait.request.owner.clone());
-        Some((self.unqueue(id, lock, owner), waited))
+        let (lock, owner, stands_for_call) =
+            (wait.lock, wait.request.owner.clone(), wait.stands_for_call(id));
+        Some((self.unqueue(id, stands_for_call, lock, owner), waited))
     }
 
     /// The bundle by which this wait is known to its client, or itself.
@@ -224,14 +232,25 @@ impl Waiters {
             }
         }
         let crossing = match wait.state {
-            WaitState::Queued => self.unqueue(id, wait.lock, wait.request.owner.clone()),
+            WaitState::Queued => {
+                self.unqueue(id, wait.stands_for_call(id), wait.lock, wait.request.owner.clone())
+            }
             WaitState::Granted | WaitState::Revoking => Crossing::default(),
         };
         Some((wait, crossing))
     }
 
-    fn unqueue(&mut self, id: WaiterId, lock: LockIdx, owner: Owner) -> Crossing {
-        self.queued -= 1;
+    /// What counts calls, or parts beside the first.
+    fn counter(&mut self, calls: bool) -> &mut usize {
+        if calls {
+            &mut self.queued
+        } else {
+            &mut self.more_parts
+        }
+    }
+
+    fn unqueue(&mut self, id: WaiterId, stands_for_call: bool, lock: LockIdx, owner: Owner) -> Crossing {
+        *self.counter(stands_for_call) -= 1;
         let mut crossing = Crossing::default();
         let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return crossing };
         let waits = entry.get_mut();
@@ -288,7 +307,7 @@ impl Waiters {
         queued
     }
 
-    /// How many are queued.
+    /// How many calls are queued, however many locks each is for.
     pub(super) fn queued_len(&self) -> usize {
         self.queued
     }
@@ -300,7 +319,7 @@ impl Waiters {
 
     /// How many are granted and not confirmed yet.
     pub(super) fn granted_len(&self) -> usize {
-        self.by_id.len() - self.queued
+        self.by_id.len() - self.queued - self.more_parts
     }
 
     /// Frees the memory of a crowd that has gone.
@@ -335,7 +354,7 @@ impl Waiters {
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut of_owners: Vec<_> =
             queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();
-        assert_eq!(of_owners.len(), self.queued, "the queued waits are miscounted");
+        assert_eq!(of_owners.len(), self.queued + self.more_parts, "the queued waits are miscounted");
         of_owners.sort_unstable();
         let mut indexed = Vec::new();
         for (owner, waits) in &self.by_owner {

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use foldhash::HashSet;
 use smallvec::SmallVec;
 
 use super::holders::excludes;
@@ -38,10 +39,8 @@ pub(crate) trait Waits {
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
     /// All waits that end together with this one: the parts of a bundle, or this wait.
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
-    /// True if this wait passes that one, which is a part, though it came first.
-    fn passes(&self, lock: LockIdx, who: WaiterId, part: WaiterId) -> bool;
-    /// True if any wait for the lock passes one that came first.
-    fn any_passes(&self, lock: LockIdx) -> bool;
+    /// The parts that this wait passes though they came first, if it passes any.
+    fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>>;
     /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool;
 }

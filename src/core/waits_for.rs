@@ -66,9 +66,9 @@ pub(crate) enum Step {
     /// Who started waits for himself: through these, in order, of whom the last is himself. That may be so only because of other
     /// waits, which are named too.
     Cycle(Vec<Edge>, Vec<WaiterId>),
-    /// Who started waits for himself, but only because this wait stands behind that part, which waits for other locks too:
-    /// see [`LockManager::let_pass`](super::LockManager::let_pass).
-    Soft(WaiterId, WaiterId),
+    /// Who started waits for himself, but only because each of these waits stands behind the part beside it, which waits for other
+    /// locks too: see [`LockManager::let_pass`](super::LockManager::let_pass). Then there may be more.
+    Soft(Vec<(WaiterId, WaiterId)>),
     /// There is no more to find.
     Done,
 }
@@ -83,6 +83,8 @@ pub(crate) struct Search {
     todo: VecDeque<(WaiterId, Option<usize>)>,
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
+    /// Waits that stand behind a part, each with that part: one of each way back that has any.
+    soft: Vec<(WaiterId, WaiterId)>,
     /// A way back that is one only if these waits never end.
     unproven: Option<(Vec<Edge>, Knot)>,
 }
@@ -120,7 +122,7 @@ impl Search {
     fn new(origin: Owner, from: Option<WaiterId>, todo: impl IntoIterator<Item = WaiterId>) -> Search {
         let todo = todo.into_iter().map(|id| (id, None)).collect();
         let (locks, seen, edges) = (HashMap::default(), HashMap::default(), Vec::new());
-        Search { origin, from, locks, todo, seen, edges, unproven: None }
+        Search { origin, from, locks, todo, seen, edges, soft: Vec::new(), unproven: None }
     }
 
     /// These are the holders of a lock, as its key has them.
@@ -138,7 +140,7 @@ impl Search {
             return match knot.step(waits, holders, now) {
                 knot::Step::Read(lock) => Step::Read(lock),
                 knot::Step::NeverEnds(others) => Step::Cycle(std::mem::take(way), others),
-                knot::Step::Soft(by, part) => Step::Soft(by, part),
+                knot::Step::Soft(by, part) => Step::Soft(vec![(by, part)]),
                 knot::Step::MayEnd => Step::Done,
             };
         }
@@ -163,8 +165,10 @@ impl Search {
                 self.edges.push(Edge { owner: blocker.owner, lock: name.clone(), by: id, soft, from });
                 if let Some(from) = self.from.filter(|from| led_to.contains(from)) {
                     let way = self.way_to(edge);
-                    if let Some((by, part)) = way.iter().find_map(|edge| Some((edge.by, edge.soft?))) {
-                        return Step::Soft(by, part);
+                    // One of them is enough.
+                    if let Some(soft) = way.iter().find_map(|edge| Some((edge.by, edge.soft?))) {
+                        self.soft.push(soft);
+                        continue;
                     }
                     let needs_some = |edge: &Edge| {
                         let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
@@ -174,13 +178,23 @@ impl Search {
                     if !way.iter().any(needs_some) {
                         return Step::Cycle(way, Vec::new());
                     }
+                    if !self.soft.is_empty() {
+                        // It is found again when these have passed.
+                        continue;
+                    }
                     self.unproven = Some((way, Knot::of(waits, from, self.origin.clone())));
                     return self.step(waits, now);
                 }
                 self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
             }
         }
-        Step::Done
+        if self.soft.is_empty() {
+            return Step::Done;
+        }
+        let mut soft = std::mem::take(&mut self.soft);
+        soft.sort_unstable();
+        soft.dedup();
+        Step::Soft(soft)
     }
 
     /// The waits of one who is waited for at a lock that are to be followed now; `None` if that leads to nobody new.
@@ -271,10 +285,10 @@ fn blockers(
     if wait.has_no_order() {
         return found;
     }
-    // Who passes a part that came first, leads to others than those behind that part do.
-    let alike = !waits.any_passes(lock);
+    // Who passes parts that came first, waits for others than those behind them do.
+    let passed_by = waits.passed_by(lock, id);
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
-        wait.must_not_pass(ahead) && (alike || !waits.passes(lock, id, first))
+        wait.must_not_pass(ahead) && !passed_by.is_some_and(|passed| passed.contains(&first))
     };
     if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all) {
         // Of its waits here the one to which the way back is looked for, or any.
@@ -289,12 +303,14 @@ fn blockers(
         }));
     }
     let until = if for_all { &mut seen.all_until } else { &mut seen.shared_until };
-    let passed = until.filter(|_| alike).unwrap_or(Position::FRONT);
+    let passed = until.filter(|_| passed_by.is_none()).unwrap_or(Position::FRONT);
     if served_at <= passed {
         return found;
     }
-    *until = Some(served_at);
-    let which = match (wanted.is_none() || !alike, for_all) {
+    if passed_by.is_none() {
+        *until = Some(served_at);
+    }
+    let which = match (wanted.is_none() || passed_by.is_some(), for_all) {
         (true, true) => Ahead::All,
         (true, false) | (false, false) => Ahead::Barring,
         (false, true) => Ahead::Crossing,
@@ -308,7 +324,8 @@ fn blockers(
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let leads_to_all = is_followed && !for_all && alike && !ahead.is_beside_own(&seen.holders);
+        let passes_none = waits.passed_by(lock, first).is_none();
+        let leads_to_all = is_followed && !for_all && passes_none && !ahead.is_beside_own(&seen.holders);
         if leads_to_all && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }

@@ -6,11 +6,14 @@ use super::blocked::Ended;
 use super::reconcile::reconcile;
 use super::state::{dispatch, with};
 use crate::core::waits_for::{Edge, Step};
-use crate::core::{Holders, Owner, Search, WaiterId, Waits};
+use crate::core::{Holders, LockId, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
 use crate::keyspace;
 use crate::server::caller::Caller;
 use crate::server::{Ctx, Str};
+
+/// If something is remembered of no more locks than this, it is asked of each whether the owner holds it, before a search.
+const GLANCE: usize = 64;
 
 /// How many waits of a cycle an error shows.
 const SHOWN: usize = 6;
@@ -24,13 +27,24 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
 /// somebody stands behind a call that waits for several locks, he is let pass it instead. That is all that is done if deadlocks are
 /// not to be `reported`.
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
+    if nobody_waits_for_owner_of(ctx, id) {
+        return None;
+    }
     loop {
         let mut search = with(ctx, |driver| Search::cycle(&driver.locks, id, ctx.now()))?;
         let (edges, others) = match run(ctx, &mut search) {
             Step::Cycle(edges, others) if reported => (edges, others),
-            Step::Soft(who, part) => {
-                let lock = with(ctx, |driver| driver.locks.let_pass(who, part))?;
-                ctx.in_db(lock.db, || reconcile(ctx, &lock));
+            Step::Soft(soft) => {
+                let let_pass = |(who, part)| with(ctx, |driver| driver.locks.let_pass(who, part));
+                let mut locks: Vec<LockId> = soft.into_iter().filter_map(let_pass).collect();
+                if locks.is_empty() {
+                    return defect!("nobody is let pass", None);
+                }
+                locks.sort_unstable();
+                locks.dedup();
+                for lock in locks {
+                    ctx.in_db(lock.db, || reconcile(ctx, &lock));
+                }
                 continue;
             }
             _ => return None,
@@ -59,6 +73,19 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
             return text;
         }
     }
+}
+
+/// True if it is clear at a glance that nobody waits for the waiter's owner, so that there is no way back to it. A search passes
+/// everybody who waits ahead of it.
+fn nobody_waits_for_owner_of(ctx: Ctx<'_>, id: WaiterId) -> bool {
+    let found = with(ctx, |driver| driver.locks.only_holds_matter(id, GLANCE));
+    let Some((owner, locks)) = found else { return false };
+    let owner = Str::new(owner.as_bytes());
+    let holds = |lock: &LockId| {
+        let name = Str::new(&lock.key);
+        ctx.in_db(lock.db, || keyspace::held_by(ctx, &name, &owner)).is_ok_and(|holds| holds > 0)
+    };
+    !locks.iter().any(holds)
 }
 
 /// All whom this owner waits for, nearest first.

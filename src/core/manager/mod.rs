@@ -358,6 +358,12 @@ impl LockManager {
         self.parts.waiters.together(id).iter().any(is_granted)
     }
 
+    /// If nobody can wait for a wait's owner but for the sake of what that holds: the owner, and all locks that somebody waits for.
+    /// `None` if that is not so, or if something is remembered of more than so many locks.
+    pub(crate) fn only_holds_matter(&self, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
+        waits::only_holds_matter(&self.parts, id, most)
+    }
+
     /// By what a wait is known to its client: itself, or the lead of its bundle.
     pub(crate) fn lead_of(&self, id: WaiterId) -> WaiterId {
         self.parts.waiters.lead_of(id)

@@ -4,11 +4,14 @@
 
 use std::ops::Range;
 
+use foldhash::HashSet;
 use smallvec::SmallVec;
 
+use super::parts::Parts;
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
+use crate::core::waiters::Wait;
 use crate::core::waits::{Ahead, Waiting, Waits};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
@@ -85,12 +88,8 @@ impl Waits for LockManager {
         self.parts.waiters.together(id)
     }
 
-    fn passes(&self, lock: LockIdx, who: WaiterId, part: WaiterId) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.passes(who, part))
-    }
-
-    fn any_passes(&self, lock: LockIdx) -> bool {
-        self.parts.state(lock).is_some_and(|state| state.queue.any_passes())
+    fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.parts.state(lock)?.queue.passed_by(who)
     }
 
     fn may_be_in_cycle(&self, id: WaiterId, holders: &Holders) -> bool {
@@ -115,4 +114,20 @@ impl Waits for LockManager {
                 (Holders::Shared(_), None) => true,
             }
     }
+}
+
+/// See [`LockManager::only_holds_matter`].
+pub(super) fn only_holds_matter(parts: &Parts, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
+    let owner = &parts.waiters.queued(id)?.request().owner;
+    let all = parts.waiters.together(id);
+    let is_last = |id: &WaiterId| {
+        let lock = parts.waiters.queued(*id).map(Wait::lock);
+        lock.and_then(|lock| parts.state(lock)).is_some_and(|state| state.queue.last() == Some(*id))
+    };
+    let has_others = parts.waiters.of_owner(owner.as_bytes()).count() > all.len();
+    if parts.table.len() > most || has_others || !all.iter().all(is_last) {
+        return None;
+    }
+    let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty());
+    Some((owner.clone(), contended.map(|(_, lock, _)| lock.clone()).collect()))
 }

@@ -344,27 +344,28 @@ fn acquire(
         return Ok(());
     }
     // Whoever was let pass was in a circle because of the new wait, which that broke.
-    for (who, passed, key, granted) in &mut std::mem::take(&mut real.passes) {
-        let lock = LOCKS.iter().position(|lock| lock == key).unwrap();
+    for (passes, granted) in std::mem::take(&mut real.passes) {
         let Some(at) = plain.index(id) else {
             prop_assert!(false, "somebody is let pass for the sake of a wait that is over");
             break;
         };
         prop_assert!(plain.reach(at, |_| true).contains(&owner), "nobody is in a circle");
-        // A wait that is refused in the end has no number here.
-        let who = plain.index(*who).unwrap_or(at);
-        let passed = plain.index(*passed).map_or(id, |_| *passed);
-        let waits_for = plain.edges(who).into_iter().any(|(_, soft)| soft == Some((lock, passed)));
-        prop_assert!(
-            waits_for,
-            "{:?} passes {:?} at {} without a need: {:?} {:?}",
-            &plain.waits[who],
-            passed,
-            lock,
-            plain.edges(who),
-            plain.holders
-        );
-        plain.waits[who].passes.insert((lock, passed));
+        let before = plain.clone();
+        for (who, passed, key) in passes {
+            let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
+            // A wait that is refused in the end has no number here.
+            let who = before.index(who).unwrap_or(at);
+            let passed = before.index(passed).map_or(id, |_| passed);
+            let waits_for = before.edges(who).into_iter().any(|(_, soft)| soft == Some((lock, passed)));
+            prop_assert!(
+                waits_for,
+                "{:?} passes {:?} at {} without a need",
+                &before.waits[who],
+                passed,
+                lock
+            );
+            plain.waits[who].passes.insert((lock, passed));
+        }
         if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect()) {
             *plain = after;
         }

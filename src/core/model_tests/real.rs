@@ -84,6 +84,9 @@ impl Records for Beside {
     }
 }
 
+/// Who passes whom, and at which lock.
+pub(in crate::core) type Pass = (WaiterId, WaiterId, &'static [u8]);
+
 /// What was decided, for whom.
 type Decided = Vec<(WaiterId, Decision)>;
 
@@ -103,8 +106,8 @@ pub(in crate::core) struct Real {
     pub(in crate::core) messages: Vec<&'static [u8]>,
     /// What owners were told.
     pub(in crate::core) notices: Vec<Notice>,
-    /// Calls that were let pass another one at a lock, in the order of that, and what that decided.
-    pub(in crate::core) passes: Vec<(WaiterId, WaiterId, &'static [u8], Decided)>,
+    /// Calls that were let pass another one at a lock, by what was found in one search, and what that decided.
+    pub(in crate::core) passes: Vec<(Vec<Pass>, Decided)>,
 }
 
 impl Real {
@@ -322,15 +325,22 @@ impl Real {
             let search = Search::cycle(&self.locks, id, self.time())?;
             match self.search(search).0 {
                 Step::Cycle(cycle, _) => return Some(cycle),
-                Step::Soft(who, part) => {
-                    let leads = (self.locks.lead_of(who), self.locks.lead_of(part));
-                    let lock = self.locks.let_pass(who, part).expect("a lock");
-                    let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+                Step::Soft(soft) => {
+                    assert!(!soft.is_empty(), "nobody is let pass");
                     self.decisions.extend(self.locks.take_decisions());
-                    self.reconcile(&lock);
-                    self.serve_bundles();
-                    let decided = self.locks.take_decisions();
-                    self.passes.push((leads.0, leads.1, key, decided));
+                    let (mut locks, mut passes) = (BTreeSet::new(), Vec::new());
+                    for (who, part) in soft {
+                        let leads = (self.locks.lead_of(who), self.locks.lead_of(part));
+                        let lock = self.locks.let_pass(who, part).expect("a lock");
+                        let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+                        passes.push((leads.0, leads.1, key));
+                        locks.insert(lock);
+                    }
+                    for lock in locks {
+                        self.reconcile(&lock);
+                        self.serve_bundles();
+                    }
+                    self.passes.push((passes, self.locks.take_decisions()));
                 }
                 Step::Read(_) | Step::Done => return None,
             }
