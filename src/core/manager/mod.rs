@@ -361,7 +361,7 @@ impl LockManager {
     /// If nobody can wait for a wait's owner but for the sake of what that holds: the owner, and all locks that somebody waits for.
     /// `None` if that is not so, or if something is remembered of more than so many locks.
     pub(crate) fn only_holds_matter(&self, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
-        waits::only_holds_matter(&self.parts, id, most)
+        overview::only_holds_matter(&self.parts, id, most)
     }
 
     /// By what a wait is known to its client: itself, or the lead of its bundle.

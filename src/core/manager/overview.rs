@@ -7,6 +7,7 @@ use std::ffi::CStr;
 
 use super::parts::{LockState, Parts};
 use crate::core::binding::Binding;
+use crate::core::waiters::Wait;
 use crate::core::{ConnectionId, Known, LockId, LockRef, Mode, MonoUs, Now, Owner, WaiterId};
 
 /// Somebody who waits for a lock.
@@ -177,4 +178,20 @@ pub(super) fn queue(parts: &Parts, lock: LockRef<'_>, now: Now) -> Option<QueueI
         wanted: first.request().wants.mode,
         is_plain: state.plain_hold.as_ref().is_some_and(|hold| hold.expires_at >= now.wall),
     })
+}
+
+/// See [`LockManager::only_holds_matter`](super::LockManager::only_holds_matter).
+pub(super) fn only_holds_matter(parts: &Parts, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
+    let owner = &parts.waiters.queued(id)?.request().owner;
+    let all = parts.waiters.together(id);
+    let is_last = |id: &WaiterId| {
+        let lock = parts.waiters.queued(*id).map(Wait::lock);
+        lock.and_then(|lock| parts.state(lock)).is_some_and(|state| state.queue.last() == Some(*id))
+    };
+    let has_others = parts.waiters.of_owner(owner.as_bytes()).count() > all.len();
+    if parts.table.len() > most || has_others || !all.iter().all(is_last) {
+        return None;
+    }
+    let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty());
+    Some((owner.clone(), contended.map(|(_, lock, _)| lock.clone()).collect()))
 }

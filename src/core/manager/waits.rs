@@ -7,11 +7,9 @@ use std::ops::Range;
 use foldhash::HashSet;
 use smallvec::SmallVec;
 
-use super::parts::Parts;
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
-use crate::core::waiters::Wait;
 use crate::core::waits::{Ahead, Waiting, Waits};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
@@ -114,20 +112,4 @@ impl Waits for LockManager {
                 (Holders::Shared(_), None) => true,
             }
     }
-}
-
-/// See [`LockManager::only_holds_matter`].
-pub(super) fn only_holds_matter(parts: &Parts, id: WaiterId, most: usize) -> Option<(Owner, Vec<LockId>)> {
-    let owner = &parts.waiters.queued(id)?.request().owner;
-    let all = parts.waiters.together(id);
-    let is_last = |id: &WaiterId| {
-        let lock = parts.waiters.queued(*id).map(Wait::lock);
-        lock.and_then(|lock| parts.state(lock)).is_some_and(|state| state.queue.last() == Some(*id))
-    };
-    let has_others = parts.waiters.of_owner(owner.as_bytes()).count() > all.len();
-    if parts.table.len() > most || has_others || !all.iter().all(is_last) {
-        return None;
-    }
-    let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty());
-    Some((owner.clone(), contended.map(|(_, lock, _)| lock.clone()).collect()))
 }
