@@ -78,7 +78,9 @@ impl Waiting<'_> {
 
     /// True if it must not pass this wait, which came first.
     pub(super) fn must_not_pass(&self, first: &Waiting<'_>) -> bool {
-        !first.is_part || first.wants.bars_readers() || self.wants.mode == Mode::Exclusive
+        let conflicts = first.wants.bars_readers() || self.wants.mode == Mode::Exclusive;
+        // Who holds the lock waits for holders only.
+        !first.is_part || (conflicts && !self.position.is_holder())
     }
 
     /// True if it waits for this hold, or would if there were enough of them.
