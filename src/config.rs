@@ -39,17 +39,19 @@ static FENCE_RETENTION: AtomicI64 = AtomicI64::new(0);
 static REQUEST_TTL: AtomicI64 = AtomicI64::new(0);
 static DEADLOCK_DETECTION: AtomicI64 = AtomicI64::new(0);
 static MAX_WATCHDOG: AtomicI64 = AtomicI64::new(0);
+static MAX_NOTIFY: AtomicI64 = AtomicI64::new(0);
 static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static EVENTS: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [Number; 7] = [
+const NUMBERS: [Number; 8] = [
     Number { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
     Number { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
     Number { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
     Number { name: c"fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
     Number { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
     Number { name: c"max-watchdog", default: 0, min: 0, max: MAX_MS, value: &MAX_WATCHDOG },
+    Number { name: c"max-notify", default: 10_000, min: 0, max: 0xffff_ffff, value: &MAX_NOTIFY },
     Number { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
 ];
 
@@ -130,6 +132,11 @@ pub(crate) fn request_ttl() -> i64 {
 /// For how many milliseconds a watchdog renews if the call that asks for it does not say so, if there is a limit.
 pub(crate) fn max_watchdog() -> Option<NonZeroU64> {
     NonZeroU64::new(MAX_WATCHDOG.load(Ordering::Relaxed).unsigned_abs())
+}
+
+/// How many waits that messages tell of may belong to one connection, if there is a limit.
+pub(crate) fn max_notify() -> Option<usize> {
+    usize::try_from(MAX_NOTIFY.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
 }
 
 /// How many milliseconds nothing is granted after locks may have been forgotten, if that is so.

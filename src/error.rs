@@ -72,6 +72,8 @@ pub(crate) enum Error {
     },
     /// The server refused to block the client.
     CannotBlock,
+    /// The user may not subscribe to the channel of an inbox.
+    NoChannel,
 }
 
 /// Why a command is not carried out on behalf of somebody. Nothing has happened then.
@@ -163,6 +165,9 @@ impl fmt::Display for Error {
                 Refusal::TooManyWaiters => {
                     "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later"
                 }
+                Refusal::TooManyNotified => {
+                    "ERR too many waits of this connection, see the setting lock.max-notify; try again later"
+                }
                 // As the server words it.
                 Refusal::Replica => "READONLY You can't write against a read only replica.",
                 Refusal::Overflow => {
@@ -195,6 +200,10 @@ impl fmt::Display for Error {
             ),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
             Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
+            // As the server words it.
+            Error::NoChannel => f.write_str(
+                "NOPERM this user has no permissions to access one of the channels used as arguments",
+            ),
             Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),
         }
     }

@@ -5,11 +5,12 @@
 use uuid::Uuid;
 
 use super::args::Cursor;
+use super::inbox::{notify, Rest};
 use super::options::{
-    self, options, Block, Ephemeral, Fence, Id, Lease, Once, Replicas, Shared, Watchdog, KEY,
+    options, Ephemeral, Fence, How, Id, Lease, Once, Replicas, Shared, Wait, Watchdog, KEY,
 };
 use crate::config;
-use crate::core::{Outcome, Owner, Request};
+use crate::core::{Outcome, Owner, Patience, Request};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::arguments::{Argument, Arguments, Kind};
@@ -24,14 +25,14 @@ struct Call<'a> {
     /// As it was given: not who a `*` becomes.
     owner: Str<'a>,
     request: Request,
-    block: Option<options::Patience>,
+    how: How<'a>,
     wanted: Option<Acknowledgement>,
 }
 
 options! {
     Options {
         lease: Lease,
-        block: Block,
+        wait: Wait<'a>,
         shared: Shared,
         once: Once,
         fence: Fence,
@@ -54,14 +55,19 @@ impl Command for Acquire {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Takes a lock, or waits for it.",
-        reply: "The owner's hold count, or nil if somebody else holds the lock; a map with FENCE, and with * as the owner.",
+        reply: "The owner's hold count, or nil if somebody else holds the lock, or 0 if a message will tell; a map with FENCE, and with * as \
+                the owner.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let call = parse(ctx, args)?;
         let now = ctx.now();
-        let patience = super::patience(ctx, call.block, now);
+        let patience = match call.how {
+            How::No => Patience::Leaves,
+            How::Blocked(block) => super::patience(ctx, Some(block), now),
+            How::Notified(..) => super::patience_of_notified(ctx),
+        };
         let mut may_be_deadlock = false;
         let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
             if super::is_theirs(lock, &call.request, now) {
@@ -109,8 +115,12 @@ impl Command for Acquire {
                 if let Some(cycle) = cycle {
                     return Err(Error::Deadlock(cycle));
                 }
-                // It passes on what was decided, too.
-                return driver::block(ctx, id, call.wanted);
+                // Both pass on what was decided, too.
+                if call.request.notify.is_none() {
+                    return driver::block(ctx, id, call.wanted);
+                }
+                driver::await_message(ctx);
+                ctx.reply_integer(0);
             }
             Outcome::Busy => ctx.reply_null(),
             Outcome::Quarantined => {
@@ -129,6 +139,8 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let mut given = Options::default();
     given.read(&mut args)?;
     let made = asked.as_bytes() == b"*";
+    let lease_ms = given.lease.ms().unwrap_or_else(config::default_lease);
+    let how = given.wait.how(&args)?;
     let request = Request {
         owner: if made {
             Owner::new(Uuid::new_v4().to_string().as_bytes())
@@ -136,7 +148,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
             Owner::new(asked.as_bytes())
         },
         wants: given.shared.wants(&given.once, &args)?,
-        lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
+        lease_ms,
         keeps_longer: given.lease.ms().is_none(),
         fence: given.fence.is_given(),
         names_owner: made || given.fence.is_given(),
@@ -144,10 +156,18 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
         client: super::client_if_told(ctx),
         confirmed_later: given.replicas.is_given(),
+        notify: match how {
+            How::No | How::Blocked(_) => None,
+            How::Notified(inbox, grace_ms) => {
+                let acknowledged = given.replicas.is_given();
+                let rest = Rest { asked: asked.as_bytes(), id: given.id.get(), lease_ms, acknowledged };
+                Some(notify(ctx, &args, (inbox, grace_ms), &rest)?)
+            }
+        },
     };
     if request.fence {
         args.has_counter_here(ctx, "FENCE", &key)?;
     }
     let wanted = given.replicas.acknowledgement(ctx, &args)?;
-    Ok(Call { key, owner: asked, request, block: given.block.patience(), wanted })
+    Ok(Call { key, owner: asked, request, how, wanted })
 }

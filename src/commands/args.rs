@@ -16,8 +16,8 @@ const MAX_OWNER: usize = 1024;
 /// How many keys a command takes at most.
 const MAX_KEYS: i64 = 64;
 
-/// The longest request id, in bytes.
-const MAX_REQUEST: usize = 128;
+/// The longest request id or inbox, in bytes.
+const LONGEST_NAME: usize = 128;
 
 /// No number that is accepted anywhere has more digits, and every one that has no more fits.
 const LONGEST_NUMBER: usize = 18;
@@ -147,11 +147,17 @@ impl<'a> Cursor<'a> {
 
     /// The value of `ID`.
     pub(super) fn request_id(&mut self) -> Result<&'a [u8], Error> {
-        let id = self.value("ID")?;
-        if id.is_empty() || id.len() > MAX_REQUEST {
-            return Err(self.problem(format!("ID must be 1 to {MAX_REQUEST} bytes, not {},", id.len())));
+        self.name("ID")
+    }
+
+    /// The value of an option that names something: any bytes, but not too many of them.
+    pub(super) fn name(&mut self, option: &str) -> Result<&'a [u8], Error> {
+        let name = self.value(option)?;
+        if name.is_empty() || name.len() > LONGEST_NAME {
+            let len = name.len();
+            return Err(self.problem(format!("{option} must be 1 to {LONGEST_NAME} bytes, not {len},")));
         }
-        Ok(id)
+        Ok(name)
     }
 
     /// What names a request with this id.

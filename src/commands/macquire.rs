@@ -261,6 +261,7 @@ fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
         bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
         client: super::client_if_told(ctx),
         confirmed_later: given.replicas.is_given(),
+        notify: None,
     };
     let wanted = given.replicas.acknowledgement(ctx, &args)?;
     Ok(Call { keys, owner: asked, request, block: given.block.patience(), wanted })

@@ -12,6 +12,7 @@ mod claim;
 mod glob;
 mod guard;
 mod help;
+mod inbox;
 mod info;
 mod list;
 mod macquire;
@@ -126,6 +127,11 @@ fn patience(ctx: Ctx<'_>, block: Option<options::Patience>, now: Now) -> Patienc
         },
         _ => Patience::Leaves,
     }
+}
+
+/// The same of one that is told by a message: it blocks no client, so it can wait in a transaction, too.
+fn patience_of_notified(ctx: Ctx<'_>) -> Patience {
+    Patience::Waits { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }
 
 /// The connection that calls, if it is to be known who holds a lock and on which connection.

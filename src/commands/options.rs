@@ -16,6 +16,9 @@ use crate::server::{replication, Ctx};
 /// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
 const WITHIN_MS: u32 = 1000;
 
+/// For how many milliseconds a grant waits to be confirmed of which a message tells, unless a call says otherwise.
+const GRACE_MS: i64 = 5000;
+
 /// An option, or several that belong together. The default is what is so if it is not given.
 pub(super) trait Opt<'a>: Default {
     const ARGUMENT: Argument;
@@ -205,6 +208,10 @@ pub(super) struct Block(Option<Patience>);
 pub(super) struct Patience(pub(super) Option<u64>);
 
 impl Block {
+    const MILLISECONDS: Argument =
+        Argument::new(c"milliseconds", Kind::Integer, c"waits in the server for so long, 0 without limit")
+            .after(c"BLOCK");
+
     #[inline]
     pub(super) fn patience(&self) -> Option<Patience> {
         self.0
@@ -212,10 +219,7 @@ impl Block {
 }
 
 impl<'a> Opt<'a> for Block {
-    const ARGUMENT: Argument =
-        Argument::new(c"milliseconds", Kind::Integer, c"waits in the server for so long, 0 without limit")
-            .after(c"BLOCK")
-            .optional();
+    const ARGUMENT: Argument = Block::MILLISECONDS.optional();
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
@@ -224,6 +228,77 @@ impl<'a> Opt<'a> for Block {
         }
         let ms = args.integer("BLOCK", 0, MAX_MS)?.unsigned_abs();
         args.once("BLOCK", &mut self.0, Patience(Some(ms).filter(|ms| *ms > 0)))?;
+        Ok(true)
+    }
+}
+
+/// `BLOCK milliseconds | NOTIFY inbox [GRACE milliseconds]`
+#[derive(Default)]
+pub(super) struct Wait<'a> {
+    block: Block,
+    inbox: Option<&'a [u8]>,
+    grace_ms: Option<i64>,
+}
+
+/// How a call waits.
+#[derive(Clone, Copy)]
+pub(super) enum How<'a> {
+    /// Not at all.
+    No,
+    Blocked(Patience),
+    /// It is told by a message in this inbox, and has so many milliseconds to confirm the grant.
+    Notified(&'a [u8], i64),
+}
+
+impl<'a> Wait<'a> {
+    #[inline]
+    pub(super) fn how(&self, args: &Cursor<'_>) -> Result<How<'a>, Error> {
+        match self {
+            Wait { block, inbox: None, grace_ms: None } => Ok(block.patience().map_or(How::No, How::Blocked)),
+            Wait { inbox: None, .. } => Err(args.problem("GRACE needs NOTIFY".to_owned())),
+            Wait { block: Block(Some(_)), .. } => Err(args.excluded("BLOCK", "NOTIFY")),
+            Wait { inbox: Some(inbox), grace_ms, .. } => {
+                Ok(How::Notified(inbox, grace_ms.unwrap_or(GRACE_MS)))
+            }
+        }
+    }
+}
+
+impl<'a> Opt<'a> for Wait<'a> {
+    const ARGUMENT: Argument = {
+        const INBOX: Argument = Argument::new(
+            c"inbox",
+            Kind::Text,
+            c"tells of the grant by a message on lock:inbox:<inbox>, and replies 0 meanwhile",
+        )
+        .after(c"NOTIFY");
+        const GRACE: Argument = Argument::new(
+            c"milliseconds",
+            Kind::Integer,
+            c"is how long the grant waits for the same call to confirm it, 5000 unless given",
+        )
+        .after(c"GRACE")
+        .optional();
+        const NOTIFY: Argument =
+            Argument::new(c"notify", Kind::Block(&[INBOX, GRACE]), c"waits without blocking this connection");
+        let says = c"waits if somebody else holds the lock";
+        Argument::new(c"wait", Kind::OneOf(&[Block::MILLISECONDS, NOTIFY]), says).optional()
+    };
+
+    #[inline]
+    fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
+        if self.block.read(word, args)? {
+            return Ok(true);
+        }
+        if word.eq_ignore_ascii_case(b"NOTIFY") {
+            let inbox = args.name("NOTIFY")?;
+            args.once("NOTIFY", &mut self.inbox, inbox)?;
+        } else if word.eq_ignore_ascii_case(b"GRACE") {
+            let grace_ms = args.integer("GRACE", 1, MAX_MS)?;
+            args.once("GRACE", &mut self.grace_ms, grace_ms)?;
+        } else {
+            return Ok(false);
+        }
         Ok(true)
     }
 }

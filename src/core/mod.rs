@@ -15,6 +15,7 @@
 //! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
 //! * [`waiters`]: all waits, and how far each has come.
 //! * [`bundles`]: which of them are for several locks at once.
+//! * [`notified`]: which of them are told by a message, and on whose behalf.
 //! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
 //! * [`fairness`]: when a lock is left free for external clients.
 //! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
@@ -36,6 +37,7 @@ pub(crate) mod holders;
 mod knot;
 mod lease;
 mod manager;
+mod notified;
 mod readers;
 pub(crate) mod request;
 mod schedule;
@@ -66,8 +68,8 @@ pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
 pub(crate) use manager::{Checked, Contended, HoldInfo, InHand, KeyChange, LockManager, Try};
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
-    Bind, Decision, NotReleased, Outcome, Patience, Records, Refusal, Release, Renewal, Reply, Request,
-    RequestId,
+    Bind, Decision, Message, News, NotReleased, Notify, Outcome, Patience, Records, Refusal, Release,
+    Renewal, Reply, Request, RequestId,
 };
 pub(crate) use schedule::Schedule;
 pub(crate) use statistics::{Counted, Statistics, Times};

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::lease::{Lease, SetLease};
-use super::{ConnectionId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
+use super::{ConnectionId, LockId, Mode, MonoUs, Now, Owner, ReleaseScope, Token, WaiterId, WallMs, Wants};
 
 /// What an acquire asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,40 @@ pub(crate) struct Request {
     pub(crate) client: Option<ConnectionId>,
     /// More than its delivery is needed to confirm the grant: it is in flight even if it was granted at once.
     pub(crate) confirmed_later: bool,
+    /// If it has to wait, no client is blocked: a message tells of the grant.
+    pub(crate) notify: Option<Rc<Notify>>,
+}
+
+/// How somebody is told that it is its turn whom the server does not block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Notify {
+    /// Where the message goes.
+    pub(crate) inbox: Rc<[u8]>,
+    /// Whose wait it is: it ends with it.
+    pub(crate) connection: ConnectionId,
+    /// For how many milliseconds the grant waits to be confirmed. No longer than the lease.
+    pub(crate) grace_ms: i64,
+    /// How many such waits a connection may have, if there is a limit.
+    pub(crate) at_most: Option<usize>,
+}
+
+/// A message to somebody who waits, or was granted a lock and has not confirmed that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) id: WaiterId,
+    pub(crate) inbox: Rc<[u8]>,
+    pub(crate) lock: LockId,
+    pub(crate) request: RequestId,
+    pub(crate) news: News,
+}
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// It has the lock until its grace is over, and then if it confirms that.
+    Granted,
+    /// It waits no more, and holds nothing by that request.
+    Lost,
 }
 
 impl Request {
@@ -51,6 +85,14 @@ impl Request {
         let left = end.saturating_sub(now.wall);
         let ms = if self.keeps_longer { self.lease_ms.max(left) } else { self.lease_ms };
         Lease { ms, keeps_longer: self.keeps_longer, end }
+    }
+
+    /// What a grant now does to the lease, if it is one after a wait.
+    pub(super) fn set_lease_after_wait(&self, now: Now) -> SetLease {
+        match &self.notify {
+            Some(notify) => SetLease::AtLeast(now.wall.saturating_add(notify.grace_ms)),
+            None => self.set_lease(now),
+        }
     }
 
     pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {
@@ -193,7 +235,7 @@ pub(crate) enum Decision {
     Cancelled,
     /// This server is not the primary any more.
     Demoted,
-    /// It was granted the lock, and the hold has ended before the grant was confirmed.
+    /// It was granted the lock, and the hold has ended before the grant was confirmed. Or its connection confirms nothing.
     Lost,
     Refused(Refusal),
 }
@@ -232,6 +274,8 @@ pub(crate) enum Refusal {
     Overflow,
     /// As many wait as may.
     TooManyWaiters,
+    /// As many waits that are told by messages belong to this connection as may.
+    TooManyNotified,
     /// This server is a replica.
     Replica,
     /// The key of the fencing counter holds something else.
@@ -265,6 +309,10 @@ pub(crate) trait Records {
     /// False if the server's memory is full.
     fn may_grow(&mut self) -> bool;
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now);
+    /// The same of a grant that is still to be confirmed, for as long as it waits for that.
+    fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now);
+    /// True if what is remembered of a grant is that it is still to be confirmed.
+    fn is_unconfirmed(&mut self, id: &RequestId) -> bool;
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now);
     /// The grant was revoked: the next call with this id is a new one.
     fn forget_grant(&mut self, id: &RequestId);

@@ -48,10 +48,16 @@ pub(crate) enum Counted {
     ReleasedOnDisconnect,
     /// Fencing tokens that were taken.
     Token,
+    /// Grants of which clients were told by messages, and which they have confirmed.
+    Confirmed,
+    /// Those that they have not confirmed in time, or of which nobody heard.
+    NotConfirmed,
+    /// Waits that ended as their connections have not confirmed others.
+    Dropped,
 }
 
 /// How many there are.
-const COUNTED: usize = Counted::Token as usize + 1;
+const COUNTED: usize = Counted::Dropped as usize + 1;
 
 /// How long something took: how often, and the time below which so many of them were, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use super::lease::SetLease;
-use super::{Holders, Now, Owner, ReleaseScope, Token, WaiterId, WallMs};
+use super::{Holders, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
 
 /// What a grant does to the fencing token of its owner's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,6 +200,8 @@ pub(super) struct Unconfirmed {
     stacks: BTreeMap<Owner, Stack>,
     /// Grants whose holds have ended, and whose clients wait still.
     lost: Vec<WaiterId>,
+    /// Requests of grants whose holds have ended before they were confirmed: it is still to be forgotten that they were granted.
+    voided: Vec<RequestId>,
 }
 
 impl Unconfirmed {
@@ -208,11 +210,22 @@ impl Unconfirmed {
             && self.revoking.is_empty()
             && self.stacks.is_empty()
             && self.lost.is_empty()
+            && self.voided.is_empty()
     }
 
     /// True if a client waits still that was granted the lock.
     pub(super) fn any_waits(&self) -> bool {
         self.on_their_way.iter().any(|grant| grant.waits)
+    }
+
+    /// The hold of a grant to this request has ended before that was confirmed.
+    pub(super) fn was_voided(&mut self, request: RequestId) {
+        self.voided.push(request);
+    }
+
+    /// Requests that are remembered as granted, and whose grants have ended before they were confirmed.
+    pub(super) fn take_voided(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.voided)
     }
 
     /// True if there are some whose holds have ended although they wait still.
@@ -228,6 +241,11 @@ impl Unconfirmed {
     /// How many holds may end when what is unconfirmed is settled.
     pub(super) fn may_end(&self) -> usize {
         self.revoking.len() + self.stacks.len()
+    }
+
+    /// The grants to this owner that are on their way.
+    pub(super) fn on_their_way_to<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = WaiterId> + 'a {
+        self.on_their_way.iter().filter(|grant| grant.owner == *owner).map(|grant| grant.id)
     }
 
     /// True if a grant is on its way to its client.

@@ -8,6 +8,7 @@ use foldhash::HashMap;
 use smallvec::{smallvec, SmallVec};
 
 use super::bundles::Bundles;
+use super::notified::Notified;
 use super::table::LockIdx;
 use super::wait_queue::Position;
 use super::{MonoUs, Now, Owner, Request, RequestId, WaiterId};
@@ -118,6 +119,8 @@ pub(super) struct Waiters {
     more_parts: usize,
     /// Which of them are granted together.
     pub(super) bundles: Bundles,
+    /// Which of them are told by a message.
+    pub(super) notified: Notified,
     last_id: u64,
 }
 
@@ -152,6 +155,9 @@ impl Waiters {
         }
         if let Some(request) = &request.id {
             self.by_request.insert((lock, request.clone()), id);
+        }
+        if let Some(notify) = &request.notify {
+            self.notified.insert(notify.connection, id);
         }
         *self.counter(lead.is_none_or(|lead| lead == id)) += 1;
         let crossing = match self.by_owner.entry(request.owner.clone()) {
@@ -223,6 +229,9 @@ impl Waiters {
         let wait = self.by_id.remove(&id)?;
         if let Some(lead) = wait.lead {
             self.bundles.remove(lead, id);
+        }
+        if let Some(notify) = &wait.request.notify {
+            self.notified.remove(notify.connection, id);
         }
         if let Some(request) = &wait.request.id {
             if let Entry::Occupied(entry) = self.by_request.entry((wait.lock, request.clone())) {
@@ -351,6 +360,19 @@ impl Waiters {
         parts.sort_unstable();
         of_waits.sort_unstable();
         assert_eq!(parts, of_waits, "the bundles have other parts");
+        let mut notified: Vec<_> = self.notified.iter().collect();
+        let of_waits = self.by_id.iter();
+        let of_waits =
+            of_waits.filter_map(|(id, wait)| Some((wait.request.notify.as_ref()?.connection, *id)));
+        let mut of_waits: Vec<_> = of_waits.collect();
+        notified.sort_unstable();
+        of_waits.sort_unstable();
+        assert_eq!(notified, of_waits, "the index by connection is wrong");
+        assert_eq!(
+            self.notified.lens().0,
+            of_waits.len(),
+            "the waits that are told by messages are miscounted"
+        );
         let queued = self.by_id.iter().filter(|(_, wait)| wait.state == WaitState::Queued);
         let mut of_owners: Vec<_> =
             queued.map(|(id, wait)| (wait.request.owner.as_bytes(), wait.lock, *id)).collect();

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use super::turn_ends::TurnEnds;
 use crate::core::{Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
 use crate::server::replication::Progress;
 use crate::server::{event_loop, Ctx};
@@ -60,23 +61,30 @@ struct Call {
 }
 
 /// Those calls.
-#[derive(Default)]
 pub(super) struct Acknowledgements {
     calls: BTreeMap<WaiterId, Call>,
     /// Until when each of them waits.
     deadlines: Schedule<MonoUs, WaiterId>,
     /// The replicas are still to be asked, for calls of this turn or an earlier one.
     unasked: bool,
-    /// What is called at the end of turns.
-    turn_ends: Option<fn(Ctx<'_>, ())>,
-    /// The end of turns is listened to; ends in the timer.
-    hears_turns: bool,
+    turns: TurnEnds,
+}
+
+impl Default for Acknowledgements {
+    fn default() -> Acknowledgements {
+        Acknowledgements {
+            calls: BTreeMap::new(),
+            deadlines: Schedule::default(),
+            unasked: false,
+            turns: TurnEnds::new(event_loop::For::Acknowledgements),
+        }
+    }
 }
 
 impl Acknowledgements {
     /// This is called at the end of turns, as long as a call waits for replicas.
     pub(super) fn calls(&mut self, turn_ends: fn(Ctx<'_>, ())) {
-        self.turn_ends = Some(turn_ends);
+        self.turns.calls(turn_ends);
     }
 
     pub(super) fn insert(&mut self, id: WaiterId, wanted: Acknowledgement, written: Written, now: MonoUs) {
@@ -101,12 +109,12 @@ impl Acknowledgements {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.calls.is_empty() && !self.hears_turns
+        self.calls.is_empty() && !self.turns.are_heard()
     }
 
     /// The end of turns is listened to, and does not matter any more.
     pub(super) fn listens_in_vain(&self) -> bool {
-        self.hears_turns && self.calls.is_empty()
+        self.turns.are_heard() && self.calls.is_empty()
     }
 
     /// When the first call has waited for too long.
@@ -116,17 +124,15 @@ impl Acknowledgements {
 
     /// Listens to the end of turns, if that matters.
     pub(super) fn listen(&mut self, ctx: Ctx<'_>) {
-        let Some(turn_ends) = self.turn_ends.filter(|_| !self.calls.is_empty()) else { return };
-        if !std::mem::replace(&mut self.hears_turns, true) {
-            event_loop::listen_to_turns(ctx, event_loop::For::Acknowledgements, turn_ends);
+        if !self.calls.is_empty() {
+            self.turns.listen(ctx);
         }
     }
 
     /// Ends that, if it does not matter any more. Not to be called from an event.
     pub(super) fn ignore(&mut self, ctx: Ctx<'_>) {
         if self.listens_in_vain() {
-            self.hears_turns = false;
-            event_loop::ignore_turns(ctx, event_loop::For::Acknowledgements);
+            self.turns.ignore(ctx);
         }
     }
 

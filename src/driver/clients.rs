@@ -14,13 +14,7 @@ use crate::server::{turn, Ctx, Str};
 
 /// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted.
 pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> Result<(), Error> {
-    let blocked = block_client(ctx, id, wanted, |driver| {
-        driver.listen_to_clients(ctx);
-        if driver.in_cluster {
-            driver.looks.plan_all(ctx.now().mono);
-        }
-        driver.pass_on_decisions(ctx);
-    });
+    let blocked = block_client(ctx, id, wanted, |driver| driver.begin_wait(ctx));
     if blocked.is_err() {
         with(ctx, |driver| {
             if !driver.locks.leave(id) {

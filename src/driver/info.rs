@@ -34,6 +34,9 @@ impl InfoSection for Section {
             for (name, what) in COUNTED {
                 info.number(name, counted.number(what));
             }
+            let (notified, connections) = driver.locks.notified();
+            info.number(c"notify_waits", notified);
+            info.number(c"notify_connections", connections);
             info.number(c"grants_revoked", driver.stats.revoked);
             info.number(c"deadlocks", driver.stats.deadlocks);
             info.number(c"replicas_missed", driver.stats.replicas_missed);
@@ -71,7 +74,7 @@ impl InfoSection for Section {
 }
 
 /// What the core counts, as `INFO` calls it.
-const COUNTED: [(&CStr, Counted); 13] = [
+const COUNTED: [(&CStr, Counted); 16] = [
     (c"grants_at_once", Counted::GrantedAtOnce),
     (c"waiters_granted", Counted::GrantedAfterWaiting),
     (c"reentries", Counted::Reentered),
@@ -85,6 +88,9 @@ const COUNTED: [(&CStr, Counted); 13] = [
     (c"breaks", Counted::Broken),
     (c"disconnect_releases", Counted::ReleasedOnDisconnect),
     (c"tokens", Counted::Token),
+    (c"notify_confirmed", Counted::Confirmed),
+    (c"notify_not_confirmed", Counted::NotConfirmed),
+    (c"notify_dropped", Counted::Dropped),
 ];
 
 const WAIT_US: [&CStr; 4] = [c"wait_us_p50", c"wait_us_p99", c"wait_us_p999", c"wait_us_max"];

@@ -26,8 +26,10 @@ mod clients;
 mod commit;
 mod deadlock;
 mod delivery;
+mod inboxes;
 pub(crate) mod info;
 mod looks;
+mod news;
 mod on_timer;
 mod owners;
 mod quarantine;
@@ -35,11 +37,13 @@ mod reconcile;
 mod replicas;
 mod state;
 mod subscriptions;
+mod turn_ends;
 
 pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
 pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_grants};
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, may_be_in_cycle};
+pub(crate) use news::{await_message, inbox};
 pub(crate) use reconcile::{grant_all, serve_bundles};
 pub(crate) use state::{dispatch, with, Remembered};
 
@@ -55,6 +59,7 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
         driver.alarm.calls(on_timer::on_timer);
         driver.acknowledgements.calls(replicas::turn_ends);
+        driver.inboxes.calls(news::turn_ends);
     });
     owners::follow_setting(ctx);
     quarantine::start(ctx);

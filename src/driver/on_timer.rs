@@ -33,6 +33,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         driver.keep_quarantine(ctx.now());
         driver.ignore_clients(ctx);
         driver.acknowledgements.ignore(ctx);
+        driver.inboxes.rest(ctx, &driver.locks);
         let somebody_waits = driver.locks.waiting_total() > 0;
         if driver.in_cluster && driver.looks.take_all(started, somebody_waits) {
             driver.locks.look_at_all();

@@ -9,6 +9,7 @@ use super::acknowledgements::{Acknowledgements, Written};
 use super::alarm::Alarm;
 use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
+use super::inboxes::Inboxes;
 use super::looks::Looks;
 use crate::config;
 use crate::core::{ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, WaiterId};
@@ -38,6 +39,7 @@ pub(crate) struct Driver {
     pub(super) sockets: Sockets,
     pub(super) deliveries: Deliveries,
     pub(super) acknowledgements: Acknowledgements,
+    pub(super) inboxes: Inboxes,
     pub(super) alarm: Alarm,
     pub(super) looks: Looks,
     /// The event loop is listened to, for fragile locks; ends in the timer.
@@ -81,13 +83,14 @@ pub(crate) fn dispatch(ctx: Ctx<'_>) {
 }
 
 impl Driver {
-    /// The client that this waiter blocks.
+    /// The client that this waiter blocks, or that it belongs to.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
-        self.blocked.client_of(self.locks.lead_of(id))
+        let blocked = self.blocked.client_of(self.locks.lead_of(id));
+        blocked.or_else(|| self.locks.connection_of(id).map(|connection| connection.0))
     }
 
     /// As [`LockManager::tables`], of the tables beside it.
-    pub(super) fn tables(&self) -> [(&'static CStr, usize); 5] {
+    pub(super) fn tables(&self) -> [(&'static CStr, usize); 6] {
         let (blocked, handles) = self.blocked.lens();
         [
             (c"table_blocked_clients", blocked),
@@ -95,6 +98,7 @@ impl Driver {
             (c"table_answered_grants", self.deliveries.len()),
             (c"table_awaiting_replicas", self.acknowledgements.len()),
             (c"table_sockets", self.sockets.len()),
+            (c"table_inboxes", self.inboxes.len()),
         ]
     }
 
@@ -114,6 +118,18 @@ impl Driver {
                 }
             }
         }
+        if self.locks.has_messages() {
+            self.inboxes.send(ctx);
+        }
+    }
+
+    /// Somebody waits from now on.
+    pub(super) fn begin_wait(&mut self, ctx: Ctx<'_>) {
+        self.listen_to_clients(ctx);
+        if self.in_cluster {
+            self.looks.plan_all(ctx.now().mono);
+        }
+        self.pass_on_decisions(ctx);
     }
 
     /// Goes on if this server is the primary again, should that not have been told.
@@ -158,7 +174,11 @@ impl Driver {
 
     /// The end of connections matters as long as a hold depends on one, or somebody is to be told of a grant.
     fn needs_clients(&self) -> bool {
-        self.locks.has_bindings() || !self.blocked.is_empty() || !self.deliveries.is_empty()
+        self.locks.has_bindings()
+            || self.locks.has_notified()
+            || !self.blocked.is_empty()
+            || !self.deliveries.is_empty()
+            || self.inboxes.len() > 0
     }
 
     /// The end of connections is listened to, and does not matter any more.
@@ -189,6 +209,8 @@ impl Driver {
             && !self.flushed
             && self.looks.is_empty()
             && self.acknowledgements.is_idle()
+            && !self.inboxes.are_listening()
+            && self.inboxes.len() == 0
             && self.locks.plans_nothing()
             && !self.locks.has_bindings()
             && !self.locks.is_demoted()
@@ -225,6 +247,7 @@ impl Driver {
             || self.listens_in_vain()
             || !self.looks.is_empty()
             || !self.acknowledgements.is_idle()
+            || self.inboxes.are_listening()
     }
 
     /// In how many milliseconds the timer is to fire, of which there is `work` to do with locks.
@@ -239,7 +262,8 @@ impl Driver {
             }
             _ => work,
         };
-        let in_vain = self.listens_in_vain() || self.acknowledgements.listens_in_vain();
+        let in_vain =
+            self.listens_in_vain() || self.acknowledgements.listens_in_vain() || self.inboxes.are_listening();
         let listening = (self.hears_wakeups || in_vain).then_some(LISTENING_MS);
         let flushed = self.flushed.then_some(FLUSH_RETRY_MS);
         let ms_until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
@@ -315,6 +339,7 @@ fn client_closed(ctx: Ctx<'_>, client: u64) {
     with(ctx, |driver| {
         driver.deliveries = deliveries;
         driver.sockets.forget(client);
+        driver.inboxes.forget(client);
         let now = ctx.now();
         let mut follows = !freed.is_empty();
         for (id, reached) in freed {

@@ -47,11 +47,21 @@ struct Record<'a> {
     /// The lock's key has a brace. Another lock's key may be the same without them, and has records of the same names.
     braced: bool,
     stored: bool,
-    granted: Option<(Reply, WallMs)>,
+    granted: Option<Granted>,
     released: Option<(i64, WallMs)>,
     /// The acquire was cancelled: whether there was anything to undo.
     cancelled: Option<(bool, WallMs)>,
     changed: bool,
+}
+
+/// What an acquire got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Granted {
+    reply: Reply,
+    /// Until when that is remembered.
+    end: WallMs,
+    /// Its client was told so by a message, and has not confirmed it.
+    unconfirmed: bool,
 }
 
 impl<'a> Records<'a> {
@@ -161,7 +171,7 @@ impl core::Records for Records<'_> {
             return Err(Refusal::Cancelled);
         }
         let granted = record.granted.as_ref();
-        Ok(granted.filter(|(_, end)| now <= *end).map(|(reply, _)| reply.clone()))
+        Ok(granted.filter(|granted| now <= granted.end).map(|granted| granted.reply.clone()))
     }
 
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal> {
@@ -189,9 +199,22 @@ impl core::Records for Records<'_> {
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
         let end = now.wall.saturating_add(id.ttl_ms);
         self.remember(id, |record| {
-            record.granted = Some((reply.clone(), end));
+            record.granted = Some(Granted { reply: reply.clone(), end, unconfirmed: false });
             record.cancelled = None;
         });
+    }
+
+    fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now) {
+        let end = now.wall.saturating_add(grace_ms);
+        self.remember(id, |record| {
+            record.granted = Some(Granted { reply: reply.clone(), end, unconfirmed: true });
+            record.cancelled = None;
+        });
+    }
+
+    fn is_unconfirmed(&mut self, id: &RequestId) -> bool {
+        let granted = self.record(id).ok().and_then(|record| record.granted.as_ref());
+        granted.is_some_and(|granted| granted.unconfirmed)
     }
 
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {
@@ -251,13 +274,14 @@ impl<'a> Record<'a> {
 
     /// When the last reply in it is forgotten; `None` if there is none.
     fn end(&self) -> Option<WallMs> {
-        let granted = self.granted.as_ref().map(|(_, end)| *end);
+        let granted = self.granted.as_ref().map(|granted| granted.end);
         granted.max(self.released.map(|(_, end)| end)).max(self.cancelled.map(|(_, end)| end))
     }
 
     /// The length of the owner's name, which tells where it ends in the key's; `b` if the lock's key has a brace; and the replies: `r` is how much
     /// a release left, `c` whether a cancel had anything to undo, `a` how many holds an acquire got, or `s` a shared
-    /// one, each with the time at which it is forgotten; `t` the acquire's token, `o` its owner, up to the end.
+    /// one, each with the time at which it is forgotten, and in capitals if it is not confirmed; `t` the acquire's token, `o` its
+    /// owner, up to the end.
     fn encode(&self) -> Text {
         let mut text = Text::new();
         put(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
@@ -274,10 +298,13 @@ impl<'a> Record<'a> {
         if let Some((undone, end)) = self.cancelled {
             put_timed(b" c", i64::from(undone), end);
         }
-        let Some((Reply { mode, holds, token, owner }, end)) = &self.granted else { return text };
-        let kind = match mode {
-            Mode::Exclusive => b" a",
-            Mode::Shared => b" s",
+        let Some(Granted { reply, end, unconfirmed }) = &self.granted else { return text };
+        let Reply { mode, holds, token, owner } = reply;
+        let kind = match (mode, unconfirmed) {
+            (Mode::Exclusive, false) => b" a",
+            (Mode::Exclusive, true) => b" A",
+            (Mode::Shared, false) => b" s",
+            (Mode::Shared, true) => b" S",
         };
         put_timed(kind, *holds, *end);
         if let Some(token) = token {
@@ -307,9 +334,14 @@ impl<'a> Record<'a> {
             let ((undone, end), after) = timed(value)?;
             (record.cancelled, rest) = (Some((undone != 0, end)), after);
         }
-        let exclusive = rest.strip_prefix(b" a").map(|value| (Mode::Exclusive, value));
-        let shared = || rest.strip_prefix(b" s").map(|value| (Mode::Shared, value));
-        if let Some((mode, value)) = exclusive.or_else(shared) {
+        let granted = match rest {
+            [b' ', b'a', value @ ..] => Some((Mode::Exclusive, false, value)),
+            [b' ', b'A', value @ ..] => Some((Mode::Exclusive, true, value)),
+            [b' ', b's', value @ ..] => Some((Mode::Shared, false, value)),
+            [b' ', b'S', value @ ..] => Some((Mode::Shared, true, value)),
+            _ => None,
+        };
+        if let Some((mode, unconfirmed, value)) = granted {
             let ((holds, end), after) = timed(value).filter(|((holds, _), _)| *holds > 0)?;
             rest = after;
             let (mut token, mut owner) = (None, None);
@@ -321,7 +353,8 @@ impl<'a> Record<'a> {
             if let Some(name) = rest.strip_prefix(b" o").filter(is_owner) {
                 (owner, rest) = (Some(Owner::new(name)), &[]);
             }
-            record.granted = Some((Reply { mode, holds, token, owner }, end));
+            let reply = Reply { mode, holds, token, owner };
+            record.granted = Some(Granted { reply, end, unconfirmed });
         }
         (rest.is_empty() && record.end().is_some()).then_some(Some(record))
     }
@@ -437,7 +470,7 @@ fn put(text: &mut Text, word: &[u8], number: i64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mode, Owner, Record, Reply, RequestId};
+    use super::{Granted, Mode, Owner, Record, Reply, RequestId};
 
     fn id(asked: &[u8]) -> RequestId {
         RequestId::new(asked, b"r", 1)
@@ -448,15 +481,19 @@ mod tests {
         let owner = Some(Owner::new(b"o w\0n:er"));
         let reply = |mode, holds, token| Reply { mode, holds, token, owner: None };
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        let granted = |reply, end| Some(Granted { reply, end, unconfirmed: false });
+        let unconfirmed = |reply, end| Some(Granted { reply, end, unconfirmed: true });
         for (granted, released, cancelled) in [
-            (Some((reply(exclusive, 3, None), 7)), None, None),
+            (granted(reply(exclusive, 3, None), 7), None, None),
             (
-                Some((Reply { owner: owner.clone(), ..reply(shared, 1, Some(9_007_199_254_740_991)) }, 8)),
+                granted(Reply { owner: owner.clone(), ..reply(shared, 1, Some(9_007_199_254_740_991)) }, 8),
                 Some((0, 9)),
                 None,
             ),
-            (Some((Reply { owner, ..reply(exclusive, 1, None) }, 1)), Some((7, 2)), Some((true, 3))),
-            (Some((reply(shared, 2, None), 7)), None, Some((false, 8))),
+            (granted(Reply { owner, ..reply(exclusive, 1, None) }, 1), Some((7, 2)), Some((true, 3))),
+            (granted(reply(shared, 2, None), 7), None, Some((false, 8))),
+            (unconfirmed(reply(shared, 2, None), 7), None, None),
+            (unconfirmed(reply(exclusive, 1, Some(5)), 7), Some((2, 3)), None),
             (None, Some((2, 3)), None),
             (None, None, Some((false, 4))),
             (None, Some((2, 3)), Some((true, 4))),

@@ -14,6 +14,9 @@ use crate::server::{version, version::Version};
 /// Since when every server answers null for the name of a user that there is not: before, most end.
 const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);
 
+/// `REDISMODULE_CMD_CHANNEL_SUBSCRIBE`, which the bindings leave out.
+const CHANNEL_SUBSCRIBE: u64 = 1 << 2;
+
 /// What `CLIENT LIST` calls the user of a connection that may do everything.
 const NO_USER: &[u8] = b"(superuser)";
 
@@ -128,6 +131,18 @@ impl Access {
 
     pub(crate) fn may_write(&self, key: &[u8]) -> bool {
         self.may(key, raw::REDISMODULE_CMD_KEY_UPDATE)
+    }
+
+    pub(crate) fn may_subscribe(&self, channel: &Str<'_>) -> bool {
+        match self {
+            Access::Everything => true,
+            Access::Nothing => false,
+            Access::User(user) => {
+                let what = i32::try_from(CHANNEL_SUBSCRIBE).unwrap_or(0);
+                // SAFETY: the user was found in this callback; the channel outlives the call.
+                unsafe { call!(RedisModule_ACLCheckChannelPermissions(*user, channel.as_ptr(), what)) == OK }
+            }
+        }
     }
 
     /// Gives the context this user for as long as `body` runs. Only for servers that can do so ([`later`](super::later) asks).

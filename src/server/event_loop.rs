@@ -14,12 +14,16 @@ use crate::server::{Ctx, ServerCell};
 static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
 static MESSAGES: Listener<()> = ServerCell::new(Cell::new(None));
 static ACKNOWLEDGEMENTS: Listener<()> = ServerCell::new(Cell::new(None));
+static INBOXES: Listener<()> = ServerCell::new(Cell::new(None));
+
+const ALL: [&Listener<()>; 4] = [&AWAKE, &MESSAGES, &ACKNOWLEDGEMENTS, &INBOXES];
 
 /// What the end of turns is listened to for.
 #[derive(Clone, Copy)]
 pub(crate) enum For {
     Messages,
     Acknowledgements,
+    Inboxes,
 }
 
 impl For {
@@ -27,6 +31,7 @@ impl For {
         match self {
             For::Messages => &MESSAGES,
             For::Acknowledgements => &ACKNOWLEDGEMENTS,
+            For::Inboxes => &INBOXES,
         }
     }
 }
@@ -71,21 +76,21 @@ fn listen_to_loop(ctx: Ctx<'_>) {
                 raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => {
                     tell(&MESSAGES, ctx, ());
                     tell(&ACKNOWLEDGEMENTS, ctx, ());
+                    tell(&INBOXES, ctx, ());
                 }
                 raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => tell(&AWAKE, ctx, ()),
                 _ => {}
             }
         }
     }
-    let anybody =
-        [&AWAKE, &MESSAGES, &ACKNOWLEDGEMENTS].iter().any(|listener| listener.get(ctx).get().is_some());
+    let anybody = ALL.iter().any(|listener| listener.get(ctx).get().is_some());
     let callback: raw::RedisModuleEventCallback = if anybody { Some(turn) } else { None };
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
 }
 
 /// Nobody listens any more, as the module is unloaded.
 pub(super) fn forget(ctx: Ctx<'_>) {
-    for listener in [&AWAKE, &MESSAGES, &ACKNOWLEDGEMENTS] {
+    for listener in ALL {
         listener.get(ctx).set(None);
     }
 }

@@ -12,8 +12,15 @@ use crate::core::{
 /// See [`LockManager::acquire`](super::LockManager::acquire).
 pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience) -> Outcome {
     if let Some(id) = &request.id {
+        if step.any_notified() {
+            if let Some(reply) = step.confirm(request) {
+                return Outcome::Granted(reply);
+            }
+        }
         match step.records.granted(id) {
             Ok(None) => {}
+            Ok(Some(reply)) if step.records.is_unconfirmed(id) && !step.confirm_recorded(request, &reply) => {
+            }
             Ok(Some(reply)) => {
                 step.repeat(request, &reply);
                 step.count(Counted::Repeated);
@@ -48,6 +55,9 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
     }
     if at_most.is_some_and(|most| step.queue_len() >= most) && !step.is_queued(request) {
         return Outcome::Refused(Refusal::TooManyWaiters);
+    }
+    if request.notify.as_ref().is_some_and(|notify| step.has_too_many(notify)) && !step.is_queued(request) {
+        return Outcome::Refused(Refusal::TooManyNotified);
     }
     if !step.has_queue() {
         step.tell_holders(Happened::Contended);
@@ -84,6 +94,9 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOw
     let Renewal { owner, lease_ms, bind, client } = renewal;
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
     let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
+    if step.any_notified() {
+        step.confirm_all_of(owner);
+    }
     step.renewed(owner, lease, *bind, *client);
     step.count(Counted::Renewed);
     Ok(holds)

@@ -18,7 +18,10 @@ const PAUSE_RETRY_MS: u64 = 2;
 /// See [`LockManager::tick`](super::LockManager::tick).
 pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> {
     while let Some(id) = parts.deadlines.pop_due(now.mono) {
-        parts.end_wait(id, Some(Decision::TimedOut));
+        if !parts.end_wait(id, Some(Decision::TimedOut)) {
+            // It is the grace of a grant that is over.
+            parts.miss(id);
+        }
     }
     for lock in parts.sessions.sweep(now.mono) {
         parts.drop_if_idle(lock);

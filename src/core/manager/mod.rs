@@ -29,9 +29,9 @@ use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
-    ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, MonoUs, NotOwner, NotReleased,
-    Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply, Request, RequestId,
-    Statistics, Verdict, WaiterId, WallMs,
+    ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Message, MonoUs, News,
+    NotOwner, NotReleased, Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply,
+    Request, RequestId, Statistics, Verdict, WaiterId, WallMs,
 };
 use parts::{LockState, Parts};
 use step::Step;
@@ -173,6 +173,7 @@ impl LockManager {
         self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
+        state.unconfirmed.take_voided();
         state.forget_hold();
         for id in state.queue.iter().collect::<Vec<_>>() {
             self.parts.end_queued(id, decision.clone());
@@ -376,6 +377,11 @@ impl LockManager {
 
     /// A connection was closed. True if there is something to do soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
+        for id in self.parts.waiters.notified.all_of(connection) {
+            if !self.parts.end_wait(id, None) {
+                self.parts.begin_to_revoke(id);
+            }
+        }
         for (lock, ends) in self.parts.sessions.connection_closed(connection, now) {
             if ends && !self.parts.demoted {
                 self.parts.table.set_ready(lock);
@@ -614,12 +620,51 @@ impl LockManager {
 
     /// True if [`next_decision`](LockManager::next_decision) has any.
     pub(crate) fn has_decided(&self) -> bool {
-        !self.parts.decisions.is_empty()
+        !self.parts.decisions.is_empty() || self.has_messages()
     }
 
     /// The next of the decisions that were not taken yet, in the order in which they were made.
     pub(crate) fn next_decision(&mut self) -> Option<(WaiterId, Decision)> {
         self.parts.decisions.pop_front()
+    }
+
+    /// The next of the messages that were not taken yet, in the order of what they tell. One that tells of a grant which has been
+    /// confirmed or undone since is left out.
+    pub(crate) fn next_message(&mut self) -> Option<Message> {
+        while let Some(message) = self.parts.messages.pop_front() {
+            if message.news == News::Lost || self.is_in_flight(message.id) {
+                return Some(message);
+            }
+        }
+        // The memory of a crowd that was told.
+        self.parts.messages.shrink_to(64);
+        None
+    }
+
+    /// True if [`next_message`](LockManager::next_message) may have any.
+    pub(crate) fn has_messages(&self) -> bool {
+        !self.parts.messages.is_empty()
+    }
+
+    /// Nobody has heard the message that tells of this grant, which is revoked when its lock is reconciled. False if it is not
+    /// there any more.
+    pub(crate) fn unheard(&mut self, id: WaiterId) -> bool {
+        self.parts.miss(id)
+    }
+
+    /// True if any wait belongs to a connection that is not blocked by it.
+    pub(crate) fn has_notified(&self) -> bool {
+        !self.parts.waiters.notified.is_empty()
+    }
+
+    /// How many waits do, and to how many connections.
+    pub(crate) fn notified(&self) -> (usize, usize) {
+        self.parts.waiters.notified.lens()
+    }
+
+    /// The connection that a wait belongs to, if that is not blocked by it.
+    pub(crate) fn connection_of(&self, id: WaiterId) -> Option<ConnectionId> {
+        Some(self.parts.waiters.get(id)?.request().notify.as_ref()?.connection)
     }
 
     /// True if any hold depends on a connection.

@@ -67,7 +67,8 @@ fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
 }
 
 /// See [`LockManager::tables`](super::LockManager::tables).
-pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 19] {
+pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 22] {
+    let (notified, notified_connections) = parts.waiters.notified.lens();
     let (owners, requests) = parts.waiters.index_lens();
     let (connections, ended, sweeps) = parts.sessions.lens();
     let unannounced = parts.table.iter().filter(|(.., state)| state.unannounced).count();
@@ -78,6 +79,9 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 19] {
         (c"table_waiting_requests", requests),
         (c"table_grants_in_flight", parts.waiters.granted_len()),
         (c"table_bundles", parts.waiters.bundles.len()),
+        (c"table_notified_waits", notified),
+        (c"table_notified_connections", notified_connections),
+        (c"table_messages", parts.messages.len()),
         (c"table_deadlines", parts.deadlines.len()),
         (c"table_leases", parts.leases.len()),
         (c"table_fragile_locks", parts.fragile.len()),

@@ -16,7 +16,8 @@ use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
 use crate::core::waiters::{Crossing, Wait, WaitState, Waiters};
 use crate::core::{
-    Counted, Decision, Happened, Hold, LockId, MonoUs, Notice, Now, Owner, Statistics, WaiterId, WallMs,
+    Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now, Owner, Request,
+    Statistics, WaiterId, WallMs,
 };
 
 /// What is remembered about one lock, besides what its key holds.
@@ -79,6 +80,8 @@ pub(super) struct Parts {
     pub(super) windows_given: usize,
     pub(super) windows_used: usize,
     pub(super) decisions: VecDeque<(WaiterId, Decision)>,
+    /// Those that leave as messages.
+    pub(super) messages: VecDeque<Message>,
     /// Bundles that wait still though they were granted, and of which a hold has ended.
     pub(super) lost_bundles: Vec<WaiterId>,
     /// Owners are told what happens to their holds.
@@ -207,7 +210,62 @@ impl Parts {
         let lead = self.waiters.lead_of(id);
         if let Some(wait) = self.take_out(id) {
             self.count_end(&wait, &decision);
-            self.decisions.push_back((lead, decision));
+            self.decide(lead, wait.lock(), wait.request(), decision);
+        }
+    }
+
+    /// A wait was decided: its client, which is blocked by it, is answered. Or it is told by a message.
+    #[inline]
+    pub(super) fn decide(&mut self, id: WaiterId, lock: LockIdx, request: &Request, decision: Decision) {
+        match &request.notify {
+            None => self.decisions.push_back((id, decision)),
+            // The call has come again, and that one is answered.
+            Some(_) if decision == Decision::Superseded => {}
+            Some(notify) => self.send(id, lock, (request, notify), decision),
+        }
+    }
+
+    #[cold]
+    fn send(
+        &mut self,
+        id: WaiterId,
+        lock: LockIdx,
+        (request, notify): (&Request, &Notify),
+        decision: Decision,
+    ) {
+        let (Some(lock), Some(request)) = (self.name(lock), request.id.clone()) else {
+            return defect!("a message is about nothing");
+        };
+        let news = if matches!(decision, Decision::Granted(_)) { News::Granted } else { News::Lost };
+        self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, news });
+    }
+
+    /// The connection has not confirmed a grant of which it was told by a message, or nobody has heard that. False if the grant
+    /// is not there any more.
+    pub(super) fn miss(&mut self, id: WaiterId) -> bool {
+        let wait = self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted);
+        let Some((lock, request)) = wait.map(|wait| (wait.lock(), wait.request().clone())) else {
+            return false;
+        };
+        let Some(notify) = &request.notify else { return false };
+        self.statistics.count(Counted::NotConfirmed);
+        let loses_others = self.waiters.notified.has_missed(notify.connection);
+        self.decide(id, lock, &request, Decision::Lost);
+        self.begin_to_revoke(id);
+        if loses_others {
+            for other in self.waiters.notified.all_of(notify.connection) {
+                if self.end_wait(other, Some(Decision::Lost)) {
+                    self.statistics.count(Counted::Dropped);
+                }
+            }
+        }
+        true
+    }
+
+    /// A grant of which its client was told by a message is confirmed, revoked or void.
+    fn grace_ends(&mut self, id: WaiterId, request: &Request) {
+        if request.notify.is_some() {
+            self.deadlines.set(&id, None);
         }
     }
 
@@ -219,11 +277,11 @@ impl Parts {
         }
         let (id, part) = (self.waiters.lead_of(id), id);
         let Some(wait) = self.take_out(part) else { return false };
-        if let Some(decision) = &decision {
-            self.count_end(&wait, decision);
-        }
-        self.decisions.extend(decision.map(|decision| (id, decision)));
         let lock = wait.lock();
+        if let Some(decision) = decision {
+            self.count_end(&wait, &decision);
+            self.decide(id, lock, wait.request(), decision);
+        }
         let Some(state) = self.table.get(lock) else { return defect!("a wait for an unknown lock", true) };
         let makes_way = state.queue.makes_way(wait.position(), wait.request().wants, wait.is_part());
         // Of a bundle's lock it may still be to be announced that it is free.
@@ -316,7 +374,11 @@ impl Parts {
         if !self.waiters.begin_to_revoke(id) {
             return;
         }
-        let Some(lock) = self.waiters.get(id).map(Wait::lock) else { return };
+        let Some(wait) = self.waiters.get(id) else { return };
+        let lock = wait.lock();
+        if wait.request().notify.is_some() {
+            self.deadlines.set(&id, None);
+        }
         if let Some(state) = self.table.get_mut(lock) {
             state.unconfirmed.begin_to_revoke(id);
             self.table.set_ready(lock);
@@ -384,8 +446,25 @@ impl Parts {
         let Some(state) = self.table.get_mut(lock) else { return };
         for id in state.unconfirmed.void(ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
+            if wait.request().notify.is_some() {
+                self.void_notified(id, lock, &wait);
+            }
             // Who waits still for all of them, has lost one.
             self.lost_bundles.extend(wait.lead().filter(|_| wait.request().confirmed_later));
+        }
+    }
+
+    /// The hold of a grant has ended of which its client was told by a message, and that it has not confirmed.
+    #[cold]
+    fn void_notified(&mut self, id: WaiterId, lock: LockIdx, wait: &Wait) {
+        self.grace_ends(id, wait.request());
+        if wait.state() == WaitState::Granted {
+            self.decide(id, lock, wait.request(), Decision::Lost);
+        }
+        // Who asks again then, is not to be told that it was granted.
+        let state = self.table.get_mut(lock).filter(|_| !self.demoted);
+        if let Some((state, request)) = state.zip(wait.request().id.clone()) {
+            state.unconfirmed.was_voided(request);
         }
     }
 
@@ -430,6 +509,7 @@ impl Parts {
     pub(super) fn confirm(&mut self, id: WaiterId, now: Now) -> Option<(Wait, Lease)> {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
         let (wait, _) = self.waiters.remove(id)?;
+        self.grace_ends(id, wait.request());
         let confirmed = self.table.get_mut(wait.lock()).and_then(|state| state.unconfirmed.confirm(id));
         let Some(confirmed) = confirmed else { return defect!("a grant that its lock does not know", None) };
         if confirmed.settles {

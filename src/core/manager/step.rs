@@ -15,10 +15,10 @@ use crate::core::sessions::MayHaveEnded;
 use crate::core::table::{Known, LockIdx};
 use crate::core::unconfirmed::{Set, SetToken};
 use crate::core::wait_queue::Position;
-use crate::core::waiters::{NewWait, WaitState};
+use crate::core::waiters::{NewWait, Wait, WaitState};
 use crate::core::{
-    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Now,
-    Owner, Records, Refusal, Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
+    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Notify,
+    Now, Owner, Records, Refusal, Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -102,11 +102,20 @@ impl<'a> Step<'a> {
 
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
+        self.forget_voided(lock);
         let ends_some = self.parts.tells_owners && self.notice_losses(lock);
         self.revoke(lock);
         self.follow_connections(lock);
         if ends_some {
             self.settle_held(lock, MayHaveEnded::Any);
+        }
+    }
+
+    /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
+    fn forget_voided(&mut self, lock: LockIdx) {
+        let voided = self.parts.state_mut(lock).map(|state| state.unconfirmed.take_voided());
+        for request in voided.into_iter().flatten() {
+            self.records.forget_grant(&request);
         }
     }
 
@@ -274,6 +283,7 @@ impl<'a> Step<'a> {
         // Who holds nothing any more, has nothing to be delivered, given back or renewed.
         let holders = &*self.holders;
         self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
+        self.forget_voided(lock);
         self.send_behind_holders(lock);
         self.parts.waiters.bundles.serves(lock);
         if self.holders.is_free() && self.is_left_free(lock) {
@@ -292,7 +302,11 @@ impl<'a> Step<'a> {
             match self.grant(&request, To::Waiter) {
                 Ok(grant) => {
                     let reply = self.hand_over(lock, id, &request, grant, true);
-                    self.parts.decisions.push_back((id, Decision::Granted(reply)));
+                    if let Some(notify) = &request.notify {
+                        let grace_us = notify.grace_ms.unsigned_abs().saturating_mul(1000);
+                        self.parts.deadlines.set(&id, Some(self.now.mono.saturating_add(grace_us)));
+                    }
+                    self.parts.decide(id, lock, &request, Decision::Granted(reply));
                 }
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
                 Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
@@ -439,6 +453,17 @@ impl<'a> Step<'a> {
         self.state().map_or(0, |state| state.queue.len())
     }
 
+    /// True if anybody waits to be told by a message, or was told and has not confirmed the grant.
+    #[inline]
+    pub(super) fn any_notified(&self) -> bool {
+        !self.parts.waiters.notified.is_empty()
+    }
+
+    /// True if as many waits that are told by messages belong to this connection as may.
+    pub(super) fn has_too_many(&self, notify: &Notify) -> bool {
+        notify.at_most.is_some_and(|most| self.parts.waiters.notified.of(notify.connection) >= most)
+    }
+
     /// True if this request stands in the queue, on another connection.
     pub(super) fn is_queued(&self, request: &Request) -> bool {
         let of_request = |lock| self.parts.waiters.of_request(lock, request.id.as_ref()?);
@@ -472,7 +497,10 @@ impl<'a> Step<'a> {
         };
         let token_is_set = request.fence || upgrade;
         let set = Set {
-            lease: request.set_lease(self.now),
+            lease: match to {
+                To::Caller => request.set_lease(self.now),
+                To::Waiter => request.set_lease_after_wait(self.now),
+            },
             token: token_is_set.then_some(SetToken { token, upgrade }),
         };
         let written = match to {
@@ -495,7 +523,12 @@ impl<'a> Step<'a> {
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
             self.parts.sessions.has_begun(|| self.name.to_id(), id);
-            self.records.remember_grant(id, &reply, self.now);
+            match &request.notify {
+                Some(notify) if to == To::Waiter => {
+                    self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
+                }
+                _ => self.records.remember_grant(id, &reply, self.now),
+            }
         }
         Ok(Grant { reply, set, before, written })
     }
@@ -622,6 +655,9 @@ impl<'a> Step<'a> {
         let Some(id) = &request.id else { return };
         let on_its_way = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
         let on_its_way = on_its_way.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
+        if on_its_way.is_some() && self.any_notified() && self.confirm(request).is_some() {
+            return;
+        }
         let lead = on_its_way.map(|id| self.parts.waiters.lead_of(id));
         // It has reached its client, but that is on another connection now.
         if let Some((id, (wait, _))) = on_its_way.and_then(|id| Some((id, self.parts.confirm(id, self.now)?)))
@@ -648,6 +684,91 @@ impl<'a> Step<'a> {
         }
         let lease = request.lease(end, self.now);
         self.bind(owner, bind, (Takes::Repeated, false), (Some(id), lease));
+    }
+
+    /// Confirms the grant that this request got after its wait, if its client was told of that by a message. Sets the whole
+    /// lease, and what depends on the connection begins. `None` if there is no such grant.
+    #[cold]
+    pub(super) fn confirm(&mut self, request: &Request) -> Option<Reply> {
+        let id = request.id.as_ref()?;
+        let (granted, wait) = self.parts.waiters.of_request(self.lock?, id)?;
+        if wait.state() != WaitState::Granted || wait.request().notify.is_none() {
+            return None;
+        }
+        let (reply, wait) = self.confirm_wait(granted)?;
+        let lease = self.set_whole_lease(request)?;
+        if let Some(bind) = request.bind {
+            let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
+            self.parts.sessions.bind((wait.lock(), &request.owner), bind, Some(id), lease, self.now);
+            self.parts.statistics.has_bound(self.parts.sessions.count());
+        }
+        Some(reply)
+    }
+
+    /// The same of a grant that another server made, or this one before it was a replica: it has told so, and the record is left.
+    /// False if it has ended, as nobody confirmed it: it was never made.
+    #[cold]
+    pub(super) fn confirm_recorded(&mut self, request: &Request, reply: &Reply) -> bool {
+        let Some(id) = &request.id else { return false };
+        if self.set_whole_lease(request).is_none() {
+            self.records.forget_grant(id);
+            return false;
+        }
+        self.records.remember_grant(id, reply, self.now);
+        true
+    }
+
+    /// The owner knows that it holds the lock: all grants are confirmed of which it was told by messages.
+    pub(super) fn confirm_all_of(&mut self, owner: &Owner) {
+        let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
+        let is_notified =
+            |id: &WaiterId| self.parts.waiters.get(*id).is_some_and(|wait| wait.request().notify.is_some());
+        let granted = state.unconfirmed.on_their_way_to(owner).filter(is_notified).collect::<Vec<_>>();
+        for id in granted {
+            self.confirm_wait(id);
+        }
+    }
+
+    /// A grant is final of which its client was told by a message. Returns what it got.
+    fn confirm_wait(&mut self, granted: WaiterId) -> Option<(Reply, Wait)> {
+        let (wait, _) = self.parts.confirm(granted, self.now)?;
+        let request = wait.request();
+        let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
+            return defect!("a grant is confirmed of which no message tells", None);
+        };
+        self.parts.waiters.notified.has_confirmed(notify.connection);
+        self.parts.statistics.count(Counted::Confirmed);
+        let reply = match self.records.granted(id) {
+            Ok(Some(reply)) => reply,
+            // Somebody has deleted the record.
+            _ => {
+                let hold = self.holders.of(request.owner.as_bytes())?;
+                let holds = match request.wants.mode {
+                    Mode::Exclusive => hold.exclusive,
+                    Mode::Shared => hold.shared,
+                };
+                request.reply(holds, hold.token.filter(|_| request.fence))
+            }
+        };
+        self.records.remember_grant(id, &reply, self.now);
+        Some((reply, wait))
+    }
+
+    /// Gives the request's owner the lease that the request asks for, from now on. `None` if it holds nothing.
+    fn set_whole_lease(&mut self, request: &Request) -> Option<Lease> {
+        let owner = &request.owner;
+        let before = self.holders.of(owner.as_bytes())?.expires_at;
+        let set = request.set_lease(self.now);
+        let end = set.after(Some(before));
+        let _ = self.holders.renew(owner.as_bytes(), end);
+        self.note_held(owner, held::Hold { end, since: None, client: request.client });
+        let lease = request.lease(end, self.now);
+        if let Some(lock) = self.lock {
+            self.parts.was_set(lock, owner, Some((set, end)), None);
+            self.parts.sessions.lease_was_set(lock, owner, lease, self.now);
+            self.revoke(lock);
+        }
+        Some(lease)
     }
 
     /// Queues a request. If it waits already, on another connection, it keeps its position, and that one's wait ends.
@@ -749,7 +870,8 @@ impl<'a> Step<'a> {
             }
             WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_some() => {
                 // The client may be answered in the same turn of the event loop, but not with a grant.
-                self.parts.decisions.push_back((self.parts.waiters.lead_of(id), Decision::Cancelled));
+                let (lead, waits) = (self.parts.waiters.lead_of(id), wait.request().clone());
+                self.parts.decide(lead, lock, &waits, Decision::Cancelled);
                 self.parts.begin_to_revoke(id);
                 self.revoke(lock);
                 Some(())

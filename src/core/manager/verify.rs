@@ -144,9 +144,14 @@ fn verify_waits(parts: &Parts) {
         assert_eq!(revoking.contains(&id), wait.state() == WaitState::Revoking, "{id:?}");
         let is_timed = wait.state() == WaitState::Queued && wait.lead().is_none_or(|lead| lead == id);
         let deadline = wait.deadline().filter(|_| is_timed);
+        if wait.request().notify.is_some() && wait.state() == WaitState::Granted {
+            assert!(parts.deadlines.get(&id).is_some(), "the grace of {id:?} does not end");
+            continue;
+        }
         assert_eq!(parts.deadlines.get(&id), deadline, "the deadline of {id:?} is not scheduled");
     }
     parts.deadlines.iter().for_each(|(_, id)| {
-        assert!(parts.waiters.queued(*id).is_some(), "{id:?} has a deadline and does not wait");
+        let waits = parts.waiters.get(*id).is_some_and(|wait| wait.state() != WaitState::Revoking);
+        assert!(waits, "{id:?} has a deadline and does not wait");
     });
 }

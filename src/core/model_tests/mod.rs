@@ -72,6 +72,7 @@ impl Call {
             bind: bind_of(self.bind, self.max),
             client: None,
             confirmed_later: self.confirmed_later,
+            notify: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 //! The core with a keyspace, a clock and a timer around it, as the module has them in a server.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::waits_for::{Edge, Step};
 use super::*;
@@ -19,6 +19,8 @@ pub(in crate::core) enum Stored {
 pub(in crate::core) struct Beside {
     counter: Option<Token>,
     granted: HashMap<RequestId, (Reply, WallMs)>,
+    /// Those of them that are still to be confirmed.
+    unconfirmed: HashSet<RequestId>,
     released: HashMap<RequestId, (i64, WallMs)>,
     cancelled: HashMap<RequestId, (bool, WallMs)>,
     now: WallMs,
@@ -64,7 +66,17 @@ impl Records for Beside {
     }
 
     fn remember_grant(&mut self, id: &RequestId, reply: &Reply, now: Now) {
+        self.unconfirmed.remove(id);
         self.granted.insert(id.clone(), (reply.clone(), now.wall + id.ttl_ms));
+    }
+
+    fn remember_unconfirmed(&mut self, id: &RequestId, reply: &Reply, grace_ms: i64, now: Now) {
+        self.unconfirmed.insert(id.clone());
+        self.granted.insert(id.clone(), (reply.clone(), now.wall + grace_ms));
+    }
+
+    fn is_unconfirmed(&mut self, id: &RequestId) -> bool {
+        self.unconfirmed.contains(id)
     }
 
     fn remember_release(&mut self, id: &RequestId, left: i64, now: Now) {

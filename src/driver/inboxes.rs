@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+
+//! Inboxes that connections have named, and whether there is anything to send to any.
+
+use std::rc::Rc;
+
+use foldhash::HashMap;
+
+use super::turn_ends::TurnEnds;
+use crate::core::{LockManager, MonoUs};
+use crate::server::{event_loop, Ctx};
+
+/// For how long it is not asked again whether a connection may use an inbox, in microseconds.
+const KNOWN_US: MonoUs = 1_000_000;
+
+/// An inbox that a connection may use.
+struct Known {
+    inbox: Rc<[u8]>,
+    asked_at: MonoUs,
+}
+
+pub(super) struct Inboxes {
+    /// Those that connections have named last, until they close.
+    known: HashMap<u64, Known>,
+    turns: TurnEnds,
+}
+
+impl Default for Inboxes {
+    fn default() -> Inboxes {
+        Inboxes { known: HashMap::default(), turns: TurnEnds::new(event_loop::For::Inboxes) }
+    }
+}
+
+impl Inboxes {
+    /// This is called at the end of turns, when there may be something to send.
+    pub(super) fn calls(&mut self, turn_ends: fn(Ctx<'_>, ())) {
+        self.turns.calls(turn_ends);
+    }
+
+    /// There is something to send at the end of this turn.
+    pub(super) fn send(&mut self, ctx: Ctx<'_>) {
+        self.turns.listen(ctx);
+    }
+
+    /// The end of turns is listened to.
+    pub(super) fn are_listening(&self) -> bool {
+        self.turns.are_heard()
+    }
+
+    /// Ends that, if there is nothing to send. Not to be called from an event.
+    pub(super) fn rest(&mut self, ctx: Ctx<'_>, locks: &LockManager) {
+        if !locks.has_messages() {
+            self.turns.ignore(ctx);
+        }
+    }
+
+    /// The inbox, if this connection may use it as far as is known.
+    pub(super) fn known(&self, client: u64, inbox: &[u8], now: MonoUs) -> Option<Rc<[u8]>> {
+        let known = self.known.get(&client).filter(|known| *known.inbox == *inbox)?;
+        (now < known.asked_at.saturating_add(KNOWN_US)).then(|| known.inbox.clone())
+    }
+
+    /// This connection may use the inbox.
+    pub(super) fn remember(&mut self, client: u64, inbox: &[u8], now: MonoUs) -> Rc<[u8]> {
+        let known = self.known.entry(client);
+        let known = known.or_insert_with(|| Known { inbox: Rc::from(inbox), asked_at: now });
+        if *known.inbox != *inbox {
+            known.inbox = Rc::from(inbox);
+        }
+        known.asked_at = now;
+        known.inbox.clone()
+    }
+
+    /// The connection has closed.
+    pub(super) fn forget(&mut self, client: u64) {
+        if !self.known.is_empty() {
+            self.known.remove(&client);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+}
