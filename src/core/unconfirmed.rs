@@ -175,8 +175,18 @@ struct OnItsWay {
     written: WallMs,
     /// Somebody else has set the lease since.
     lease_is_anothers: bool,
-    /// More than its delivery is needed to confirm it, and so its client waits still.
-    waits: bool,
+    until: Until,
+}
+
+/// What a grant is on its way for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// It has reached its client.
+    Delivered,
+    /// More than that is needed, and so its client waits still.
+    Acknowledged,
+    /// The call has come again, as its client was told by a message.
+    Confirmed,
 }
 
 /// What becomes of a lease when a grant has reached its client.
@@ -213,9 +223,9 @@ impl Unconfirmed {
             && self.voided.is_empty()
     }
 
-    /// True if a client waits still that was granted the lock.
+    /// True if somebody who was granted the lock is to be told should its hold end before that is confirmed.
     pub(super) fn any_waits(&self) -> bool {
-        self.on_their_way.iter().any(|grant| grant.waits)
+        self.on_their_way.iter().any(|grant| grant.until != Until::Delivered)
     }
 
     /// The hold of a grant to this request has ended before that was confirmed.
@@ -253,10 +263,10 @@ impl Unconfirmed {
         !self.on_their_way.is_empty()
     }
 
-    /// A waiter was granted the lock; `waits` if its client waits still. `before` is when its owner's lease ended, and its token, if it held the lock already.
+    /// A waiter was granted the lock. `before` is when its owner's lease ended, and its token, if it held the lock already.
     pub(super) fn granted(
         &mut self,
-        (id, owner, waits): (WaiterId, &Owner, bool),
+        (id, owner, until): (WaiterId, &Owner, Until),
         set: Set,
         before: Option<(WallMs, Option<Token>)>,
         written: WallMs,
@@ -270,7 +280,7 @@ impl Unconfirmed {
             }
         }
         let owner = owner.clone();
-        self.on_their_way.push(OnItsWay { id, owner, set, written, lease_is_anothers: false, waits });
+        self.on_their_way.push(OnItsWay { id, owner, set, written, lease_is_anothers: false, until });
     }
 
     /// A call that will not be revoked has set the lease of a hold, which ends at the time beside it now, or its token.
@@ -366,7 +376,8 @@ impl Unconfirmed {
         self.on_their_way.retain(|grant| {
             let is_void = ended(&grant.owner);
             void.extend(is_void.then_some(grant.id));
-            self.lost.extend(Some(grant.id).filter(|_| is_void && grant.waits));
+            let waits = grant.until == Until::Acknowledged;
+            self.lost.extend(Some(grant.id).filter(|_| is_void && waits));
             !is_void
         });
         self.revoking.retain(|(id, owner)| {

@@ -220,8 +220,14 @@ impl Waiters {
 
     /// A grant did not reach its client. False if there is no such grant.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) -> bool {
-        let granted = self.by_id.get_mut(&id).filter(|wait| wait.state == WaitState::Granted);
-        granted.map(|wait| wait.state = WaitState::Revoking).is_some()
+        let Some(wait) = self.by_id.get_mut(&id).filter(|wait| wait.state == WaitState::Granted) else {
+            return false;
+        };
+        wait.state = WaitState::Revoking;
+        if let Some(notify) = &wait.request.notify {
+            self.notified.remove(notify.connection, id);
+        }
+        true
     }
 
     /// Forgets a wait.
@@ -361,7 +367,7 @@ impl Waiters {
         of_waits.sort_unstable();
         assert_eq!(parts, of_waits, "the bundles have other parts");
         let mut notified: Vec<_> = self.notified.iter().collect();
-        let of_waits = self.by_id.iter();
+        let of_waits = self.by_id.iter().filter(|(_, wait)| wait.state != WaitState::Revoking);
         let of_waits =
             of_waits.filter_map(|(id, wait)| Some((wait.request.notify.as_ref()?.connection, *id)));
         let mut of_waits: Vec<_> = of_waits.collect();

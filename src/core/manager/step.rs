@@ -13,7 +13,7 @@ use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::earlier;
 use crate::core::sessions::MayHaveEnded;
 use crate::core::table::{Known, LockIdx};
-use crate::core::unconfirmed::{Set, SetToken};
+use crate::core::unconfirmed::{Set, SetToken, Until};
 use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, Wait, WaitState};
 use crate::core::{
@@ -239,9 +239,12 @@ impl<'a> Step<'a> {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
             };
-            let Request { owner, wants, id: request, .. } = wait.request();
+            let Request { owner, wants, id: request, notify, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
                 // Its lease is over, which no step had found yet: there is nothing to give back.
+                if let Some(request) = request.as_ref().filter(|_| notify.is_some()) {
+                    self.records.forget_grant(request);
+                }
                 continue;
             }
             self.holders.uncount(owner.as_bytes(), wants.mode);
@@ -352,7 +355,7 @@ impl<'a> Step<'a> {
         &mut self,
         lock: LockIdx,
         id: WaiterId,
-        Request { owner, confirmed_later, .. }: &Request,
+        Request { owner, confirmed_later, notify, .. }: &Request,
         grant: Grant,
         waits: bool,
     ) -> Reply {
@@ -368,7 +371,12 @@ impl<'a> Step<'a> {
         // What else the owner waits for here is not in line behind others any more.
         self.parts.move_waits_ahead(lock, owner);
         if let Some(state) = self.parts.state_mut(lock) {
-            state.unconfirmed.granted((id, owner, *confirmed_later), set, before, written);
+            let until = match (confirmed_later, notify) {
+                (true, _) => Until::Acknowledged,
+                (false, Some(_)) => Until::Confirmed,
+                (false, None) => Until::Delivered,
+            };
+            state.unconfirmed.granted((id, owner, until), set, before, written);
         }
         reply
     }
@@ -732,6 +740,8 @@ impl<'a> Step<'a> {
     /// A grant is final of which its client was told by a message. Returns what it got.
     fn confirm_wait(&mut self, granted: WaiterId) -> Option<(Reply, Wait)> {
         let (wait, _) = self.parts.confirm(granted, self.now)?;
+        // The lease may be settled now.
+        self.revoke(wait.lock());
         let request = wait.request();
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant is confirmed of which no message tells", None);

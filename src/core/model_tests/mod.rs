@@ -52,12 +52,19 @@ pub(super) struct Call {
     pub(super) bind: Option<(u64, bool, bool)>,
     /// For how long it is renewed at most.
     pub(super) max: Option<i64>,
+    /// The connection that is told by a message, and the grace.
+    pub(super) notify: Option<(u64, i64)>,
 }
 
 impl Call {
     fn wants(&self) -> Wants {
         let mode = if self.shared { Mode::Shared } else { Mode::Exclusive };
         Wants { mode, once: self.once, limit: NonZeroU32::new(self.limit).filter(|_| self.shared) }
+    }
+
+    /// For how long a grant waits to be confirmed of which a message tells.
+    fn grace(&self) -> i64 {
+        self.notify.map_or(0, |(_, grace)| grace.min(self.lease))
     }
 
     fn request(&self) -> Request {
@@ -72,7 +79,10 @@ impl Call {
             bind: bind_of(self.bind, self.max),
             client: None,
             confirmed_later: self.confirmed_later,
-            notify: None,
+            notify: self.notify.map(|(connection, _)| {
+                let (inbox, connection) = (Rc::from(&b"inbox"[..]), ConnectionId(connection));
+                Rc::new(Notify { inbox, connection, grace_ms: self.grace(), at_most: None })
+            }),
         }
     }
 }
@@ -182,6 +192,7 @@ fn op() -> impl Strategy<Value = Op> {
     let max = || prop::option::weighted(0.4, 1..60i64);
     let wants = (prop::bool::weighted(0.4), prop::bool::weighted(0.2), limit());
     let later = prop::bool::weighted(0.2);
+    let notify = prop::option::weighted(0.25, (0..3u64, 1..30i64));
     let call = (
         owner.clone(),
         wants,
@@ -190,10 +201,10 @@ fn op() -> impl Strategy<Value = Op> {
         any::<bool>(),
         id(),
         (bind(), max()),
-        later,
+        (later, notify),
     )
         .prop_map(
-            |(owner, (shared, once, limit), lease, keeps, fence, id, (bind, max), confirmed_later)| Call {
+            |(owner, (shared, once, limit), lease, keeps, fence, id, (bind, max), (later, notify))| Call {
                 owner,
                 shared,
                 once,
@@ -201,10 +212,12 @@ fn op() -> impl Strategy<Value = Op> {
                 lease,
                 keeps,
                 fence,
-                id,
-                confirmed_later,
+                // Who is told by a message, has a request.
+                id: id.or(notify.map(|_| 0)),
+                confirmed_later: later && notify.is_none(),
                 bind,
                 max,
+                notify,
             },
         );
     let scope = prop_oneof![
@@ -214,7 +227,10 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     prop_oneof![
         12 => (lock.clone(), call, prop::option::weighted(0.8, 0..60u64))
-            .prop_map(|(lock, call, block)| Op::Acquire { lock, call, block }),
+            .prop_map(|(lock, call, block)| {
+                let block = if call.notify.is_some() { Some(0) } else { block };
+                Op::Acquire { lock, call, block }
+            }),
         8 => (lock.clone(), owner.clone(), scope, prop::option::of(lease.clone()), id())
             .prop_map(|(lock, owner, scope, lease, id)| Op::Release { lock, owner, scope, lease, id }),
         2 => (lock.clone(), owner.clone(), 0..2u8).prop_map(|(lock, owner, id)| Op::Cancel { lock, owner, id }),
@@ -294,6 +310,7 @@ pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item 
         real.now += i64::try_from(ms).unwrap().max(1);
         real.tick();
     }
+    real.take_news();
     real.locks.assert_empty();
 }
 
@@ -360,7 +377,13 @@ fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
             Op::Deliver { which, arrives } => {
                 let len = model.in_flight.len();
                 // Whether one whose lease is over arrives makes no difference that could be told from when that is noticed.
-                if len > 0 && (!arrives || model.has_hold(which % len)) {
+                let is_notified = len > 0 && model.in_flight[which % len].call.notify.is_some();
+                if is_notified && !arrives && model.has_hold(which % len) {
+                    let id = model.in_flight[which % len].id;
+                    model.unheard(which % len);
+                    prop_assert!(real.locks.unheard(id));
+                    real.fire();
+                } else if len > 0 && !is_notified && (!arrives || model.has_hold(which % len)) {
                     let id = model.in_flight[which % len].id;
                     model.deliver(which % len, arrives);
                     if arrives {
@@ -389,6 +412,7 @@ fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
             taken
         };
         prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
+        prop_assert_eq!(real.take_news(), model.take_news(), "messages after {:?}", op);
         let mut told = std::mem::take(&mut real.notices);
         let expected = model.take_notices().into_iter().map(|(lock, owner, happened)| {
             let lock = at(LOCKS[lock]).to_id();
@@ -419,7 +443,8 @@ fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
             prop_assert!(each_once.iter().eq(&expected), "{:?} and not {:?} after {:?}", found, expected, op);
         }
     }
-    let in_flight: Vec<_> = model.in_flight.iter().map(|grant| grant.id).collect();
+    let blocked = model.in_flight.iter().filter(|grant| grant.call.notify.is_none());
+    let in_flight: Vec<_> = blocked.map(|grant| grant.id).collect();
     assert_drained(&mut real, in_flight);
     Ok(())
 }
@@ -499,7 +524,7 @@ proptest! {
                     }
                     Op::Acquire { lock, ref call, block } => {
                         // Without an id, so that the order of the waiters' ids is that of their positions.
-                        let call = Call { id: None, ..call.clone() };
+                        let call = Call { id: None, notify: None, ..call.clone() };
                         let owner = call.owner;
                         let seen = real.step(&Op::Acquire { lock, call, block });
                         if let Some(Seen::Waits(id)) = seen {

@@ -18,6 +18,8 @@ pub(super) struct ModelLock {
     /// Replies by owner and request, and until when they are remembered.
     pub(super) granted: BTreeMap<(usize, u8), (Reply, i64)>,
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
+    /// Those that are granted and still to be confirmed.
+    unconfirmed: BTreeSet<(usize, u8)>,
     /// Which hold each of them got.
     granted_hold: BTreeMap<(usize, u8), u64>,
     /// Replies to cancels, and until when they are remembered: whether there was anything to undo.
@@ -192,6 +194,13 @@ pub(super) struct ModelGrant {
     since: i64,
 }
 
+impl ModelGrant {
+    /// Until when it is to be confirmed, if its client is told by a message.
+    fn grace_end(&self) -> Option<i64> {
+        self.call.notify.map(|_| self.since + self.call.grace())
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) locks: [ModelLock; LOCKS.len()],
@@ -204,6 +213,10 @@ pub(super) struct Model {
     /// Holds, of a lock and by their number, that end as a connection has closed.
     closed: Vec<(usize, u64)>,
     pub(super) decisions: Vec<(WaiterId, Decision)>,
+    /// What messages say.
+    news: Vec<(WaiterId, News)>,
+    /// How many grants in a row a connection has not confirmed, as long as it has waits.
+    missed: BTreeMap<u64, u32>,
     /// What owners are told: of which lock, and what has happened to it.
     notices: Vec<(usize, usize, Happened)>,
 }
@@ -284,13 +297,19 @@ impl Model {
             }
             lock.queue.retain(|waiter| waiter.deadline.is_none_or(|at| at > now));
         }
+        while let Some(at) =
+            self.in_flight.iter().position(|grant| grant.grace_end().is_some_and(|end| end <= now))
+        {
+            self.miss(at);
+        }
         if self.paused {
             return;
         }
         for lock in 0..LOCKS.len() {
             if self.locks[lock].other {
-                let queue = std::mem::take(&mut self.locks[lock].queue);
-                self.decisions.extend(queue.iter().map(|waiter| (waiter.id, Decision::WrongType)));
+                for waiter in std::mem::take(&mut self.locks[lock].queue) {
+                    self.decide(&waiter.call, waiter.id, Decision::WrongType);
+                }
                 continue;
             }
             self.expire(lock);
@@ -311,12 +330,128 @@ impl Model {
             grant.call.confirmed_later && !held
         });
         self.decisions.extend(lost.map(|grant| (grant.id, Decision::Lost)));
+        self.void_notified();
+    }
+
+    /// A wait was decided: its client is answered, or told by a message.
+    fn decide(&mut self, call: &Call, id: WaiterId, decision: Decision) {
+        match (call.notify, &decision) {
+            (None, _) => self.decisions.push((id, decision)),
+            (Some(_), Decision::Superseded) => {}
+            (Some(_), Decision::Granted(_)) => self.news.push((id, News::Granted)),
+            (Some(_), _) => self.news.push((id, News::Lost)),
+        }
+    }
+
+    /// What was told, leaving out grants that are not on their way any more.
+    pub(super) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
+        let mut news = std::mem::take(&mut self.news);
+        let in_flight: BTreeSet<WaiterId> = self.in_flight.iter().map(|grant| grant.id).collect();
+        news.retain(|(id, news)| *news == News::Lost || in_flight.contains(id));
+        news.sort_by_key(|(id, _)| *id);
+        news
+    }
+
+    /// Grants of which messages tell are void whose holds have ended, and as if they had never been.
+    fn void_notified(&mut self) {
+        let locks = &self.locks;
+        let void = self.in_flight.extract_if(.., |grant| {
+            let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
+            grant.call.notify.is_some() && !held
+        });
+        for grant in void.collect::<Vec<_>>() {
+            self.news.push((grant.id, News::Lost));
+            // Beside what is no lock nothing is written.
+            if !self.locks[grant.lock].other {
+                self.never_granted(grant.lock, &grant.call);
+            }
+        }
+        self.forget_missed();
+    }
+
+    fn never_granted(&mut self, lock: usize, call: &Call) {
+        let Some(id) = call.id else { return };
+        self.locks[lock].granted.remove(&(call.owner, id));
+        self.locks[lock].unconfirmed.remove(&(call.owner, id));
+    }
+
+    /// A connection that has no waits begins anew.
+    fn forget_missed(&mut self) {
+        let queued = self.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
+        let all = queued.chain(self.in_flight.iter().map(|grant| &grant.call));
+        let with_waits: BTreeSet<u64> = all.filter_map(|call| Some(call.notify?.0)).collect();
+        self.missed.retain(|connection, _| with_waits.contains(connection));
+    }
+
+    /// A grant was not confirmed in time, or its message not heard.
+    fn miss(&mut self, at: usize) {
+        let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
+        let connection = call.notify.unwrap().0;
+        let missed = self.missed.entry(connection).or_default();
+        *missed += 1;
+        let loses_others = *missed >= 3;
+        self.decide(&call, id, Decision::Lost);
+        if !self.paused {
+            // Somebody may have made the lease as short as that.
+            self.expire(self.in_flight[at].lock);
+        }
+        self.not_arrived(at);
+        if loses_others {
+            self.drop_waits_of(connection, true);
+        }
+        self.forget_missed();
+    }
+
+    /// Ends the queued waits that belong to a connection.
+    fn drop_waits_of(&mut self, connection: u64, tells: bool) {
+        for lock in &mut self.locks {
+            let is_its = |call: &Call| call.notify.is_some_and(|(of, _)| of == connection);
+            for waiter in lock.queue.extract_if(.., |waiter| is_its(&waiter.call)) {
+                self.news.extend(tells.then_some((waiter.id, News::Lost)));
+            }
+        }
+    }
+
+    /// Nobody has heard the message that tells of a grant.
+    pub(super) fn unheard(&mut self, which: usize) {
+        self.miss(which);
+        self.settle();
+    }
+
+    /// A grant of which a message tells is final.
+    fn confirm(&mut self, at: usize) -> i64 {
+        let ModelGrant { lock, ref call, since, .. } = self.in_flight[at];
+        let (owner, id, connection) = (call.owner, call.id.unwrap(), call.notify.unwrap().0);
+        if let Some(missed) = self.missed.get_mut(&connection) {
+            *missed = 0;
+        }
+        self.arrived(at, false);
+        self.forget_missed();
+        self.confirm_record(lock, (owner, id));
+        since
+    }
+
+    fn confirm_record(&mut self, lock: usize, name: (usize, u8)) {
+        let until = self.now + TTL;
+        self.locks[lock].unconfirmed.remove(&name);
+        if let Some(granted) = self.locks[lock].granted.get_mut(&name) {
+            granted.1 = until;
+        }
+    }
+
+    /// The owner's lease is what this call asks for, from now on.
+    fn set_whole_lease(&mut self, lock: usize, call: &Call) {
+        let lease = call.lease_from(self.now);
+        self.locks[lock].of_mut(call.owner).unwrap().set_lease(None, lease);
+        self.locks[lock].known.insert(call.owner);
+        self.lease_was_set(lock, call);
+        self.note_end(lock, call.owner);
     }
 
     fn hand_over(&mut self, lock: usize, id: WaiterId, call: Call) {
         let reply = self.grant(lock, &call, Some(id));
         let number = self.locks[lock].of(call.owner).unwrap().number;
-        self.decisions.push((id, Decision::Granted(reply)));
+        self.decide(&call, id, Decision::Granted(reply));
         self.in_flight.push(ModelGrant { id, lock, call, number, since: self.now });
     }
 
@@ -434,13 +569,18 @@ impl Model {
         if token.is_some() || upgrade {
             hold.set_token(by, token, upgrade && hold.shared > 0);
         }
-        hold.set_lease(by, call.lease_from(now));
+        let is_unconfirmed = by.is_some() && call.notify.is_some();
+        let lease = if is_unconfirmed { Lease::AtLeast(now + call.grace()) } else { call.lease_from(now) };
+        hold.set_lease(by, lease);
         let owner = call.fence.then(|| Owner::new(OWNERS[call.owner]));
         let mode = if call.shared { Mode::Shared } else { Mode::Exclusive };
         let reply = Reply { mode, holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {
             let number = lock.of(call.owner).unwrap().number;
-            lock.granted.insert((call.owner, id), (reply.clone(), now + TTL));
+            let ttl = if is_unconfirmed { call.grace() } else { TTL };
+            lock.granted.insert((call.owner, id), (reply.clone(), now + ttl));
+            lock.unconfirmed.remove(&(call.owner, id));
+            lock.unconfirmed.extend(is_unconfirmed.then_some((call.owner, id)));
             lock.granted_hold.insert((call.owner, id), number);
             lock.cancelled.remove(&(call.owner, id));
             lock.ended.remove(&(call.owner, id));
@@ -578,7 +718,16 @@ impl Model {
                 Some(Seen::Left(left))
             }
             Op::Renew { lock, owner, lease, bind, max } => {
-                let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
+                let Some(number) = self.locks[lock].of(owner).map(|hold| hold.number) else {
+                    return Some(Seen::NotOwner);
+                };
+                let is_its = |grant: &ModelGrant| {
+                    grant.call.notify.is_some() && grant.lock == lock && grant.number == number
+                };
+                while let Some(at) = self.in_flight.iter().position(is_its) {
+                    self.confirm(at);
+                }
+                let hold = self.locks[lock].of_mut(owner).unwrap();
                 hold.set_lease(None, Lease::To(now + lease));
                 let holds = hold.exclusive + hold.shared;
                 let call = Call { owner, lease, bind, max, ..Call::default() };
@@ -674,13 +823,14 @@ impl Model {
         let ended = self.locks[lock].ended.get(&name).is_some_and(|until| now_us <= *until);
         let undone = if let Some(at) = self.locks[lock].queue.iter().position(|waiter| same(&waiter.call)) {
             let waiter = self.locks[lock].queue.remove(at);
-            self.decisions.push((waiter.id, Decision::Cancelled));
+            self.decide(&waiter.call, waiter.id, Decision::Cancelled);
             true
         } else if let Some(at) = self.in_flight.iter().position(|grant| {
             let hold = self.locks[lock].of(owner).is_some_and(|hold| hold.number == grant.number);
             hold && grant.lock == lock && same(&grant.call)
         }) {
-            self.decisions.push((self.in_flight[at].id, Decision::Cancelled));
+            let (id, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
+            self.decide(&call, id, Decision::Cancelled);
             self.not_arrived(at);
             true
         } else if let Some((reply, _)) = granted.filter(|_| !ended) {
@@ -720,6 +870,30 @@ impl Model {
         let cancelled = call.id.and_then(|id| self.locks[lock].cancelled.get(&(call.owner, id)));
         if cancelled.is_some_and(|(_, until)| now <= *until) {
             return Seen::Unblocked;
+        }
+        self.void_notified();
+        let is_same = |grant: &ModelGrant| {
+            let same = (grant.lock, grant.call.owner, grant.call.id) == (lock, call.owner, call.id);
+            same && grant.call.notify.is_some()
+        };
+        if let Some(at) = self.in_flight.iter().position(is_same) {
+            let reply = self.locks[lock].granted[&(call.owner, call.id.unwrap())].0.clone();
+            let since = self.confirm(at);
+            self.set_whole_lease(lock, call);
+            self.bind(lock, call, Takes::Part, since);
+            return Seen::Granted(reply);
+        }
+        if let Some(name) = call.id.map(|id| (call.owner, id)) {
+            let is_remembered = self.locks[lock].granted.get(&name).is_some_and(|(_, until)| now <= *until);
+            if is_remembered && self.locks[lock].unconfirmed.contains(&name) {
+                // It was granted before this server was a replica.
+                if self.locks[lock].of(call.owner).is_some() {
+                    self.set_whole_lease(lock, call);
+                    self.confirm_record(lock, name);
+                } else {
+                    self.never_granted(lock, call);
+                }
+            }
         }
         if let Some((reply, until)) = call.id.and_then(|id| self.locks[lock].granted.get(&(call.owner, id))) {
             if now <= *until {
@@ -768,7 +942,8 @@ impl Model {
         if comes_first && locked.admits(call) {
             if let Some(at) = locked.queue.iter().position(same) {
                 let before = self.locks[lock].queue.remove(at);
-                self.decisions.push((before.id, Decision::Superseded));
+                self.decide(&before.call, before.id, Decision::Superseded);
+                self.forget_missed();
             }
             if call.confirmed_later {
                 self.waiters_ever += 1;
@@ -786,13 +961,14 @@ impl Model {
         let id = WaiterId(self.waiters_ever);
         let deadline = (ms > 0).then(|| now + i64::try_from(ms).unwrap());
         let waiter = ModelWaiter { id, call: call.clone(), deadline };
-        let queue = &mut self.locks[lock].queue;
-        match queue.iter().position(same) {
+        match self.locks[lock].queue.iter().position(same) {
             Some(at) => {
-                self.decisions.push((queue[at].id, Decision::Superseded));
-                queue[at] = waiter;
+                let before = self.locks[lock].queue.remove(at);
+                self.decide(&before.call, before.id, Decision::Superseded);
+                self.forget_missed();
+                self.locks[lock].queue.insert(at, waiter);
             }
-            None => queue.push(waiter),
+            None => self.locks[lock].queue.push(waiter),
         }
         if self.locks[lock].queue.len() == 1 && !waited {
             let holders = self.locks[lock].holds.iter().map(|hold| (lock, hold.owner, Happened::Contended));
@@ -972,9 +1148,9 @@ impl Model {
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.undelivered(id, call.shared);
             self.note_end(lock, call.owner);
-            if let Some(id) = call.id {
-                self.locks[lock].granted.remove(&(call.owner, id));
-            }
+            self.never_granted(lock, &call);
+        } else if call.notify.is_some() {
+            self.never_granted(lock, &call);
         }
         self.locks[lock].tidy();
     }
@@ -993,6 +1169,12 @@ impl Model {
     }
 
     pub(super) fn close(&mut self, connection: u64) {
+        self.drop_waits_of(connection, false);
+        let is_its = |grant: &ModelGrant| grant.call.notify.is_some_and(|(of, _)| of == connection);
+        while let Some(at) = self.in_flight.iter().position(is_its) {
+            self.not_arrived(at);
+        }
+        self.forget_missed();
         for (at, lock) in self.locks.iter_mut().enumerate() {
             for (owner, binding) in &mut lock.bindings {
                 binding.watchdogs.remove(&connection);
@@ -1011,11 +1193,17 @@ impl Model {
     pub(super) fn away(&mut self, meddle: Option<(usize, i64)>) {
         let mut ended: Vec<_> = self.locks.iter_mut().flat_map(|lock| lock.queue.drain(..)).collect();
         ended.sort_by_key(|waiter| waiter.id);
-        self.decisions.extend(ended.into_iter().map(|waiter| (waiter.id, Decision::Demoted)));
+        for waiter in ended {
+            self.decide(&waiter.call, waiter.id, Decision::Demoted);
+        }
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
         // What is on its way is left as it is, and who waits still is told why.
-        let waits = self.in_flight.drain(..).filter(|grant| grant.call.confirmed_later);
-        self.decisions.extend(waits.map(|grant| (grant.id, Decision::Demoted)));
+        for grant in std::mem::take(&mut self.in_flight) {
+            if grant.call.confirmed_later || grant.call.notify.is_some() {
+                self.decide(&grant.call, grant.id, Decision::Demoted);
+            }
+        }
+        self.missed.clear();
         for hold in self.locks.iter_mut().flat_map(|lock| &mut lock.holds) {
             hold.set_by_a_foreign_write(hold.expires_at);
             hold.tokens.iter_mut().for_each(|(by, ..)| *by = None);

@@ -232,6 +232,14 @@ impl Real {
         seen
     }
 
+    /// What messages say, in the order of the waits that they are about.
+    pub(in crate::core) fn take_news(&mut self) -> Vec<(WaiterId, News)> {
+        let messages = std::iter::from_fn(|| self.locks.next_message());
+        let mut news: Vec<_> = messages.map(|message| (message.id, message.news)).collect();
+        news.sort_by_key(|(id, _)| *id);
+        news
+    }
+
     fn take_notices(&mut self) {
         while let Some(notice) = self.locks.next_notice() {
             self.notices.push(notice);
