@@ -37,6 +37,7 @@ mod locktop;
 mod messages;
 mod monitoring;
 mod moving;
+mod notify;
 mod once;
 mod packages;
 mod pauses;
