@@ -78,9 +78,9 @@ impl Command for Macquire {
         let call = parse(ctx, args)?;
         let now = ctx.now();
         let patience = super::patience(ctx, call.block, now);
-        let done =
-            find(ctx, &call, patience, now).and_then(|found| carry_out(ctx, &call, found, patience, now));
-        driver::serve_bundles(ctx);
+        let done = driver::in_several(ctx, || {
+            find(ctx, &call, patience, now).and_then(|found| carry_out(ctx, &call, found, patience, now))
+        });
         match done {
             Ok(Some(lead)) => match driver::deadlock_of(ctx, lead, config::deadlock_detection()) {
                 Some(cycle) => Err(Error::Deadlock(cycle)),

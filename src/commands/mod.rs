@@ -79,7 +79,7 @@ fn in_hand<'a, T>(
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
     let done = one_in_hand(ctx, key, now, call);
-    driver::serve_bundles(ctx);
+    driver::serve_others(ctx);
     done
 }
 

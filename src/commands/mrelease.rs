@@ -44,11 +44,12 @@ impl Command for Mrelease {
             id = given.id.get().map(|id| args.request(ctx, key, owner.as_bytes(), id)).transpose()?;
         }
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
-        let left = released_before(ctx, &keys, &owner, &call).and_then(|before| match before {
-            Some(left) => Ok(left),
-            None => keys.iter().map(|key| release(ctx, key, &owner, &call)).collect(),
+        let left = driver::in_several(ctx, || {
+            released_before(ctx, &keys, &owner, &call).and_then(|before| match before {
+                Some(left) => Ok(left),
+                None => keys.iter().map(|key| release(ctx, key, &owner, &call)).collect(),
+            })
         });
-        driver::serve_bundles(ctx);
         driver::dispatch(ctx);
         let left = left?;
         ctx.reply_array(left.len());

@@ -46,10 +46,9 @@ impl Command for Mrenew {
             bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
             client: super::client_if_told(ctx),
         };
-        let holds = holds_all(ctx, &keys, &owner).and_then(|()| {
-            keys.iter().map(|key| renew(ctx, key, &owner, &call)).collect::<Result<Vec<i64>, Error>>()
-        });
-        driver::serve_bundles(ctx);
+        let renew_all =
+            |()| keys.iter().map(|key| renew(ctx, key, &owner, &call)).collect::<Result<Vec<i64>, Error>>();
+        let holds = driver::in_several(ctx, || holds_all(ctx, &keys, &owner).and_then(renew_all));
         driver::dispatch(ctx);
         let holds = holds?;
         ctx.reply_array(holds.len());

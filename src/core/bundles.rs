@@ -60,6 +60,10 @@ pub(super) struct Bundles {
     tried: Option<WaiterId>,
     /// Locks whose queues are not served any further until that is over.
     stopped: Vec<LockIdx>,
+    /// As long as a call gives back several locks: those of which it is not announced yet that they are free.
+    withheld: Option<Vec<LockIdx>>,
+    /// Waits that may have come to wait for their own owners.
+    to_search: VecDeque<WaiterId>,
 }
 
 impl Bundles {
@@ -87,6 +91,9 @@ impl Bundles {
         if bundle.parts.is_empty() {
             self.by_lead.remove(&lead);
             self.due.retain(|due| *due != lead);
+            if self.by_lead.is_empty() {
+                self.to_search.clear();
+            }
         }
     }
 
@@ -121,7 +128,38 @@ impl Bundles {
 
     /// True if a bundle that is due, or tried, waits for this lock.
     pub(super) fn is_reserved(&self, lock: LockIdx) -> bool {
-        self.due.iter().chain(&self.tried).any(|lead| self.parts(*lead).iter().any(|(of, _)| *of == lock))
+        let waits = |lead: &WaiterId| self.parts(*lead).iter().any(|(of, _)| *of == lock);
+        self.due.iter().chain(&self.tried).any(waits)
+            || (self.withheld.is_some() && self.by_lead.keys().any(waits))
+    }
+
+    /// From now on it is not announced of locks that bundles wait for that they are free.
+    pub(super) fn withhold(&mut self) {
+        self.withheld = Some(Vec::new());
+    }
+
+    /// This one is free, and that was not announced.
+    pub(super) fn was_withheld(&mut self, lock: LockIdx) {
+        if let Some(withheld) = &mut self.withheld {
+            withheld.push(lock);
+        }
+    }
+
+    /// Ends that. Returns which were not announced.
+    pub(super) fn withhold_no_more(&mut self) -> Vec<LockIdx> {
+        self.withheld.take().unwrap_or_default()
+    }
+
+    /// This wait may have come to wait for its own owner, as it stands behind others or its owner holds more. Matters only where
+    /// it may stand behind a bundle.
+    pub(super) fn is_to_be_searched(&mut self, id: WaiterId) {
+        if !self.is_empty() && !self.to_search.contains(&id) {
+            self.to_search.push_back(id);
+        }
+    }
+
+    pub(super) fn next_to_search(&mut self) -> Option<WaiterId> {
+        self.to_search.pop_front()
     }
 
     pub(super) fn any_due(&self) -> bool {

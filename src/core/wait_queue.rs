@@ -89,6 +89,11 @@ impl WaitQueue {
         self.places.is_empty()
     }
 
+    /// True if a call for several locks waits.
+    pub(super) fn has_parts(&self) -> bool {
+        self.parts > 0
+    }
+
     /// Who waits, in the order in which they are served.
     pub(super) fn iter(&self) -> impl Iterator<Item = WaiterId> + '_ {
         self.places.iter().map(|place| place.id)

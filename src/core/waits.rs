@@ -39,6 +39,8 @@ pub(crate) trait Waits {
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders);
     /// All waits that end together with this one: the parts of a bundle, or this wait.
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
+    /// True if calls for several locks wait for this one.
+    fn has_parts(&self, lock: LockIdx) -> bool;
     /// The parts that this wait passes though they came first, if it passes any.
     fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>>;
     /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.

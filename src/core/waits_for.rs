@@ -22,7 +22,7 @@ use super::knot::{self, Knot};
 use super::table::LockIdx;
 use super::wait_queue::Position;
 use super::waits::{is_anothers, served_at_of, Ahead, Waiting, Waits};
-use super::{Hold, Holders, LockId, Now, Owner, WaiterId};
+use super::{Hold, Holders, LockId, Mode, Now, Owner, WaiterId};
 
 /// An owner that a wait waits for.
 struct Blocker {
@@ -85,6 +85,8 @@ pub(crate) struct Search {
     edges: Vec<Edge>,
     /// Waits that stand behind a part, each with that part: one of each way back that has any.
     soft: Vec<(WaiterId, WaiterId)>,
+    /// Other ways back are not looked for.
+    only_soft: bool,
     /// A way back that is one only if these waits never end.
     unproven: Option<(Vec<Edge>, Knot)>,
 }
@@ -109,9 +111,14 @@ enum Passed {
 
 impl Search {
     /// Looks for a way from this waiter back to its owner.
-    pub(crate) fn cycle(waits: &impl Waits, from: WaiterId, now: Now) -> Option<Search> {
+    pub(crate) fn cycle<W: Waits>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
         let origin = waits.waiting(from, now)?.owner.clone();
         Some(Search::new(origin, Some(from), waits.together(from)))
+    }
+
+    /// The same, but only for such a way that is one as somebody stands behind a part: what else there is may end by itself.
+    pub(crate) fn soft_cycle<W: Waits>(waits: &W, from: WaiterId, now: Now) -> Option<Search> {
+        Some(Search { only_soft: true, ..Search::cycle(waits, from, now)? })
     }
 
     /// Looks for all whom this owner waits for.
@@ -122,7 +129,8 @@ impl Search {
     fn new(origin: Owner, from: Option<WaiterId>, todo: impl IntoIterator<Item = WaiterId>) -> Search {
         let todo = todo.into_iter().map(|id| (id, None)).collect();
         let (locks, seen, edges) = (HashMap::default(), HashMap::default(), Vec::new());
-        Search { origin, from, locks, todo, seen, edges, soft: Vec::new(), unproven: None }
+        let (soft, only_soft, unproven) = (Vec::new(), false, None);
+        Search { origin, from, locks, todo, seen, edges, soft, only_soft, unproven }
     }
 
     /// These are the holders of a lock, as its key has them.
@@ -176,6 +184,9 @@ impl Search {
                         limit.is_some_and(|limit| limit.get() > 1)
                     };
                     if !way.iter().any(needs_some) {
+                        if self.only_soft {
+                            continue;
+                        }
                         return Step::Cycle(way, Vec::new());
                     }
                     if !self.soft.is_empty() {
@@ -266,7 +277,8 @@ impl Search {
 /// The owners that a wait waits for directly, without those that were found already.
 ///
 /// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
-/// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new.
+/// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new. But a reader waits for
+/// no part of other readers, which one between them may wait for.
 fn blockers(
     waits: &impl Waits,
     (id, wait): (WaiterId, &Waiting<'_>),
@@ -302,15 +314,17 @@ fn blockers(
             Some(Blocker { owner: origin.clone(), ahead: Some(id), only: false, is_soft })
         }));
     }
+    let has_parts = waits.has_parts(lock);
+    let stands_apart = passed_by.is_some() || (has_parts && for_all && wants.mode == Mode::Shared);
     let until = if for_all { &mut seen.all_until } else { &mut seen.shared_until };
-    let passed = until.filter(|_| passed_by.is_none()).unwrap_or(Position::FRONT);
+    let passed = until.filter(|_| !stands_apart).unwrap_or(Position::FRONT);
     if served_at <= passed {
         return found;
     }
-    if passed_by.is_none() {
+    if !stands_apart {
         *until = Some(served_at);
     }
-    let which = match (wanted.is_none() || passed_by.is_some(), for_all) {
+    let which = match (wanted.is_none() || stands_apart, for_all) {
         (true, true) => Ahead::All,
         (true, false) | (false, false) => Ahead::Barring,
         (false, true) => Ahead::Crossing,
@@ -324,7 +338,8 @@ fn blockers(
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let passes_none = waits.passed_by(lock, first).is_none();
+        let passes_none =
+            waits.passed_by(lock, first).is_none() && !(has_parts && ahead.wants.mode == Mode::Shared);
         let leads_to_all = is_followed && !for_all && passes_none && !ahead.is_beside_own(&seen.holders);
         if leads_to_all && served_at_of(waits, &ahead, now) == ahead.position {
             break;

@@ -3,10 +3,10 @@
 //! Following the wait graph, whose holders have to be read key by key.
 
 use super::blocked::Ended;
-use super::reconcile::reconcile;
+use super::reconcile::{reconcile, serve_bundles};
 use super::state::{dispatch, with};
 use crate::core::waits_for::{Edge, Step};
-use crate::core::{Holders, LockId, Owner, Search, WaiterId, Waits};
+use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
 use crate::keyspace;
 use crate::server::caller::Caller;
@@ -31,7 +31,8 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
         return None;
     }
     loop {
-        let mut search = with(ctx, |driver| Search::cycle(&driver.locks, id, ctx.now()))?;
+        let search = if reported { Search::cycle::<LockManager> } else { Search::soft_cycle::<LockManager> };
+        let mut search = with(ctx, |driver| search(&driver.locks, id, ctx.now()))?;
         let (edges, others) = match run(ctx, &mut search) {
             Step::Cycle(edges, others) if reported => (edges, others),
             Step::Soft(soft) => {
@@ -73,6 +74,36 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
             return text;
         }
     }
+}
+
+/// Serves those who wait for several locks ([`serve_bundles`]), and lets pass whom that helps who did not have to before. To be called
+/// when no lock is in hand, in the same command as what made way for them.
+#[inline]
+pub(crate) fn serve_others(ctx: Ctx<'_>) {
+    serve_bundles(ctx);
+    // Mostly there is none.
+    if with(ctx, |driver| driver.locks.has_bundles()) {
+        search_again(ctx);
+    }
+}
+
+#[cold]
+fn search_again(ctx: Ctx<'_>) {
+    while let Some(id) = with(ctx, |driver| driver.locks.next_to_search()) {
+        deadlock_of(ctx, id, false);
+    }
+}
+
+/// Serves those who wait for several locks, after a call for several. That a lock is free is announced when nobody of them got it.
+pub(crate) fn in_several<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
+    with(ctx, |driver| driver.locks.begin_several());
+    let done = body();
+    serve_bundles(ctx);
+    for lock in with(ctx, |driver| driver.locks.end_several()) {
+        ctx.in_db(lock.db, || reconcile(ctx, &lock));
+    }
+    serve_others(ctx);
+    done
 }
 
 /// True if it is clear at a glance that nobody waits for the waiter's owner, so that there is no way back to it. A search passes

@@ -2,6 +2,7 @@
 
 //! What is done when the timer fires.
 
+use super::deadlock::serve_others;
 use super::reconcile::reconcile;
 use super::state::with;
 use super::{owners, replicas};
@@ -52,7 +53,10 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         });
         for lock in &locks {
             // What goes wrong with one lock must not keep others waiting.
-            guard(|| reconcile(ctx, lock));
+            guard(|| {
+                reconcile(ctx, lock);
+                serve_others(ctx);
+            });
         }
         if locks.is_empty() {
             break;

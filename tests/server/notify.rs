@@ -180,7 +180,11 @@ fn who_asks_again_keeps_its_place(flavor: Flavor) {
         a.call("LOCK.RELEASE k b");
         assert_eq!(heard(&mut b, "w"), "granted rc k");
         a.call("LOCK.RELEASE k c");
-        assert_eq!([heard(&mut b, "w"), heard(&mut b, "w")], ["lost rc k", "granted rd k"], "a release gives it back");
+        assert_eq!(
+            [heard(&mut b, "w"), heard(&mut b, "w")],
+            ["lost rc k", "granted rd k"],
+            "a release gives it back"
+        );
         a.call("LOCK.RELEASE k d");
         assert_eq!(heard(&mut b, "w"), "lost rd k");
     });

@@ -24,6 +24,11 @@ crate::on_every_server!(
     who_is_waited_for_passes,
     who_is_waited_for_passes_without_deadlock_detection,
     a_true_deadlock_is_found,
+    who_stands_behind_another_behind_a_part_passes_too,
+    who_comes_to_stand_behind_a_part_later_passes,
+    a_deadlock_that_ends_by_itself_hides_no_other,
+    whoever_may_go_when_a_call_changes_its_mind_goes,
+    a_lock_that_goes_to_the_next_is_not_announced,
     options_combine,
     a_retry_counts_once,
     a_cancel_ends_or_gives_back,
@@ -734,5 +739,147 @@ fn transfers_lose_no_money(flavor: Flavor) {
         (a.info("lock", "lock_deadlocks"), a.info("lock", "lock_waiters")),
         ("0".to_owned(), "0".to_owned())
     );
+    server.assert_healthy();
+}
+
+/// Between a reader with a limit and the part of other readers stands somebody who wants the lock alone.
+fn who_stands_behind_another_behind_a_part_passes_too(flavor: Flavor) {
+    for limit in ["", " LIMIT 3"] {
+        in_world(flavor, |world| {
+            let mut a = world.client();
+            assert_eq!(a.call("LOCK.ACQUIRE b t PX 600000"), "1");
+            let mut two = world.waiting("LOCK.MACQUIRE 2 b g m SHARED BLOCK 0");
+            let mut alone = world.waiting("LOCK.ACQUIRE g w BLOCK 0");
+            let mut reader = world.client();
+            reader.send(&format!("LOCK.ACQUIRE g t SHARED{limit} BLOCK 0"));
+            assert_eq!(
+                alone.recv(),
+                "1",
+                "it passes the part, for which nobody is needed but who waits for it"
+            );
+            assert_eq!(a.call("LOCK.RELEASE g w"), "0");
+            assert_eq!(reader.recv(), "1");
+            assert_eq!(a.call("LOCK.MRELEASE 2 b g t"), "[0, 0]");
+            assert_eq!(two.recv(), "[1, 1]");
+            a.call("LOCK.MRELEASE 2 b g m");
+        });
+    }
+}
+
+/// Not when its wait begins, but as its owner loses a hold, or gets one by a foreign write.
+fn who_comes_to_stand_behind_a_part_later_passes(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE b o PX 600000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE a o SHARED PX 600000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE a z SHARED PX 600000"), "1");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0");
+        let mut upgrade = world.waiting("LOCK.ACQUIRE a o BLOCK 0");
+        assert_eq!(a.call("LOCK.RELEASE a o SHARED"), "0");
+        assert_eq!(a.call("LOCK.RELEASE a z"), "0");
+        assert_eq!(upgrade.recv(), "1");
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b o"), "[0, 0]");
+        assert_eq!(two.recv(), "[1, 1]");
+        assert_eq!(a.call("LOCK.MRELEASE 2 a b m"), "[0, 0]");
+        // M waits for c, and T behind M for d; then a stranger gives c to T.
+        assert_eq!(a.call("LOCK.ACQUIRE c x PX 600000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE d z PX 600000"), "1");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 c d m BLOCK 0");
+        let mut behind = world.waiting("LOCK.ACQUIRE d t BLOCK 0");
+        a.call("MULTI");
+        a.call("HDEL c x");
+        a.call("HSET c t 1");
+        a.call("PEXPIRE c 600000");
+        a.call("EXEC");
+        assert_eq!(a.call("LOCK.RELEASE d z"), "0");
+        assert_eq!(behind.recv(), "1");
+        assert_eq!(a.call("LOCK.MRELEASE 2 c d t"), "[0, 0]");
+        assert_eq!(two.recv(), "[1, 1]");
+    });
+}
+
+fn a_deadlock_that_ends_by_itself_hides_no_other(flavor: Flavor) {
+    in_world_with(flavor, &["--lock.deadlock-detection", "no"], |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a c t PX 600000"), "[1, 1]");
+        assert_eq!(a.call("LOCK.ACQUIRE b q PX 600000"), "1");
+        let mut two = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0");
+        let mut gives_up = world.waiting("LOCK.ACQUIRE c q BLOCK 300");
+        let mut behind = world.waiting("LOCK.ACQUIRE b t BLOCK 0");
+        assert_eq!(gives_up.recv(), "nil");
+        assert_eq!(a.call("LOCK.RELEASE b q"), "0");
+        assert_eq!(behind.recv(), "1");
+        assert_eq!(a.call("LOCK.MRELEASE 3 a b c t"), "[0, 0, 0]");
+        assert_eq!(two.recv(), "[1, 1]");
+    });
+}
+
+/// The same call comes again, and wants something else: it makes way at all its locks.
+fn whoever_may_go_when_a_call_changes_its_mind_goes(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let ended = |client: &mut Client| assert_eq!(prefix(&client.recv()), "UNBLOCKED");
+        // It can have them itself.
+        a.call("LOCK.ACQUIRE a m SHARED PX 600000");
+        a.call("LOCK.ACQUIRE b z SHARED PX 600000");
+        let mut first = world.waiting("LOCK.MACQUIRE 2 a b m BLOCK 0 ID i");
+        let mut second = world.client();
+        second.send("LOCK.MACQUIRE 2 a b m BLOCK 0 ID i SHARED");
+        ended(&mut first);
+        assert_eq!(second.recv(), "[2, 1]");
+        // Somebody behind it can.
+        a.call("LOCK.ACQUIRE c z PX 600000");
+        let mut first = world.waiting("LOCK.MACQUIRE 2 c d m BLOCK 0 ID i");
+        let mut reader = world.waiting("LOCK.ACQUIRE d r SHARED BLOCK 0");
+        second.send("LOCK.MACQUIRE 2 c d m BLOCK 0 ID i SHARED");
+        ended(&mut first);
+        assert_eq!(reader.recv(), "1");
+        second.close();
+        // It gets them at once, and others go in with it.
+        let mut second = world.client();
+        assert_eq!(a.call("LOCK.MACQUIRE 2 e f m SHARED PX 600000"), "[1, 1]");
+        a.call("LOCK.ACQUIRE e z SHARED PX 600000");
+        let mut first = world.waiting("LOCK.MACQUIRE 2 e f m BLOCK 0 ID j");
+        let mut readers =
+            ["e", "f"].map(|key| world.waiting(&format!("LOCK.ACQUIRE {key} r SHARED BLOCK 0")));
+        second.send("LOCK.MACQUIRE 2 e f m BLOCK 0 ID j SHARED");
+        ended(&mut first);
+        assert_eq!(second.recv(), "[2, 2]");
+        assert_eq!(readers.each_mut().map(Client::recv), ["1", "1"]);
+        // With another lock before them: it comes last there.
+        a.call("LOCK.ACQUIRE g z PX 600000");
+        let mut first = world.waiting("LOCK.MACQUIRE 2 g h m BLOCK 0 ID k");
+        let mut next = world.waiting("LOCK.ACQUIRE h n BLOCK 0");
+        second.send("LOCK.MACQUIRE 3 i g h m BLOCK 0 ID k");
+        ended(&mut first);
+        assert_eq!(next.recv(), "1");
+    });
+}
+
+/// Whichever of its locks is given back first.
+fn a_lock_that_goes_to_the_next_is_not_announced(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let (mut a, mut told) = (server.client(), server.client());
+    assert!(told.call("PSUBSCRIBE redisson_lock__channel:*").starts_with("[psubscribe"));
+    for (held, waited) in [("a b", "a b"), ("b a", "a b"), ("a b", "b a"), ("b a", "b a")] {
+        assert_eq!(a.call("LOCK.MACQUIRE 2 a b m"), "[1, 1]");
+        let mut next = server.waiting(&format!("LOCK.MACQUIRE 2 {waited} w BLOCK 0"));
+        assert_eq!(a.call(&format!("LOCK.MRELEASE 2 {held} m")), "[0, 0]");
+        assert_eq!(next.recv(), "[1, 1]");
+        assert!(told.has_nothing(), "{held} to who waits for {waited}");
+        a.call("LOCK.BREAK a");
+        a.call("LOCK.BREAK b");
+        for _ in 0..2 {
+            assert!(told.recv().starts_with("[pmessage"), "they are free now");
+        }
+    }
+    // One of them stays free, as the other is not given back.
+    assert_eq!(a.call("LOCK.MACQUIRE 3 a b c m"), "[1, 1, 1]");
+    let two = server.waiting("LOCK.MACQUIRE 3 a b c w BLOCK 0");
+    assert_eq!(a.call("LOCK.MRELEASE 2 b a m"), "[0, 0]");
+    let mut heard = [told.recv(), told.recv()];
+    heard.sort();
+    assert!(heard[0].contains("{a}") && heard[1].contains("{b}"), "{heard:?}");
+    two.close();
     server.assert_healthy();
 }

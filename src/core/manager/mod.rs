@@ -157,7 +157,9 @@ impl LockManager {
         records: &mut dyn Records,
         now: Now,
     ) -> InHand {
-        Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now).finish()
+        let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
+        step.search_for_holders();
+        step.finish()
     }
 
     /// Ends every wait for a lock with the same decision: the key holds no lock that is served here.
@@ -300,6 +302,23 @@ impl LockManager {
         several::was_withheld(&mut self.parts, in_hand)
     }
 
+    /// A call gives back several locks. Of none of them that is waited for by calls for several it is announced that it is free,
+    /// until [`end_several`](LockManager::end_several): with the others it may go to one of those.
+    pub(crate) fn begin_several(&mut self) {
+        several::begin_several(&mut self.parts)
+    }
+
+    /// It has, and who could be served was. Returns the locks that are still to be announced, which are to be reconciled.
+    pub(crate) fn end_several(&mut self) -> Vec<LockId> {
+        several::end_several(&mut self.parts)
+    }
+
+    /// The next wait that may wait for its own owner by now, though it did not when it began: one that has lost its place before
+    /// others, or whose owner was given a lock by a foreign write.
+    pub(crate) fn next_to_search(&mut self) -> Option<WaiterId> {
+        several::next_to_search(&mut self.parts)
+    }
+
     /// Lets a wait pass a part that stands before it in the same queue, for good. Returns the lock, which is to be reconciled.
     pub(crate) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> Option<LockId> {
         several::let_pass(&mut self.parts, who, part)
@@ -418,7 +437,9 @@ impl LockManager {
                 parts.taken_elsewhere(idx, now);
             }
         }
+        let has_bundles = !parts.waiters.bundles.is_empty();
         if let Some(state) = parts.state_mut(idx) {
+            state.was_changed = has_bundles;
             state.unannounced |= was_granted;
             state.forget_hold();
             state.held.doubt(ended_by);

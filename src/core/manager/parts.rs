@@ -29,6 +29,8 @@ pub(super) struct LockState {
     pub(super) held: Held,
     /// Its hold, granted here, ended without a call: unless somebody takes it, that it is free must be announced.
     pub(super) unannounced: bool,
+    /// A foreign write may have given it to somebody who waits behind a part.
+    pub(super) was_changed: bool,
     /// The hold that is alone on the lock, plain and exclusive, as far as is known. The next call is likely to find it.
     pub(super) plain_hold: Option<Hold>,
     /// When the exclusive hold was granted that is there, as far as is known.

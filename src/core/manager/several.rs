@@ -12,7 +12,7 @@ use super::step::Step;
 use super::InHand;
 use crate::core::bundles::{NewBundle, Verdict};
 use crate::core::sessions::MayHaveEnded;
-use crate::core::table::Known;
+use crate::core::table::{Known, LockIdx};
 use crate::core::{
     Counted, Decision, Happened, Holders, LockId, MonoUs, Now, Patience, Records, Reply, Request, WaiterId,
 };
@@ -31,6 +31,22 @@ pub(crate) struct Try {
     pub(crate) lead: WaiterId,
     /// Its locks and parts, in the order of the call.
     pub(crate) parts: Vec<(LockId, WaiterId)>,
+}
+
+/// A lock that is ready to be reconciled, as a step of the same call on another lock has made way there. A step that does not serve
+/// the queue leaves it so.
+struct Ready(Option<LockIdx>);
+
+impl Ready {
+    fn of(parts: &Parts, lock: Known<'_>) -> Ready {
+        Ready(parts.table.handle_of(lock).filter(|lock| parts.table.is_ready(*lock)))
+    }
+
+    fn keep(self, parts: &mut Parts) {
+        if let Some(lock) = self.0.filter(|lock| parts.state(*lock).is_some()) {
+            parts.table.set_ready(lock);
+        }
+    }
 }
 
 /// See [`LockManager::check`](super::LockManager::check).
@@ -63,9 +79,12 @@ pub(super) fn take(
     request: &Request,
     now: Now,
 ) -> (Option<Reply>, InHand) {
+    let ready = Ready::of(parts, lock);
     let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
     let reply = step.grant_caller(request).ok().flatten();
-    (reply, step.let_go())
+    let in_hand = step.let_go();
+    ready.keep(parts);
+    (reply, in_hand)
 }
 
 /// See [`LockManager::repeat`](super::LockManager::repeat).
@@ -77,10 +96,13 @@ pub(super) fn repeat(
     (request, reply): (&Request, &Reply),
     now: Now,
 ) -> InHand {
+    let ready = Ready::of(parts, lock);
     let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
     step.repeat(request, reply);
     step.count(Counted::Repeated);
-    step.let_go()
+    let in_hand = step.let_go();
+    ready.keep(parts);
+    in_hand
 }
 
 /// See [`LockManager::queue_part`](super::LockManager::queue_part).
@@ -93,12 +115,15 @@ pub(super) fn queue_part(
     bundle: &mut Option<NewBundle>,
     now: Now,
 ) -> (WaiterId, InHand) {
+    let ready = Ready::of(parts, lock);
     let mut step = Step::begin(parts, lock, MayHaveEnded::Of(&request.owner), holders, records, now);
     if !step.has_queue() {
         step.tell_holders(Happened::Contended);
     }
     let id = step.queue_part(request.clone(), deadline, bundle);
-    (id, step.let_go())
+    let in_hand = step.let_go();
+    ready.keep(parts);
+    (id, in_hand)
 }
 
 /// See [`LockManager::begin_blocked`](super::LockManager::begin_blocked).
@@ -180,10 +205,32 @@ pub(super) fn end_bundle(parts: &mut Parts, lead: WaiterId, decision: Decision) 
     }
 }
 
+/// See [`LockManager::begin_several`](super::LockManager::begin_several).
+pub(super) fn begin_several(parts: &mut Parts) {
+    if !parts.waiters.bundles.is_empty() {
+        parts.waiters.bundles.withhold();
+    }
+}
+
+/// See [`LockManager::end_several`](super::LockManager::end_several).
+pub(super) fn end_several(parts: &mut Parts) -> Vec<LockId> {
+    let withheld = parts.waiters.bundles.withhold_no_more();
+    let unannounced = |lock: &LockIdx| parts.state(*lock).is_some_and(|state| state.unannounced);
+    withheld.into_iter().filter(unannounced).filter_map(|lock| parts.name(lock)).collect()
+}
+
+/// See [`LockManager::next_to_search`](super::LockManager::next_to_search).
+pub(super) fn next_to_search(parts: &mut Parts) -> Option<WaiterId> {
+    parts.waiters.bundles.next_to_search()
+}
+
 /// See [`LockManager::was_withheld`](super::LockManager::was_withheld).
 pub(super) fn was_withheld(parts: &mut Parts, in_hand: InHand) {
     if let Some(state) = in_hand.lock.and_then(|lock| parts.state_mut(lock)) {
         state.unannounced = true;
+    }
+    if let Some(lock) = in_hand.lock {
+        parts.waiters.bundles.was_withheld(lock);
     }
 }
 

@@ -55,6 +55,9 @@ impl InHand {
     }
 }
 
+/// Of how many holders of a lock that a foreign write has changed it is looked for whom they wait.
+const MOST_SEARCHED: usize = 16;
+
 /// A request that was granted.
 struct Grant {
     reply: Reply,
@@ -317,6 +320,20 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// Who holds the lock by a foreign write may stand behind a part that waits for that.
+    #[inline]
+    pub(super) fn search_for_holders(&mut self) {
+        let Some(lock) = self.lock.filter(|_| !self.parts.waiters.bundles.is_empty()) else { return };
+        let was_changed = self.parts.state_mut(lock).map(|state| std::mem::take(&mut state.was_changed));
+        if was_changed != Some(true) {
+            return;
+        }
+        for hold in self.holders.iter().take(MOST_SEARCHED) {
+            let waits: Vec<WaiterId> = self.parts.waiters.of_owner(hold.owner.as_bytes()).collect();
+            waits.into_iter().for_each(|id| self.parts.waiters.bundles.is_to_be_searched(id));
+        }
+    }
+
     /// What an earlier hold of this owner depended on is no matter of the next one.
     fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
         if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
@@ -389,6 +406,8 @@ impl<'a> Step<'a> {
             let holds = |owner: &Owner| self.holders.of(owner.as_bytes()).is_some();
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
                 self.parts.move_wait(id, false);
+                // Those that it stands behind now may wait for its owner.
+                self.parts.waiters.bundles.is_to_be_searched(id);
             }
         }
     }

@@ -86,6 +86,10 @@ impl Waits for LockManager {
         self.parts.waiters.together(id)
     }
 
+    fn has_parts(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.has_parts())
+    }
+
     fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>> {
         self.parts.state(lock)?.queue.passed_by(who)
     }
