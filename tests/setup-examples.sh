@@ -77,6 +77,7 @@ build_node() {
     npm ci --no-audit --no-fund --ignore-scripts
     # A syntax error is found here, not by a test.
     node --check worker.mjs
+    node --check inbox.mjs
 }
 
 # The interpreter finds what is beside it, so the folder may be moved.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! `counter`, `fencing`, `losing`, `permits`, `transfer` and `hot_lock` of `examples/`, as a reader would run them, on a real server.
+//! `counter`, `fencing`, `losing`, `permits`, `transfer`, `inbox` and `hot_lock` of `examples/`, as a reader would run them, on a
+//! real server.
 
 use std::process::Command;
 
-use crate::support::programs::{rust, Printed, Run};
+use crate::support::programs::{rust, set_up, Printed, Run};
 use crate::support::{until, Flavor, Server};
 
 crate::on_every_server!(
@@ -18,6 +19,8 @@ crate::on_every_server!(
     a_worker_stops_when_it_loses_its_lock,
     an_api_is_never_called_too_often,
     transfers_neither_make_nor_lose_money,
+    a_thousand_tasks_of_python_wait_over_one_connection,
+    a_thousand_tasks_of_node_wait_over_two_connections,
     the_page_on_fencing_does_what_it_says,
 );
 
@@ -200,6 +203,38 @@ fn count(printed: &Printed, line: &str, expected: u64) -> u64 {
     let (said, got) = rest.split_once(", got ").unwrap_or_else(|| panic!("no count: {printed}"));
     assert_eq!(said.trim(), format!("expected {expected}"));
     got.parse().unwrap_or_else(|_| panic!("no count: {printed}"))
+}
+
+fn a_thousand_tasks_of_python_wait_over_one_connection(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let Some(mut program) = crate::support::programs::python("examples/inbox.py") else { return };
+    program.args(["--port", &server.port.to_string(), "--tasks", "1000", "--locks", "10"]);
+    let printed = tasks_wait(&server, program);
+    let counted = printed.split_once("cancelled: expected ").unwrap().1.trim().split_once(", got ");
+    assert!(counted.is_some_and(|(expected, got)| expected == got), "{printed}");
+    assert_nothing_stays(server);
+}
+
+fn a_thousand_tasks_of_node_wait_over_two_connections(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let Some(path) = set_up("node/inbox.mjs") else { return };
+    let mut program = Command::new("node");
+    program.arg(path).args([&server.url(), "1000", "10"]);
+    let printed = tasks_wait(&server, program);
+    assert_eq!(printed, "1000 tasks over two connections: expected 1000, got 1000\n");
+    assert_nothing_stays(server);
+}
+
+/// Runs it, and returns what it has printed. Nearly all of a thousand tasks have waited at once, without a blocked client.
+fn tasks_wait(server: &Server, program: Command) -> String {
+    let output = Run::spawn(program).finish();
+    let printed = Printed::new(&output);
+    assert!(output.status.success(), "{printed}");
+    let mut a = server.client();
+    assert!(a.info("lock", "lock_waiters_max").parse::<usize>().unwrap() > 500, "{printed}");
+    assert_eq!(a.info("lock", "lock_notify_not_confirmed"), "0");
+    assert!(a.info("lock", "lock_notify_confirmed").parse::<usize>().unwrap() > 500, "{printed}");
+    printed.stdout
 }
 
 /// As many come as in the textbook's example: half of what can be served.

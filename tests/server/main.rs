@@ -38,6 +38,7 @@ mod messages;
 mod monitoring;
 mod moving;
 mod notify;
+mod notify_many;
 mod once;
 mod packages;
 mod pauses;
