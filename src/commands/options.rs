@@ -281,7 +281,7 @@ impl<'a> Opt<'a> for Wait<'a> {
         .optional();
         const NOTIFY: Argument =
             Argument::new(c"notify", Kind::Block(&[INBOX, GRACE]), c"waits without blocking this connection");
-        let says = c"waits if somebody else holds the lock";
+        let says = c"waits if somebody else holds the lock: in the server for so long, 0 without limit; or until a message on lock:inbox:<inbox> tells of the grant, which waits for the same call to confirm it, 5000 ms unless GRACE is given";
         Argument::new(c"wait", Kind::OneOf(&[Block::MILLISECONDS, NOTIFY]), says).optional()
     };
 

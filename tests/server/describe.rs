@@ -129,7 +129,10 @@ fn redis_cli_hints_while_one_types(flavor: Flavor) {
     let terminal = Terminal::start(server.dir.path(), &cli);
     terminal.until_seen("127.0.0.1");
     for (typed, hint) in [
-        ("LOCK.ACQUIRE", " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds]"),
+        (
+            "LOCK.ACQUIRE",
+            " key owner [PX milliseconds|EX seconds] [BLOCK milliseconds|NOTIFY inbox [GRACE milliseconds]]",
+        ),
         ("lock.release orders", " owner [PX milliseconds|EX seconds] [SHARED|ALL] [ID request]"),
         ("LOCK.GUARD orders", " OWNER owner|TOKEN token command [arg [arg ...]]"),
     ] {

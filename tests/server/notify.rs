@@ -355,7 +355,7 @@ fn where_nobody_listens_the_next_is_served(flavor: Flavor) {
 fn a_message_that_was_lost_is_found_by_asking_again(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (world.client(), world.client());
-        let mut listener = inbox(world, "w");
+        let listener = inbox(world, "w");
         a.call("LOCK.ACQUIRE k a");
         assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r"), "0");
         a.call("LOCK.RELEASE k a");
