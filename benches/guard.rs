@@ -29,7 +29,7 @@ const TOLERANCE: f64 = 0.05;
 const TOLERANCE_OF_MANY: f64 = 0.08;
 /// What the others are compared with.
 const BASE: &Path = &paths::SET_DEL;
-const GUARDED: [&Path; 15] = [
+const GUARDED: [&Path; 16] = [
     &paths::PAIR,
     &paths::PAIR_SHARED,
     &paths::BESIDE_10,
@@ -43,6 +43,7 @@ const GUARDED: [&Path; 15] = [
     &paths::GUARD_SET,
     &paths::GUARD_TOKEN_SET,
     &paths::HAND_OVER,
+    &paths::HAND_OVER_BY_MESSAGE,
     &paths::PLAIN[1][2],
     &paths::PLAIN[1][3],
 ];

@@ -55,6 +55,8 @@ pub enum Calls {
     Alone(&'static [&'static str]),
     /// Two clients hand a lock to each other: who gets it gives it back and queues up in one write.
     TurnAbout,
+    /// The same by messages: who is told that it is granted the lock confirms that, gives it back and queues up in one write.
+    ByMessage,
 }
 
 use Calls::Alone;
@@ -116,6 +118,8 @@ pub const SEVERAL: Path = Path {
 };
 pub const HAND_OVER: Path =
     Path { name: "hand-over: RELEASE + ACQUIRE BLOCK", stage: WithModule, calls: Calls::TurnAbout };
+pub const HAND_OVER_BY_MESSAGE: Path =
+    Path { name: "hand-over: RELEASE + ACQUIRE NOTIFY", stage: WithModule, calls: Calls::ByMessage };
 pub const REDISSON_3_27: Path = Path {
     name: "Redisson 3.27's scripts with latch",
     stage: Bare,
@@ -217,6 +221,7 @@ impl Set {
         match calls {
             Alone(calls) => self.alone(calls, rounds),
             Calls::TurnAbout => self.turn_about(rounds),
+            Calls::ByMessage => self.by_message(rounds),
         }
     }
 
@@ -232,6 +237,36 @@ impl Set {
                 caller.send(&command.get_packed_command())?;
                 caller.reply()?;
             }
+        }
+        Ok(())
+    }
+
+    fn by_message(&self, rounds: u32) -> Outcome<()> {
+        let mut clients = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
+        let mut inboxes = [Caller::connect(&self.server)?, Caller::connect(&self.server)?];
+        let owners = [OWNER, &OWNER.replace('d', "e")];
+        let ask = |who: usize, id: usize| {
+            let owner = owners[who];
+            super::packed(&format!("LOCK.ACQUIRE k {owner} PX 30000 NOTIFY inbox{who} ID i{id}"))
+        };
+        let release = owners.map(|owner| super::packed(&format!("LOCK.RELEASE k {owner}")));
+        for (who, inbox) in inboxes.iter_mut().enumerate() {
+            inbox.call(&format!("SUBSCRIBE lock:inbox:inbox{who}"))?;
+        }
+        // The first is granted at once, and the second waits.
+        for (who, client) in clients.iter_mut().enumerate() {
+            client.send(&ask(who, who))?;
+            client.reply()?;
+        }
+        for round in 0..rounds as usize {
+            let (from, to) = (round % 2, (round + 1) % 2);
+            let calls = [ask(from, round), release[from].clone(), ask(from, round + 2)];
+            clients[from].send(&calls.concat())?;
+            for _ in &calls {
+                clients[from].reply()?;
+            }
+            // The message.
+            inboxes[to].reply()?;
         }
         Ok(())
     }
