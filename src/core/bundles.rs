@@ -118,12 +118,11 @@ impl Bundles {
         }
     }
 
-    /// The queue of this lock is being served.
+    /// True if the queue of this lock is not served now, but when all that is due was tried.
     #[inline]
-    pub(super) fn serves(&mut self, lock: LockIdx) {
-        if !self.stopped.is_empty() {
-            self.stopped.retain(|stopped| *stopped != lock);
-        }
+    pub(super) fn is_stopped(&self, lock: LockIdx) -> bool {
+        let is_trying = self.tried.is_some() || self.any_due();
+        is_trying && self.stopped.contains(&lock)
     }
 
     /// True if a bundle that is due, or tried, waits for this lock.
@@ -174,11 +173,21 @@ impl Bundles {
     }
 
     /// The try is over. If it failed, that was because this lock was not to be had. Returns the locks whose queues are to be served
-    /// further.
-    pub(super) fn was_tried(&mut self, blocked_at: Option<LockIdx>) -> Vec<LockIdx> {
+    /// further, or of which it is still to be announced that they are free; not as long as there is more to try.
+    pub(super) fn was_tried(
+        &mut self,
+        blocked_at: Option<LockIdx>,
+        unannounced: impl Fn(LockIdx) -> bool,
+    ) -> Vec<LockIdx> {
         let bundle = self.tried.take().and_then(|lead| self.by_lead.get_mut(&lead));
         if let Some(bundle) = bundle {
             bundle.blocked_at = blocked_at;
+            let unannounced = bundle.parts.iter().map(|(lock, _)| *lock).filter(|lock| unannounced(*lock));
+            let new: Vec<LockIdx> = unannounced.filter(|lock| !self.stopped.contains(lock)).collect();
+            self.stopped.extend(new);
+        }
+        if self.any_due() {
+            return Vec::new();
         }
         std::mem::take(&mut self.stopped)
     }

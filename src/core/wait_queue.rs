@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use foldhash::{HashSet, HashSetExt};
+use foldhash::{HashMap, HashSet};
 
 use super::{Mode, WaiterId, Wants};
 
@@ -78,7 +78,7 @@ pub(super) struct WaitQueue {
 }
 
 /// Waits with the parts that they pass.
-type Passes = Vec<(WaiterId, HashSet<WaiterId>)>;
+type Passes = HashMap<WaiterId, HashSet<WaiterId>>;
 
 impl WaitQueue {
     pub(super) fn len(&self) -> usize {
@@ -146,11 +146,17 @@ impl WaitQueue {
                 break;
             }
         }
-        let passing = self.passes.iter().map(|(id, _)| *id);
-        let passing = passing.filter_map(|id| self.places.iter().find(|place| place.id == id));
-        let mut passing: Vec<&Place> = passing.filter(|place| !self.is_barred(place.position)).collect();
-        passing.sort_unstable_by_key(|place| place.position);
-        passing.into_iter().find(|place| decidable(place.id)).map(|place| place.id)
+        if self.passes.is_empty() {
+            return None;
+        }
+        let mut passing = self.places.iter().filter(|place| self.passes.contains_key(&place.id));
+        // A part that can be decided makes its bundle due: that is asked of it last. Of the others it is the quicker question, and
+        // mostly the lock is not to be had by anybody.
+        let can_go = |place: &&Place| match place.is_part {
+            true => !self.is_barred(place.position) && decidable(place.id),
+            false => decidable(place.id) && !self.is_barred(place.position),
+        };
+        passing.find(can_go).map(|place| place.id)
     }
 
     /// True if somebody stands before this position whom the wait there must not pass.
@@ -178,21 +184,16 @@ impl WaitQueue {
 
     /// From now on this wait passes that part, though it came first. False if it does so already.
     pub(super) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> bool {
-        match self.passes.iter_mut().find(|(id, _)| *id == who) {
-            Some((_, passed)) => passed.insert(part),
-            None => {
-                let mut passed = HashSet::new();
-                passed.insert(part);
-                self.passes.push((who, passed));
-                true
-            }
-        }
+        self.passes.entry(who).or_default().insert(part)
     }
 
     /// The parts that this wait passes, if it passes any.
     pub(super) fn passed_by(&self, who: WaiterId) -> Option<&HashSet<WaiterId>> {
         // Mostly nobody does.
-        self.passes.iter().find(|(id, _)| *id == who).map(|(_, passed)| passed)
+        if self.passes.is_empty() {
+            return None;
+        }
+        self.passes.get(&who)
     }
 
     /// True if who is served next may be so as soon as fewer hold the lock: a reader who wants it alone, or with a limit.
@@ -232,7 +233,10 @@ impl WaitQueue {
     /// A wait leaves for good. Returns whether it stood there.
     pub(super) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
         if !self.passes.is_empty() {
-            self.forget_passes(id);
+            self.passes.remove(&id);
+            if self.place_at(position).is_some_and(|place| place.is_part) {
+                self.forget_part(id);
+            }
         }
         self.remove(position)
     }
@@ -260,11 +264,12 @@ impl WaitQueue {
         true
     }
 
-    fn forget_passes(&mut self, gone: WaiterId) {
-        self.passes.iter_mut().for_each(|(_, passed)| {
+    /// A part that others pass leaves.
+    fn forget_part(&mut self, gone: WaiterId) {
+        self.passes.retain(|_, passed| {
             passed.remove(&gone);
+            !passed.is_empty()
         });
-        self.passes.retain(|(id, passed)| *id != gone && !passed.is_empty());
     }
 
     /// Where this position is, or would be.

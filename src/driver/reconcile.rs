@@ -2,6 +2,8 @@
 
 //! A look at a lock that may have changed without a call.
 
+use foldhash::HashSet;
+
 use super::commit::store;
 use super::state::{with, Remembered};
 use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try, Verdict, WaiterId};
@@ -44,7 +46,7 @@ pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
 
 #[cold]
 fn serve_due(ctx: Ctx<'_>) {
-    let mut failed: Vec<WaiterId> = Vec::new();
+    let mut failed: HashSet<WaiterId> = HashSet::default();
     while let Some(Try { lead, parts }) = with(ctx, |driver| driver.locks.next_try()) {
         let db = parts.first().map_or_else(|| ctx.db(), |(lock, _)| lock.db);
         let blocked_at = ctx.in_db(db, || {

@@ -186,14 +186,10 @@ pub(super) fn granted_all(parts: &mut Parts, lead: WaiterId, replies: Vec<Reply>
 
 /// See [`LockManager::was_tried`](super::LockManager::was_tried).
 pub(super) fn was_tried(parts: &mut Parts, blocked_at: Option<WaiterId>) -> Vec<LockId> {
-    let wait = blocked_at.and_then(|id| parts.waiters.queued(id));
-    let (lock, lead) = (wait.map(|wait| wait.lock()), wait.and_then(|wait| wait.lead()));
-    let mut locks = parts.waiters.bundles.was_tried(lock);
-    for (lock, _) in lead.map_or(&[][..], |lead| parts.waiters.bundles.parts(lead)) {
-        if parts.state(*lock).is_some_and(|state| state.unannounced) && !locks.contains(lock) {
-            locks.push(*lock);
-        }
-    }
+    let lock = blocked_at.and_then(|id| parts.waiters.queued(id)).map(|wait| wait.lock());
+    let table = &parts.table;
+    let unannounced = |lock| table.get(lock).is_some_and(|state| state.unannounced);
+    let locks = parts.waiters.bundles.was_tried(lock, unannounced);
     locks.into_iter().filter_map(|lock| parts.name(lock)).collect()
 }
 

@@ -3,6 +3,8 @@
 //! One step on a lock in hand: what ended without a call ([`Step::begin`]), one call, and what that made way for
 //! ([`Step::finish`]).
 
+use smallvec::SmallVec;
+
 use super::parts::{LockState, Parts};
 use crate::core::binding::{NewBind, Takes};
 use crate::core::bundles::{NewBundle, Verdict};
@@ -291,7 +293,9 @@ impl<'a> Step<'a> {
         self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
         self.forget_voided(lock);
         self.send_behind_holders(lock);
-        self.parts.waiters.bundles.serves(lock);
+        if self.parts.waiters.bundles.is_stopped(lock) {
+            return;
+        }
         if self.holders.is_free() && self.is_left_free(lock) {
             return;
         }
@@ -342,27 +346,31 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The wait that can be decided next. `None`, too, if that is a part: then its bundle is due.
+    /// The wait that can be decided next. If that could be a part, its bundle is due.
     fn next_in_line(&mut self, lock: LockIdx) -> Option<WaiterId> {
-        let mut due = None;
+        let mut due = SmallVec::<[WaiterId; 4]>::new();
         let next = self.parts.state(lock)?.queue.next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
             if wait.is_over(self.now) {
                 return true;
             }
-            let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy
-                && wait.lead().is_none_or(|lead| self.parts.waiters.bundles.may_be_due(lead, lock));
-            due = wait.lead().filter(|_| is_next);
-            is_next
-        });
-        match due {
-            None => next,
-            Some(lead) => {
-                self.parts.waiters.bundles.is_due(lead, lock);
-                None
+            let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
+            match wait.lead() {
+                None => is_next,
+                // Readers may be behind it that are for several locks, too.
+                Some(lead) => {
+                    if is_next && self.parts.waiters.bundles.may_be_due(lead, lock) {
+                        due.push(lead);
+                    }
+                    false
+                }
             }
+        });
+        for lead in due {
+            self.parts.waiters.bundles.is_due(lead, lock);
         }
+        next
     }
 
     /// Ends a wait with a grant that is to be delivered, and returns what with.
