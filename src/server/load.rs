@@ -165,7 +165,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         };
     }
     let symbols = absent!(
-        RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
+        RedisModule_ACLCheckChannelPermissions RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic RedisModule_BlockClient RedisModule_BlockedClientDisconnected
         RedisModule_Call RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
         RedisModule_CallReplyProto RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_GetCommandKeys RedisModule_Free RedisModule_ReplyWithCallReply RedisModule_CloseKey RedisModule_CommandFilterArgGet
         RedisModule_CommandFilterArgsCount RedisModule_CreateCommand

@@ -658,6 +658,13 @@ impl Model {
         if ephemeral {
             add(&mut binding.ephemeral);
         }
+        // What cannot come again is forgotten, but not what it bound.
+        let (requests, plain) = (&mut binding.requests, &mut binding.plain);
+        requests.retain(|_, (connection, .., until)| {
+            let may_come = *until >= now_us;
+            plain.extend((!may_come).then_some(*connection));
+            may_come
+        });
         if let Some(id) = call.id {
             binding.requests.insert(id, (connection, ephemeral, since, now_us + TTL * 1000));
         } else {
