@@ -9,7 +9,7 @@
 //! A grant that may be revoked never shortens a lease: the hold could end by the shorter one before it is known that
 //! nobody was promised that. The shorter lease begins when the grant has reached its client.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
@@ -205,7 +205,7 @@ pub(super) struct Confirmed {
 pub(super) struct Unconfirmed {
     on_their_way: SmallVec<[OnItsWay; 1]>,
     /// Those that did not reach their client, and are still to be given back.
-    revoking: Vec<(WaiterId, Owner)>,
+    revoking: VecDeque<(WaiterId, Owner)>,
     /// What the holds are of owners who hold more than one such grant.
     stacks: BTreeMap<Owner, Stack>,
     /// Grants whose holds have ended, and whose clients wait still.
@@ -322,13 +322,13 @@ impl Unconfirmed {
     /// A grant has not reached its client.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
         if let Some(OnItsWay { owner, .. }) = self.take(id) {
-            self.revoking.push((id, owner));
+            self.revoking.push_back((id, owner));
         }
     }
 
     /// The next grant that is to be given back.
     pub(super) fn next_to_revoke(&mut self) -> Option<WaiterId> {
-        (!self.revoking.is_empty()).then(|| self.revoking.remove(0).0)
+        self.revoking.pop_front().map(|(id, _)| id)
     }
 
     /// Those that are to be given back.

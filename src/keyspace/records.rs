@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 
+use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::config::{self, MAX_MS};
@@ -24,8 +25,20 @@ pub(crate) struct Records<'a> {
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
     requests: SmallVec<[Record<'a>; 1]>,
+    /// Where they are, if there are many.
+    places: Option<Box<Places>>,
     /// Those who wait elsewhere are to be told that the lock is free.
     pub(super) announce: bool,
+}
+
+/// With so many requests in one step they are looked up, and not looked for.
+const MANY: usize = 16;
+
+/// Where the records of requests are, by what the requests are and by what the records are called: the first of each.
+#[derive(Default)]
+struct Places {
+    by_id: HashMap<RequestId, usize>,
+    by_name: HashMap<Name, usize>,
 }
 
 /// The fencing counter, as far as it was asked for.
@@ -66,7 +79,7 @@ struct Granted {
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: SmallVec::new(), announce: false }
+        Records { ctx, lock, counter: None, requests: SmallVec::new(), places: None, announce: false }
     }
 
     /// True if there is anything to write.
@@ -111,14 +124,14 @@ impl<'a> Records<'a> {
     }
 
     fn record(&mut self, id: &RequestId) -> Result<&mut Record<'a>, Refusal> {
-        let at = match self.requests.iter().position(|record| record.id == *id) {
+        let at = match self.place_of(id) {
             Some(at) => at,
             None => {
                 let lock = self.lock.as_bytes();
                 let empty = Record::empty(id, lock);
                 let name = empty.name(lock);
                 // What one of the two writes, the other must not have open.
-                let twin = self.requests.iter_mut().find(|record| *record.name(lock) == *name);
+                let twin = self.place_of_name(&name).and_then(|at| self.requests.get_mut(at));
                 let alone = twin.is_none_or(|twin| {
                     twin.key = None;
                     false
@@ -131,17 +144,50 @@ impl<'a> Records<'a> {
                 };
                 let mut record = record.ok_or(Refusal::OthersRecord)?;
                 record.key = alone.then_some(key);
-                self.requests.push(record);
-                self.requests.len() - 1
+                self.push(record)
             }
         };
         self.requests.get_mut(at).ok_or(Refusal::NoRecord)
     }
 
+    fn place_of(&self, id: &RequestId) -> Option<usize> {
+        match &self.places {
+            None => self.requests.iter().position(|record| record.id == *id),
+            Some(places) => places.by_id.get(id).copied(),
+        }
+    }
+
+    fn place_of_name(&self, name: &Name) -> Option<usize> {
+        match &self.places {
+            None => {
+                let lock = self.lock.as_bytes();
+                self.requests.iter().position(|record| record.name(lock) == *name)
+            }
+            Some(places) => places.by_name.get(name).copied(),
+        }
+    }
+
+    /// Adds a record. Returns where it is.
+    fn push(&mut self, record: Record<'a>) -> usize {
+        self.requests.push(record);
+        let (len, lock) = (self.requests.len(), self.lock.as_bytes());
+        if len >= MANY {
+            // From the first that has no place: all of them, at first.
+            let from = if self.places.is_some() { len - 1 } else { 0 };
+            let places = self.places.get_or_insert_default();
+            for (at, record) in self.requests.iter().enumerate().skip(from) {
+                places.by_id.entry(record.id.clone()).or_insert(at);
+                places.by_name.entry(record.name(lock)).or_insert(at);
+            }
+        }
+        len - 1
+    }
+
     fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
             // The call was let through before somebody put something else there: what it got counts.
-            self.requests.push(Record { stored: true, ..Record::empty(id, self.lock.as_bytes()) });
+            let empty = Record::empty(id, self.lock.as_bytes());
+            self.push(Record { stored: true, ..empty });
         }
         if let Ok(record) = self.record(id) {
             what(record);

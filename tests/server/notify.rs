@@ -19,6 +19,8 @@ crate::on_every_server!(
     a_grant_that_nobody_confirms_goes_to_the_next,
     who_never_confirms_loses_its_other_waits,
     a_renewal_confirms_too,
+    requests_of_one_owner_are_told_apart,
+    a_grant_that_comes_back_is_confirmed_once,
     waits_end_with_their_connection,
     a_wait_belongs_to_the_connection_that_asked_last,
     where_nobody_listens_the_next_is_served,
@@ -278,6 +280,91 @@ fn a_renewal_confirms_too(flavor: Flavor) {
         assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r GRACE 300 PX 50000"), "1", "it is the same grant");
         assert!(b.number("PTTL k") > 30_000);
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
+    });
+}
+
+/// Who gives back a grant that was not confirmed, takes nothing from the owner's other requests.
+fn requests_of_one_owner_are_told_apart(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), inbox(world, "w"));
+        let ask = |request: &str, options: &str| {
+            format!("LOCK.ACQUIRE k o PX 60000 NOTIFY w ID {request} {options}")
+        };
+        // Both are granted. One is given back, the other confirmed.
+        for (number, shared) in ["", "SHARED"].into_iter().enumerate() {
+            a.call("LOCK.ACQUIRE k x");
+            assert_eq!(b.call(&ask(&format!("1{number}"), &format!("GRACE 300 {shared}"))), "0");
+            assert_eq!(b.call(&ask(&format!("2{number}"), &format!("GRACE 5000 {shared}"))), "0");
+            let mut next = world.waiting("LOCK.ACQUIRE k z BLOCK 0");
+            a.call("LOCK.RELEASE k x");
+            assert_eq!(heard(&mut b, "w"), format!("granted 1{number} k"));
+            assert_eq!(heard(&mut b, "w"), format!("granted 2{number} k"));
+            assert_eq!(b.call("LOCK.RELEASE k o"), "1");
+            assert_eq!(heard(&mut b, "w"), format!("lost 1{number} k"));
+            assert_eq!(
+                b.call(&ask(&format!("2{number}"), &format!("GRACE 5000 {shared}"))),
+                "1",
+                "as many as it holds"
+            );
+            assert_eq!(a.info("lock", "lock_table_deadlines"), "0", "no grace is left to end");
+            assert!(next.has_nothing(), "the other request holds the lock");
+            assert_eq!(b.call("LOCK.RENEW k o"), "1");
+            assert_eq!(b.call("LOCK.RELEASE k o"), "0");
+            assert_eq!(next.recv(), "1");
+            a.call("LOCK.RELEASE k z");
+        }
+        // A reader's upgrade is given back by another thread: it is not confirmed any more.
+        a.call("LOCK.ACQUIRE k r SHARED");
+        a.call("LOCK.ACQUIRE k o SHARED");
+        assert_eq!(b.call(&ask("up", "")), "0");
+        a.call("LOCK.RELEASE k r");
+        assert_eq!(heard(&mut b, "w"), "granted up k");
+        assert_eq!(a.call("LOCK.RELEASE k o"), "1");
+        assert_eq!(heard(&mut b, "w"), "lost up k");
+        assert_eq!(a.call("LOCK.ACQUIRE k r2 SHARED"), "1");
+        assert_eq!(b.call(&ask("up", "")), "0", "somebody is inside");
+        assert_eq!(b.call("LOCK.CANCEL k o ID up"), "1");
+        assert_eq!(heard(&mut b, "w"), "lost up k");
+        a.call("LOCK.BREAK k");
+        // The heartbeat of one thread does not confirm another's.
+        a.call("LOCK.ACQUIRE k x");
+        let mut other = world.client();
+        assert_eq!(other.call(&ask("c", "")), "0");
+        assert_eq!(b.call(&ask("d", "")), "0");
+        a.call("LOCK.RELEASE k x");
+        assert_eq!([heard(&mut b, "w"), heard(&mut b, "w")], ["granted c k", "granted d k"]);
+        assert_eq!(b.call(&ask("d", "")), "2");
+        assert_eq!(b.call("LOCK.RENEW k o PX 60000"), "2");
+        other.close();
+        until("it has not been confirmed", || a.call("HGET k o") == "1");
+        assert_eq!(b.call("LOCK.RELEASE k o"), "0");
+        // With its ID it is that one, though the owner holds more.
+        a.call("LOCK.ACQUIRE k x");
+        assert_eq!(b.call(&ask("e", "")), "0");
+        assert_eq!(b.call(&ask("f", "")), "0");
+        a.call("LOCK.RELEASE k x");
+        assert_eq!([heard(&mut b, "w"), heard(&mut b, "w")], ["granted e k", "granted f k"]);
+        assert_eq!(b.call(&ask("e", "")), "2");
+        assert_eq!(b.call("LOCK.RELEASE k o ID f"), "1");
+        assert_eq!(heard(&mut b, "w"), "lost f k");
+        assert_eq!(b.call("LOCK.RELEASE k o"), "0");
+    });
+}
+
+/// All keys have gone and are there again, with what is stored of the request.
+fn a_grant_that_comes_back_is_confirmed_once(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), inbox(world, "w"));
+        a.call("LOCK.ACQUIRE k x");
+        assert_eq!(b.call("LOCK.ACQUIRE k o PX 60000 NOTIFY w ID 1"), "0");
+        a.call("LOCK.RELEASE k x");
+        assert_eq!(heard(&mut b, "w"), "granted 1 k");
+        a.send_at_once(&["MULTI", "SWAPDB 0 1", "SWAPDB 0 1", "EXEC"]);
+        assert_eq!([a.recv(), a.recv(), a.recv()], ["OK", "QUEUED", "QUEUED"]);
+        assert_eq!(a.recv(), "[OK, OK]");
+        assert_eq!(heard(&mut b, "w"), "lost 1 k");
+        assert_eq!(b.call("LOCK.ACQUIRE k o PX 60000 NOTIFY w ID 1"), "1", "it was counted once");
+        assert_eq!(b.call("LOCK.RELEASE k o"), "0");
     });
 }
 

@@ -74,7 +74,11 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
         }
     }
     let lease = lease_ms.map(|ms| Lease::new(ms, step.now.wall.saturating_add(ms)));
-    let released = step.holders.release(owner.as_bytes(), *scope, lease.map(|lease| lease.end));
+    let lease_end = lease.map(|lease| lease.end);
+    let released = match step.unconfirmed_of(release) {
+        Some(grant) => Ok(step.give_back(owner, grant, lease_end)),
+        None => step.holders.release(owner.as_bytes(), *scope, lease_end),
+    };
     let left = released.map_err(|NotOwner| NotReleased::NotOwner)?;
     if let Some(lease) = lease.filter(|_| left > 0) {
         step.set_lease(owner, lease);

@@ -464,7 +464,7 @@ impl LockManager {
             if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
-            parts.void_grants(lock, |_| true);
+            parts.void_grants(lock, false, |_| true);
             parts.sessions.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
@@ -513,7 +513,7 @@ impl LockManager {
             let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
             parts.tell(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
-            parts.void_grants(lock, |_| true);
+            parts.void_grants(lock, false, |_| true);
             parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);

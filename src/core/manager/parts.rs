@@ -436,20 +436,21 @@ impl Parts {
         who: MayHaveEnded<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        self.void_grants(lock, &ended);
+        self.void_grants(lock, true, &ended);
         if self.sessions.knows(lock) {
             let Some(name) = self.name(lock) else { return };
             self.sessions.unbind_ended(lock, &name, who, &ended);
         }
     }
 
-    /// The holds of these owners ended: grants of them that are in flight are void. What depends on connections stays.
-    pub(super) fn void_grants(&mut self, lock: LockIdx, ended: impl Fn(&Owner) -> bool) {
+    /// The holds of these owners ended: grants of them that are in flight are void. What depends on connections stays. `forgets`
+    /// unless what is stored of their requests has gone where the holds went.
+    pub(super) fn void_grants(&mut self, lock: LockIdx, forgets: bool, ended: impl Fn(&Owner) -> bool) {
         let Some(state) = self.table.get_mut(lock) else { return };
         for id in state.unconfirmed.void(ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
-                self.void_notified(id, lock, &wait);
+                self.void_notified(id, lock, &wait, forgets);
             }
             // Who waits still for all of them, has lost one.
             self.lost_bundles.extend(wait.lead().filter(|_| wait.request().confirmed_later));
@@ -458,13 +459,13 @@ impl Parts {
 
     /// The hold of a grant has ended of which its client was told by a message, and that it has not confirmed.
     #[cold]
-    fn void_notified(&mut self, id: WaiterId, lock: LockIdx, wait: &Wait) {
+    fn void_notified(&mut self, id: WaiterId, lock: LockIdx, wait: &Wait, forgets: bool) {
         self.grace_ends(id, wait.request());
         if wait.state() == WaitState::Granted {
             self.decide(id, lock, wait.request(), Decision::Lost);
         }
         // Who asks again then, is not to be told that it was granted.
-        let state = self.table.get_mut(lock).filter(|_| !self.demoted);
+        let state = self.table.get_mut(lock).filter(|_| forgets && !self.demoted);
         if let Some((state, request)) = state.zip(wait.request().id.clone()) {
             state.unconfirmed.was_voided(request);
         }

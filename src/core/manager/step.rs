@@ -20,7 +20,8 @@ use crate::core::wait_queue::Position;
 use crate::core::waiters::{NewWait, Wait, WaitState};
 use crate::core::{
     Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Notify,
-    Now, Owner, Records, Refusal, Reply, Request, RequestId, Token, WaiterId, WallMs, Wants,
+    Now, Owner, Records, Refusal, Release, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
+    Wants,
 };
 
 /// A lock in hand: what is remembered about it, looked up once, and what its key holds.
@@ -290,7 +291,13 @@ impl<'a> Step<'a> {
     fn serve(&mut self, lock: LockIdx) {
         // Who holds nothing any more, has nothing to be delivered, given back or renewed.
         let holders = &*self.holders;
-        self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
+        let who = self.who;
+        let may_have_ended = |owner: &Owner| match who {
+            MayHaveEnded::Of(caller) => *owner == *caller,
+            MayHaveEnded::Any => true,
+        };
+        self.parts
+            .void_ended(lock, who, |owner| may_have_ended(owner) && holders.of(owner.as_bytes()).is_none());
         self.forget_voided(lock);
         self.send_behind_holders(lock);
         if self.parts.waiters.bundles.is_stopped(lock) {
@@ -753,15 +760,62 @@ impl<'a> Step<'a> {
         true
     }
 
-    /// The owner knows that it holds the lock: all grants are confirmed of which it was told by messages.
+    /// The owner knows that it holds the lock. If it holds nothing else, it knows of the grants of which it was told by messages:
+    /// these are confirmed.
     pub(super) fn confirm_all_of(&mut self, owner: &Owner) {
-        let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
-        let is_notified =
-            |id: &WaiterId| self.parts.waiters.get(*id).is_some_and(|wait| wait.request().notify.is_some());
-        let granted = state.unconfirmed.on_their_way_to(owner).filter(is_notified).collect::<Vec<_>>();
-        for id in granted {
-            self.confirm_wait(id);
+        let granted = self.notified_grants(owner);
+        let holds = self.holders.of(owner.as_bytes()).map_or(0, Hold::total);
+        if i64::try_from(granted.len()).is_ok_and(|granted| granted == holds) {
+            granted.into_iter().for_each(|(id, _)| {
+                self.confirm_wait(id);
+            });
         }
+    }
+
+    /// The grants of this owner that are to be confirmed by a call, each with its mode, in their order.
+    fn notified_grants(&self, owner: &Owner) -> Vec<(WaiterId, Mode)> {
+        let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return Vec::new() };
+        let notified = |id| {
+            let request = self.parts.waiters.get(id)?.request();
+            request.notify.is_some().then_some((id, request.wants.mode))
+        };
+        state.unconfirmed.on_their_way_to(owner).filter_map(notified).collect()
+    }
+
+    /// The grant that a release gives back although it was not confirmed: the one with the release's request id, or if the owner
+    /// holds nothing of that kind that it has confirmed, the first. What else it holds is not to end with a grace.
+    pub(super) fn unconfirmed_of(&self, release: &Release) -> Option<WaiterId> {
+        if !self.any_notified() {
+            return None;
+        }
+        let hold = self.holders.of(release.owner.as_bytes()).filter(|hold| hold.total() > 1)?;
+        let (mode, holds) = match release.scope {
+            ReleaseScope::All => return None,
+            ReleaseScope::One if hold.exclusive > 0 => (Mode::Exclusive, hold.exclusive),
+            ReleaseScope::OneOf(Mode::Exclusive) => (Mode::Exclusive, hold.exclusive),
+            ReleaseScope::One | ReleaseScope::OneOf(Mode::Shared) => (Mode::Shared, hold.shared),
+        };
+        let granted = self.notified_grants(&release.owner).into_iter();
+        let all: Vec<WaiterId> = granted.filter(|(_, of)| *of == mode).map(|(id, _)| id).collect();
+        let named = release.id.as_ref().and_then(|id| self.parts.waiters.of_request(self.lock?, id));
+        let named = named.map(|(id, _)| id).filter(|id| all.contains(id));
+        let none_is_confirmed = i64::try_from(all.len()).is_ok_and(|granted| granted >= holds);
+        named.or_else(|| all.first().copied().filter(|_| none_is_confirmed))
+    }
+
+    /// Gives back a grant that was not confirmed. Returns how many holds the owner has left, whose lease ends then if that is given.
+    #[cold]
+    pub(super) fn give_back(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
+        let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
+        if let Some((lock, request)) = wait {
+            self.parts.decide(grant, lock, &request, Decision::Lost);
+            self.parts.begin_to_revoke(grant);
+            self.revoke(lock);
+        }
+        if let Some(end) = lease_end {
+            let _ = self.holders.renew(owner.as_bytes(), end);
+        }
+        self.holders.of(owner.as_bytes()).map_or(0, Hold::total)
     }
 
     /// A grant is final of which its client was told by a message. Returns what it got.
@@ -775,17 +829,12 @@ impl<'a> Step<'a> {
         };
         self.parts.waiters.notified.has_confirmed(notify.connection);
         self.parts.statistics.count(Counted::Confirmed);
+        let hold = self.holders.of(request.owner.as_bytes())?;
         let reply = match self.records.granted(id) {
-            Ok(Some(reply)) => reply,
+            // Meanwhile others of the owner's holds may have begun and ended.
+            Ok(Some(reply)) => Reply { holds: hold.total(), ..reply },
             // Somebody has deleted the record.
-            _ => {
-                let hold = self.holders.of(request.owner.as_bytes())?;
-                let holds = match request.wants.mode {
-                    Mode::Exclusive => hold.exclusive,
-                    Mode::Shared => hold.shared,
-                };
-                request.reply(holds, hold.token.filter(|_| request.fence))
-            }
+            _ => request.reply(hold.total(), hold.token.filter(|_| request.fence)),
         };
         self.records.remember_grant(id, &reply, self.now);
         Some((reply, wait))

@@ -428,7 +428,37 @@ impl Model {
         self.arrived(at, false);
         self.forget_missed();
         self.confirm_record(lock, (owner, id));
+        let holds = self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared);
+        if let Some(granted) = self.locks[lock].granted.get_mut(&(owner, id)) {
+            granted.0.holds = holds;
+        }
         since
+    }
+
+    /// The grant that a release gives back although it was not confirmed.
+    fn unconfirmed_of(
+        &self,
+        lock: usize,
+        owner: usize,
+        scope: ReleaseScope,
+        id: Option<u8>,
+    ) -> Option<usize> {
+        let hold = self.locks[lock].of(owner).filter(|hold| hold.exclusive + hold.shared > 1)?;
+        let shared = match scope {
+            ReleaseScope::All => return None,
+            ReleaseScope::One => hold.exclusive == 0,
+            ReleaseScope::OneOf(mode) => mode == Mode::Shared,
+        };
+        let is_its = |grant: &ModelGrant| {
+            grant.call.notify.is_some()
+                && grant.lock == lock
+                && grant.number == hold.number
+                && grant.call.shared == shared
+        };
+        let all: Vec<usize> = (0..self.in_flight.len()).filter(|at| is_its(&self.in_flight[*at])).collect();
+        let named = all.iter().find(|at| id.is_some() && self.in_flight[**at].call.id == id);
+        let certain = if shared { hold.shared } else { hold.exclusive } - i64::try_from(all.len()).unwrap();
+        named.or_else(|| all.first().filter(|_| certain <= 0)).copied()
     }
 
     fn confirm_record(&mut self, lock: usize, name: (usize, u8)) {
@@ -704,6 +734,24 @@ impl Model {
                         return Some(Seen::Left(*left));
                     }
                 }
+                if let Some(at) = self.unconfirmed_of(lock, owner, scope, id) {
+                    let grant = self.in_flight[at].id;
+                    self.news.push((grant, News::Lost));
+                    self.not_arrived(at);
+                    // What is left may have had a shorter lease, which is over.
+                    self.expire(lock);
+                    let hold = self.locks[lock].of_mut(owner);
+                    let left = hold.as_ref().map_or(0, |hold| hold.exclusive + hold.shared);
+                    if let Some((hold, lease)) = hold.zip(lease) {
+                        hold.set_lease(None, Lease::To(now + lease));
+                        self.lease_was_set(lock, &Call { owner, lease, ..Call::default() });
+                        self.note_end(lock, owner);
+                    }
+                    if let Some(id) = id {
+                        self.locks[lock].released.insert((owner, id), (left, now + TTL));
+                    }
+                    return Some(Seen::Left(left));
+                }
                 let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
                 match scope {
                     ReleaseScope::All => (hold.exclusive, hold.shared) = (0, 0),
@@ -731,8 +779,12 @@ impl Model {
                 let is_its = |grant: &ModelGrant| {
                     grant.call.notify.is_some() && grant.lock == lock && grant.number == number
                 };
-                while let Some(at) = self.in_flight.iter().position(is_its) {
-                    self.confirm(at);
+                let all = self.in_flight.iter().filter(|grant| is_its(grant)).count();
+                let held = self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared);
+                if i64::try_from(all).unwrap() == held {
+                    while let Some(at) = self.in_flight.iter().position(is_its) {
+                        self.confirm(at);
+                    }
                 }
                 let hold = self.locks[lock].of_mut(owner).unwrap();
                 hold.set_lease(None, Lease::To(now + lease));
@@ -792,6 +844,11 @@ impl Model {
                 None
             }
             Op::Flush => {
+                // What is stored of requests goes where the holds go, or comes back with them.
+                for grant in self.in_flight.extract_if(.., |grant| grant.call.notify.is_some()) {
+                    self.news.push((grant.id, News::Lost));
+                }
+                self.forget_missed();
                 for lock in 0..LOCKS.len() {
                     self.lose(lock, Happened::Deleted, |_| true);
                     self.locks[lock].other = false;
@@ -884,8 +941,8 @@ impl Model {
             same && grant.call.notify.is_some()
         };
         if let Some(at) = self.in_flight.iter().position(is_same) {
-            let reply = self.locks[lock].granted[&(call.owner, call.id.unwrap())].0.clone();
             let since = self.confirm(at);
+            let reply = self.locks[lock].granted[&(call.owner, call.id.unwrap())].0.clone();
             self.set_whole_lease(lock, call);
             self.bind(lock, call, Takes::Part, since);
             return Seen::Granted(reply);
