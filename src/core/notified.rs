@@ -19,10 +19,18 @@ const MOST_MISSED: u32 = 3;
 /// What belongs to one connection.
 #[derive(Default)]
 struct OfConnection {
-    /// Those that are queued, and those that were granted and are not confirmed.
-    waits: BTreeSet<WaiterId>,
+    queued: BTreeSet<WaiterId>,
+    /// Those that are not confirmed. Apart from the others: many graces may run out in one step, and each that makes the
+    /// connection lose what is queued must not walk through these.
+    granted: BTreeSet<WaiterId>,
     /// How many grants it has not confirmed in time, since the last one that it confirmed.
     missed: u32,
+}
+
+impl OfConnection {
+    fn len(&self) -> usize {
+        self.queued.len() + self.granted.len()
+    }
 }
 
 /// All such waits, by their connections.
@@ -33,29 +41,47 @@ pub(super) struct Notified {
 }
 
 impl Notified {
+    /// A wait is queued.
     pub(super) fn insert(&mut self, connection: ConnectionId, id: WaiterId) {
-        let new = self.of_connections.entry(connection).or_default().waits.insert(id);
+        let new = self.of_connections.entry(connection).or_default().queued.insert(id);
         self.waits += usize::from(new);
+    }
+
+    /// A wait was granted, and is to be confirmed.
+    pub(super) fn granted(&mut self, connection: ConnectionId, id: WaiterId) {
+        let Some(of_connection) = self.of_connections.get_mut(&connection) else { return };
+        if of_connection.queued.remove(&id) {
+            of_connection.granted.insert(id);
+        }
     }
 
     /// The wait is over, or its grant was confirmed.
     pub(super) fn remove(&mut self, connection: ConnectionId, id: WaiterId) {
         let Some(of_connection) = self.of_connections.get_mut(&connection) else { return };
-        self.waits -= usize::from(of_connection.waits.remove(&id));
-        if of_connection.waits.is_empty() {
+        let removed = of_connection.queued.remove(&id) || of_connection.granted.remove(&id);
+        self.waits -= usize::from(removed);
+        if of_connection.len() == 0 {
             self.of_connections.remove(&connection);
         }
     }
 
     /// How many waits belong to this connection.
     pub(super) fn of(&self, connection: ConnectionId) -> usize {
-        self.of_connections.get(&connection).map_or(0, |of_connection| of_connection.waits.len())
+        self.of_connections.get(&connection).map_or(0, OfConnection::len)
     }
 
-    /// The waits of this connection, in the order in which they came.
-    pub(super) fn all_of(&self, connection: ConnectionId) -> Vec<WaiterId> {
+    /// The waits of this connection: those that are queued, and those that were granted, each in the order in which they came.
+    pub(super) fn all_of(&self, connection: ConnectionId) -> (Vec<WaiterId>, Vec<WaiterId>) {
+        let Some(OfConnection { queued, granted, .. }) = self.of_connections.get(&connection) else {
+            return (Vec::new(), Vec::new());
+        };
+        (queued.iter().copied().collect(), granted.iter().copied().collect())
+    }
+
+    /// Those that are queued.
+    pub(super) fn queued_of(&self, connection: ConnectionId) -> Vec<WaiterId> {
         let of_connection = self.of_connections.get(&connection);
-        of_connection.into_iter().flat_map(|of_connection| of_connection.waits.iter().copied()).collect()
+        of_connection.into_iter().flat_map(|of_connection| of_connection.queued.iter().copied()).collect()
     }
 
     /// The connection has confirmed a grant.
@@ -81,10 +107,12 @@ impl Notified {
         (self.waits, self.of_connections.len())
     }
 
-    /// All of them.
+    /// All of them, and whether each is queued.
     #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, WaiterId)> + '_ {
-        let all = self.of_connections.iter();
-        all.flat_map(|(connection, of_connection)| of_connection.waits.iter().map(|id| (*connection, *id)))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ConnectionId, WaiterId, bool)> + '_ {
+        self.of_connections.iter().flat_map(|(connection, OfConnection { queued, granted, .. })| {
+            let queued = queued.iter().map(|id| (*connection, *id, true));
+            queued.chain(granted.iter().map(|id| (*connection, *id, false)))
+        })
     }
 }

@@ -233,6 +233,11 @@ impl Unconfirmed {
         self.voided.push(request);
     }
 
+    /// True if [`take_voided`](Unconfirmed::take_voided) has any.
+    pub(super) fn any_voided(&self) -> bool {
+        !self.voided.is_empty()
+    }
+
     /// Requests that are remembered as granted, and whose grants have ended before they were confirmed.
     pub(super) fn take_voided(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.voided)

@@ -197,6 +197,9 @@ impl Waiters {
         let wait = self.by_id.get_mut(&id)?;
         let waited = now.saturating_sub(wait.since);
         (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
+        if let Some(notify) = &wait.request.notify {
+            self.notified.granted(notify.connection, id);
+        }
         let (lock, owner, stands_for_call) =
             (wait.lock, wait.request.owner.clone(), wait.stands_for_call(id));
         Some((self.unqueue(id, stands_for_call, lock, owner), waited))
@@ -368,8 +371,10 @@ impl Waiters {
         assert_eq!(parts, of_waits, "the bundles have other parts");
         let mut notified: Vec<_> = self.notified.iter().collect();
         let of_waits = self.by_id.iter().filter(|(_, wait)| wait.state != WaitState::Revoking);
-        let of_waits =
-            of_waits.filter_map(|(id, wait)| Some((wait.request.notify.as_ref()?.connection, *id)));
+        let of_waits = of_waits.filter_map(|(id, wait)| {
+            let connection = wait.request.notify.as_ref()?.connection;
+            Some((connection, *id, wait.state == WaitState::Queued))
+        });
         let mut of_waits: Vec<_> = of_waits.collect();
         notified.sort_unstable();
         of_waits.sort_unstable();

@@ -97,10 +97,11 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
 pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOwner> {
     let Renewal { owner, lease_ms, bind, client } = renewal;
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
-    let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
+    // First: what it confirms may set the lease, too, and the renewal comes after that.
     if step.any_notified() {
         step.confirm_all_of(owner);
     }
+    let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
     step.renewed(owner, lease, *bind, *client);
     step.count(Counted::Renewed);
     Ok(holds)

@@ -396,11 +396,11 @@ impl LockManager {
 
     /// A connection was closed. True if there is something to do soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
-        for id in self.parts.waiters.notified.all_of(connection) {
-            if !self.parts.end_wait(id, None) {
-                self.parts.begin_to_revoke(id);
-            }
+        let (queued, granted) = self.parts.waiters.notified.all_of(connection);
+        for id in queued {
+            self.parts.end_wait(id, None);
         }
+        granted.into_iter().for_each(|id| self.parts.begin_to_revoke(id));
         for (lock, ends) in self.parts.sessions.connection_closed(connection, now) {
             if ends && !self.parts.demoted {
                 self.parts.table.set_ready(lock);

@@ -255,7 +255,7 @@ impl Parts {
         self.decide(id, lock, &request, Decision::Lost);
         self.begin_to_revoke(id);
         if loses_others {
-            for other in self.waiters.notified.all_of(notify.connection) {
+            for other in self.waiters.notified.queued_of(notify.connection) {
                 if self.end_wait(other, Some(Decision::Lost)) {
                     self.statistics.count(Counted::Dropped);
                 }

@@ -118,9 +118,12 @@ impl<'a> Step<'a> {
     }
 
     /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
+    #[inline]
     fn forget_voided(&mut self, lock: LockIdx) {
-        let voided = self.parts.state_mut(lock).map(|state| state.unconfirmed.take_voided());
-        for request in voided.into_iter().flatten() {
+        let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
+            return;
+        };
+        for request in state.unconfirmed.take_voided() {
             self.records.forget_grant(&request);
         }
     }

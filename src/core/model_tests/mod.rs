@@ -449,6 +449,28 @@ fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// The lease of a renewal that confirms grants is the renewal's, also if it ends when a grant that was given back would have.
+#[test]
+fn a_renewal_outlives_the_grant_that_it_confirms() {
+    let lock = 0;
+    let waits = |id: u8, grace| {
+        let call = Call { id: Some(id), lease: 30, notify: Some((0, grace)), ..Call::default() };
+        Op::Acquire { lock, call, block: Some(0) }
+    };
+    let release = |owner, id| Op::Release { lock, owner, scope: ReleaseScope::One, lease: None, id };
+    let holds = Call { owner: 1, lease: 30, ..Call::default() };
+    let history = [
+        Op::Acquire { lock, call: holds, block: None },
+        waits(0, 5),
+        waits(1, 5),
+        waits(2, 10),
+        release(1, None),
+        release(0, Some(2)),
+        Op::Renew { lock, owner: 0, lease: 10, bind: None, max: None },
+    ];
+    compare(&history, false).unwrap();
+}
+
 /// So many histories, always the same ones: what fails once fails again. With `RANDOM_HISTORIES` set, others each time.
 fn histories(cases: u32) -> ProptestConfig {
     let random = std::env::var_os("RANDOM_HISTORIES").is_some();
