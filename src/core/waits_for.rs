@@ -101,6 +101,18 @@ struct Seen {
     all_until: Option<Position>,
     /// All were found that any other waiter at this position waits for in the queue.
     shared_until: Option<Position>,
+    /// The same of those who do not wait for all of these, as they pass parts.
+    apart_until: HashMap<Apart, Position>,
+}
+
+/// What makes two waits for a lock wait for the same ones among those ahead of both, although they pass some.
+#[derive(PartialEq, Eq, Hash)]
+struct Apart {
+    mode: Mode,
+    for_all: bool,
+    is_holder: bool,
+    /// The parts that they pass though these came first, sorted.
+    passed: SmallVec<[WaiterId; 4]>,
 }
 
 enum Passed {
@@ -137,7 +149,8 @@ impl Search {
     pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, mut holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         waits.anticipate(lock, &mut holders);
-        let seen = Seen { holders, passed_holders: Passed::None, all_until: None, shared_until: None };
+        let (all_until, shared_until, apart_until) = (None, None, HashMap::default());
+        let seen = Seen { holders, passed_holders: Passed::None, all_until, shared_until, apart_until };
         self.locks.insert(lock, seen);
     }
 
@@ -316,14 +329,21 @@ fn blockers(
     }
     let has_parts = waits.has_parts(lock);
     let stands_apart = passed_by.is_some() || (has_parts && for_all && wants.mode == Mode::Shared);
-    let until = if for_all { &mut seen.all_until } else { &mut seen.shared_until };
-    let passed = until.filter(|_| !stands_apart).unwrap_or(Position::FRONT);
+    let until = match (stands_apart, for_all) {
+        (true, _) => {
+            let mut passed: SmallVec<_> = passed_by.into_iter().flatten().copied().collect();
+            passed.sort_unstable();
+            let apart = Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), passed };
+            seen.apart_until.entry(apart).or_insert(Position::FRONT)
+        }
+        (false, true) => seen.all_until.get_or_insert(Position::FRONT),
+        (false, false) => seen.shared_until.get_or_insert(Position::FRONT),
+    };
+    let passed = *until;
     if served_at <= passed {
         return found;
     }
-    if !stands_apart {
-        *until = Some(served_at);
-    }
+    *until = served_at;
     let which = match (wanted.is_none() || stands_apart, for_all) {
         (true, true) => Ahead::All,
         (true, false) | (false, false) => Ahead::Barring,
