@@ -25,6 +25,7 @@ fn assert_ended(server: &Server, waiters: Vec<Client>) {
     until("nobody is blocked", || watch.info("clients", "blocked_clients") == "0");
     assert_eq!(watch.info("lock", "lock_waiters"), "0");
     assert_eq!(watch.info("lock", "lock_contended_locks"), "0");
+    assert_eq!(watch.info("lock", "lock_table_bundles"), "0");
     assert_eq!(watch.info("lock", "lock_internal_errors"), "0");
 }
 
@@ -34,6 +35,7 @@ fn waiters_of_all_kinds(server: &Server) -> Vec<Client> {
     assert_eq!(a.call("LOCK.ACQUIRE {b} a PX 600000"), "1");
     assert_eq!(a.call("LOCK.ACQUIRE {b}s a SHARED PX 600000"), "1");
     [
+        "LOCK.MACQUIRE 3 {b}free {b} {b}s m BLOCK 0",
         "LOCK.ACQUIRE {b} b BLOCK 0",
         "LOCK.ACQUIRE {b} c BLOCK 600000 SHARED",
         "LOCK.ACQUIRE {b} d BLOCK 0 WATCHDOG EPHEMERAL FENCE ID one",
