@@ -25,8 +25,8 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all bench guard guard-record lint install install-module install-tools uninstall \
-	dist tools clean
+.PHONY: help run setup clients test test-all test-matrix bench guard guard-record lint install install-module install-tools \
+	uninstall dist tools clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -68,8 +68,11 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 test: setup clients ## The tests on one Redis and one Valkey, with every client
 	@python3 tests/run.py short
 
-test-all: setup clients ## All tests, on every server; with REST=1 only those that `make test` leaves out
+test-all: setup clients ## All tests, with a part of them on the newest servers; with REST=1 only what `make test` leaves out
 	@python3 tests/run.py $(if $(REST),long,all)
+
+test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
+	@python3 tests/run.py $(if $(REST),rest,every)
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)

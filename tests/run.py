@@ -3,11 +3,13 @@
 """Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
 
     tests/run.py short        what `make test` runs: one server of each kind, with every client
-    tests/run.py long         all others
+    tests/run.py long         what else belongs to every change
     tests/run.py all          both
+    tests/run.py rest         what is left: all other tests on all other servers
+    tests/run.py every        all of these
     tests/run.py all fencing  those of them that have the word in their names
 
-Which tests are short ones follows from their names, see is_long(). The last line says how many passed and failed.
+Which run a test belongs to follows from its name, see run_of(). The last line says how many passed and failed.
 """
 
 import concurrent.futures
@@ -63,12 +65,31 @@ def servers(run):
 
 
 LONG_SERVERS = servers("long")
+MATRIX_SERVERS = servers("matrix")
+
+# Files whose tests belong to every change on those servers, too: those on what differs most between servers.
+SMOKE = (
+    "basics", "becoming_free", "cluster", "connections", "describe", "effects", "fields", "guarded_scripts", "loading", "moving",
+    "notify", "pauses", "replicas", "several", "waiting",
+)  # fmt: skip
+
+# What each run consists of, by its name.
+RUNS = {
+    "short": ("short",),
+    "long": ("long",),
+    "rest": ("rest",),
+    "all": ("short", "long"),
+    "every": ("short", "long", "rest"),
+}
 
 
-def is_long(name):
-    """A test of another server than one of each kind, or of an older version of a client, or one that says so."""
+def run_of(name):
+    """Short ones, but for a test of another server than one of each kind, or of an older version of a client, or one that says
+    so. Of some servers only a part of the tests belongs to every change."""
     last = name.rsplit("::", 1)[-1]
-    return last in LONG_SERVERS or last.startswith(("redisson_", "long_"))
+    if last in MATRIX_SERVERS:
+        return "long" if name.split("::", 1)[0] in SMOKE else "rest"
+    return "long" if last in LONG_SERVERS or last.startswith(("redisson_", "long_")) else "short"
 
 
 def build():
@@ -169,7 +190,7 @@ def again_alone(results):
     return [second.get(result.test, result) for result in results], only_alone
 
 
-def report(results, only_alone, left_out):
+def report(results, only_alone, others, left_to_matrix):
     for result in only_alone:
         print(f"\n---- {result.test.name}, which passed when it was alone\n{result.output}")
     for result in results:
@@ -188,22 +209,27 @@ def report(results, only_alone, left_out):
     for result in only_alone:
         print(f"PASSED ONLY ALONE: {result.test.name}")
     passed = sum(result.passed for result in results)
-    if left_out:
-        print(f"{left_out} tests belong to the other run.")
+    if others:
+        print(f"{others} tests belong to the other run.")
+    if left_to_matrix:
+        print(f"{left_to_matrix} tests are left to make test-matrix.")
     print(f"{passed} passed, {len(results) - passed} failed", flush=True)
     return passed == len(results)
 
 
 def main(run, *words):
     everything = [test for binary in build() for test in tests_in(binary)]
-    wanted = [test for test in everything if run == "all" or is_long(test.name) == (run == "long")]
+    runs = [(test, run_of(test.name)) for test in everything]
+    wanted = [test for test, of in runs if of in RUNS[run]]
     chosen = [test for test in wanted if not words or any(word in test.name for word in words)]
     if not chosen:
         sys.exit("no such tests")
-    return report(*again_alone(run_all(chosen)), len(everything) - len(wanted))
+    others = sum(of not in RUNS[run] and of != "rest" for _, of in runs)
+    left_to_matrix = sum(of not in RUNS[run] and of == "rest" for _, of in runs)
+    return report(*again_alone(run_all(chosen)), others, left_to_matrix)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in ("short", "long", "all"):
+    if len(sys.argv) < 2 or sys.argv[1] not in RUNS:
         sys.exit(__doc__)
     sys.exit(0 if main(*sys.argv[1:]) else 1)

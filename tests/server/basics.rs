@@ -206,7 +206,7 @@ fn the_commands_describe_themselves(flavor: Flavor) {
         assert!(a.call(&format!("COMMAND DOCS lock.{command}")).contains("summary"));
     }
     assert_eq!(a.call("COMMAND GETKEYS LOCK.ACQUIRE k o"), "[k]");
-    if flavor.lets_modules_choose_categories() {
+    if flavor.lists_commands_of_modules() {
         let dangerous = a.call("ACL CAT dangerous");
         assert!(dangerous.contains("lock.break") && !dangerous.contains("lock.acquire"), "{dangerous}");
     }

@@ -89,12 +89,17 @@ impl Flavor {
 
     /// `CLIENT UNBLOCK` can end a wait: on other servers it would race with a grant.
     pub fn may_unblock(self) -> bool {
-        self.has_all_of_redis((7, 2))
+        self.is_valkey() || self.found() >= Some((7, 4))
     }
 
     /// A module chooses the ACL categories of its commands.
     pub fn lets_modules_choose_categories(self) -> bool {
         self.has_all_of_redis((7, 2))
+    }
+
+    /// `ACL CAT` names these commands. Redict 7.3 knows them, and does not.
+    pub fn lists_commands_of_modules(self) -> bool {
+        self.is_valkey() || self.found() >= Some((7, 4))
     }
 
     /// A module makes an ACL category of its own.
