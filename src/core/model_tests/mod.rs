@@ -6,9 +6,11 @@
 //! The numbers in brackets are those of the invariants in `docs/design.md`.
 
 mod bundles;
+mod exhaustive;
 mod fairness;
 mod model;
 pub(in crate::core) mod real;
+mod side_by_side;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
@@ -17,8 +19,8 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::*;
-use model::Model;
 use real::{Beside, Real, Stored};
+use side_by_side::SideBySide;
 
 pub(super) const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
 pub(super) const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
@@ -331,121 +333,11 @@ fn crowded() -> impl Strategy<Value = Op> {
 }
 
 fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
-    let mut real = Real::new(true);
-    real.locks.tell_owners(tells_owners);
-    let mut model = Model::at(real.now);
+    let mut both = SideBySide::new(tells_owners);
     for op in ops {
-        let was_paused = model.paused;
-        if model.paused && !runs_while_paused(op) {
-            continue;
-        }
-        if matches!(*op, Op::Cancel { lock, owner, id } if model.is_of_an_earlier_hold(lock, owner, id)) {
-            continue;
-        }
-        real.messages.clear();
-        let held_before = LOCKS.map(|key| {
-            // Of what a foreign write deletes, only what was granted here is known to have been a lock.
-            visible(&real, key).is_some_and(|holders| !holders.is_free())
-                && (!matches!(op, Op::Delete { .. }) || real.locks.was_granted(at(key)))
-        });
-        match *op {
-            Op::Advance { ms } => {
-                real.advance(ms);
-                for _ in 0..ms {
-                    model.now += 1;
-                    model.settle();
-                }
-            }
-            Op::Leave { which } => {
-                let waiting: Vec<_> =
-                    model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| waiter.id).collect();
-                if let Some(id) = waiting.get(which % waiting.len().max(1)) {
-                    prop_assert!(real.locks.leave(*id));
-                    model.leave(*id);
-                    real.fire();
-                }
-            }
-            Op::Close { connection } => {
-                real.locks.connection_closed(ConnectionId(connection), real.time());
-                model.close(connection);
-                real.fire();
-            }
-            Op::Away { meddle } => {
-                real.away(meddle);
-                model.away(meddle);
-            }
-            Op::Deliver { which, arrives } => {
-                let len = model.in_flight.len();
-                // Whether one whose lease is over arrives makes no difference that could be told from when that is noticed.
-                let is_notified = len > 0 && model.in_flight[which % len].call.notify.is_some();
-                if is_notified && !arrives && model.has_hold(which % len) {
-                    let id = model.in_flight[which % len].id;
-                    model.unheard(which % len);
-                    prop_assert!(real.locks.unheard(id));
-                    real.fire();
-                } else if len > 0 && !is_notified && (!arrives || model.has_hold(which % len)) {
-                    let id = model.in_flight[which % len].id;
-                    model.deliver(which % len, arrives);
-                    if arrives {
-                        real.locks.delivered(id, real.time());
-                    } else {
-                        real.locks.undelivered(id);
-                    }
-                    real.fire();
-                }
-            }
-            _ => prop_assert_eq!(real.step(op), model.step(op), "reply to {:?}", op),
-        }
-        // Every lock that is given back and that nobody takes is announced free, once.
-        if let Op::Release { lock, .. } | Op::Break { lock } | Op::Delete { lock } = *op {
-            let free = model.locks[lock].holds.is_empty() && !model.locks[lock].other;
-            let announced = real.messages.iter().filter(|key| **key == LOCKS[lock]).count();
-            // Where it was free before, that may have been the first to see that a lease had ended.
-            let expected = usize::from(free && held_before[lock])..=usize::from(free);
-            prop_assert!(expected.contains(&announced), "{} messages after {:?}", announced, op);
-        }
-        real.locks.verify();
-        // Two locks may be served in either order; for each waiter it is the same.
-        let by_id = |decisions: &mut Vec<(WaiterId, Decision)>| {
-            let mut taken = std::mem::take(decisions);
-            taken.sort_by_key(|(id, _)| *id);
-            taken
-        };
-        prop_assert_eq!(by_id(&mut real.decisions), by_id(&mut model.decisions), "after {:?}", op);
-        prop_assert_eq!(real.take_news(), model.take_news(), "messages after {:?}", op);
-        let mut told = std::mem::take(&mut real.notices);
-        let expected = model.take_notices().into_iter().map(|(lock, owner, happened)| {
-            let lock = at(LOCKS[lock]).to_id();
-            Notice { lock, owner: Owner::new(OWNERS[owner]), happened }
-        });
-        let mut expected: Vec<_> = expected.filter(|_| tells_owners).collect();
-        told.sort();
-        expected.sort();
-        // What ends twice in a pause, by its lease and otherwise, is told after it in one way or the other.
-        if !was_paused && !model.paused {
-            prop_assert_eq!(told, expected, "told after {:?}", op);
-        }
-        for (lock, key) in LOCKS.into_iter().enumerate() {
-            // A paused server may still show a grant that is to be revoked, and those whose hold is over
-            // at the positions that they had.
-            if !model.paused {
-                let expected: Vec<_> = model.locks[lock].line().iter().map(|waiter| waiter.id).collect();
-                prop_assert_eq!(real.waiting(key), expected, "queue of {} after {:?}", lock, op);
-                prop_assert_eq!(visible(&real, key), model.holders(lock), "hold of {} after {:?}", lock, op);
-            }
-        }
-        for (owner, name) in OWNERS.iter().enumerate().filter(|_| !model.paused) {
-            let found = real.blockers(name);
-            let expected: Vec<_> =
-                model.blockers_of(owner).iter().map(|at| Owner::new(OWNERS[*at])).collect();
-            let each_once: BTreeSet<_> = found.iter().cloned().collect();
-            prop_assert_eq!(found.len(), each_once.len(), "{:?} twice", found);
-            prop_assert!(each_once.iter().eq(&expected), "{:?} and not {:?} after {:?}", found, expected, op);
-        }
+        both.step(op)?;
     }
-    let blocked = model.in_flight.iter().filter(|grant| grant.call.notify.is_none());
-    let in_flight: Vec<_> = blocked.map(|grant| grant.id).collect();
-    assert_drained(&mut real, in_flight);
+    both.end();
     Ok(())
 }
 

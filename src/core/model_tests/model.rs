@@ -2,6 +2,8 @@
 
 //! What the core must do, said in the plainest way: lists that are walked from end to end in every millisecond.
 
+mod look;
+
 use super::super::binding::Takes;
 use super::*;
 

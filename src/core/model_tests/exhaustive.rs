@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: MIT
+
+//! Every history of small worlds, not a sample: breadth first, so that the first history that fails is a shortest one.
+//!
+//! A world is a list of what can happen in it. From each state all of it happens, to the core and to its model side by side. States
+//! are told apart by what the model looks like ([`Model::look`]). Where two histories lead to states that look alike, both are gone
+//! on with, and must look alike after each next step: so the core remembers nothing that makes a difference and that nobody sees.
+//!
+//! `EXPLORE_STEPS` says how many steps are made in each world, and `EXPLORE_WORLD` in which one alone. How many states and how deep: `docs/evidence.md`.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::thread;
+
+use super::model::Model;
+use super::*;
+
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+
+/// Milliseconds that a reply to a request is not remembered any more after.
+const PAST_MEMORY: i64 = TTL + 1;
+
+/// How many connections an owner has, so in how many waits and grants on their way it can be at a time.
+const CONNECTIONS: usize = 2;
+
+/// How many waits that are told by messages, for which it needs no more of them.
+const NOTIFIED: usize = 3;
+
+/// How often an owner holds a lock at most.
+const MOST_HOLDS: i64 = 2;
+
+/// An acquire that waits without limit.
+fn wait(lock: usize, call: Call) -> Op {
+    Op::Acquire { lock, call, block: Some(0) }
+}
+
+fn exclusive(owner: usize, lease: i64) -> Call {
+    Call { owner, lease, ..Call::default() }
+}
+
+fn shared(owner: usize, lease: i64) -> Call {
+    Call { shared: true, ..exclusive(owner, lease) }
+}
+
+fn release(lock: usize, owner: usize) -> Op {
+    Op::Release { lock, owner, scope: ReleaseScope::One, lease: None, id: None }
+}
+
+fn renew(lock: usize, owner: usize, lease: i64) -> Op {
+    Op::Renew { lock, owner, lease, bind: None, max: None }
+}
+
+fn deliveries() -> Vec<Op> {
+    let all = [(0, true), (0, false), (1, true), (1, false)];
+    all.map(|(which, arrives)| Op::Deliver { which, arrives }).into()
+}
+
+/// One lock and two owners: small enough to come to an end soon.
+fn two_owners() -> Vec<Op> {
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Break { lock: 0 }];
+    for owner in [A, B] {
+        ops.extend([wait(0, exclusive(owner, 2)), release(0, owner)]);
+    }
+    ops.extend(deliveries());
+    ops
+}
+
+/// The same with readers.
+fn one_lock() -> Vec<Op> {
+    let mut ops = two_owners();
+    ops.extend([wait(0, shared(A, 1)), wait(0, shared(B, 1))]);
+    ops
+}
+
+/// Two locks, three owners, and waits in circles.
+fn exclusive_locks() -> Vec<Op> {
+    let mut ops =
+        vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Leave { which: 1 }, Op::Break { lock: 0 }];
+    for lock in [0, 1] {
+        for owner in [A, B, C] {
+            ops.extend([wait(lock, exclusive(owner, 3)), release(lock, owner)]);
+        }
+    }
+    ops.push(Op::Acquire { lock: 0, call: exclusive(A, 1), block: None });
+    ops.push(Op::Acquire { lock: 0, call: exclusive(B, 2), block: Some(2) });
+    ops.extend(deliveries());
+    ops
+}
+
+/// One lock, held side by side, with limits and upgrades.
+fn readers() -> Vec<Op> {
+    let limited = |owner, limit| Call { limit, ..shared(owner, 3) };
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Break { lock: 0 }];
+    for owner in [A, B, C] {
+        ops.extend([wait(0, shared(owner, 2)), wait(0, exclusive(owner, 3)), release(0, owner)]);
+    }
+    ops.extend([
+        wait(0, limited(A, 1)),
+        wait(0, limited(B, 2)),
+        wait(0, limited(C, 1)),
+        wait(1, shared(A, 3)),
+    ]);
+    let scope = ReleaseScope::OneOf(Mode::Shared);
+    ops.push(Op::Release { lock: 0, owner: A, scope, lease: None, id: None });
+    ops.push(renew(0, A, 1));
+    ops.extend(deliveries());
+    ops
+}
+
+/// Owners that wait for one lock on two connections, with grants that arrive or do not.
+fn revocations() -> Vec<Op> {
+    let mut ops = vec![Op::Advance { ms: 1 }, renew(0, A, 2), Op::Leave { which: 0 }];
+    for lease in [1, 3] {
+        ops.extend([wait(0, exclusive(A, lease)), wait(0, shared(A, lease))]);
+        ops.push(wait(0, Call { keeps: true, ..exclusive(A, lease) }));
+    }
+    ops.push(Op::Acquire {
+        lock: 0,
+        call: Call { confirmed_later: true, ..exclusive(A, 2) },
+        block: Some(0),
+    });
+    ops.extend([wait(0, exclusive(B, 2)), release(0, A), release(0, B)]);
+    ops.push(Op::Release { lock: 0, owner: A, scope: ReleaseScope::All, lease: None, id: None });
+    ops.push(Op::Release { lock: 0, owner: A, scope: ReleaseScope::One, lease: Some(2), id: None });
+    ops.push(Op::Expire { lock: 0, lease: 1 });
+    ops.extend(deliveries());
+    ops
+}
+
+/// Calls that come again, and are cancelled.
+fn retries() -> Vec<Op> {
+    let named = |owner, id| Call { id: Some(id), ..exclusive(owner, 3) };
+    let given_back =
+        |owner| Op::Release { lock: 0, owner, scope: ReleaseScope::One, lease: None, id: Some(0) };
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Advance { ms: PAST_MEMORY }, Op::Leave { which: 0 }];
+    for owner in [A, B] {
+        ops.extend([wait(0, named(owner, 0)), release(0, owner), given_back(owner)]);
+        ops.push(Op::Cancel { lock: 0, owner, id: 0 });
+    }
+    ops.extend([wait(0, named(A, 1)), wait(1, named(A, 0)), Op::Delete { lock: 0 }]);
+    ops.push(Op::Acquire { lock: 0, call: Call { shared: true, ..named(B, 1) }, block: None });
+    ops.extend(deliveries());
+    ops
+}
+
+/// Grants that messages tell of, and that are to be confirmed.
+fn messages() -> Vec<Op> {
+    let told = |owner, id, (connection, grace)| Call {
+        id: Some(id),
+        notify: Some((connection, grace)),
+        ..exclusive(owner, 3)
+    };
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Close { connection: 0 }];
+    for (owner, connection) in [(A, 0), (B, 1)] {
+        ops.push(wait(0, told(owner, 0, (connection, 2))));
+        ops.push(Op::Cancel { lock: 0, owner, id: 0 });
+        ops.extend([release(0, owner), renew(0, owner, 3)]);
+    }
+    ops.extend([wait(0, told(A, 1, (0, 1))), wait(0, told(A, 2, (1, 3))), wait(1, told(A, 0, (0, 1)))]);
+    ops.push(Op::Release { lock: 0, owner: A, scope: ReleaseScope::One, lease: None, id: Some(2) });
+    ops.extend([wait(0, exclusive(C, 3)), release(0, C), Op::Delete { lock: 0 }]);
+    ops.push(Op::Deliver { which: 0, arrives: false });
+    ops
+}
+
+/// Holds that are renewed as long as a connection is open, or end with it.
+fn connections() -> Vec<Op> {
+    let bound = |owner, connection, (watchdog, ephemeral)| Call {
+        bind: Some((connection, watchdog, ephemeral)),
+        ..exclusive(owner, 3)
+    };
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Close { connection: 0 }, Op::Close { connection: 1 }];
+    for (owner, connection) in [(A, 0), (B, 1)] {
+        ops.push(wait(0, bound(owner, connection, (true, false))));
+        ops.push(wait(0, bound(owner, connection, (false, true))));
+        ops.push(release(0, owner));
+    }
+    ops.push(wait(0, Call { max: Some(4), ..bound(A, 1, (true, true)) }));
+    ops.push(wait(0, Call { id: Some(0), ..bound(A, 0, (false, true)) }));
+    ops.extend([
+        wait(0, exclusive(A, 1)),
+        wait(0, exclusive(C, 2)),
+        release(0, C),
+        Op::Cancel { lock: 0, owner: A, id: 0 },
+    ]);
+    ops.push(Op::Renew { lock: 0, owner: A, lease: 2, bind: Some((1, true, true)), max: None });
+    ops.push(Op::Expire { lock: 0, lease: 2 });
+    ops.extend(deliveries());
+    ops
+}
+
+/// What strangers write, and a server that is a replica for a while.
+fn strangers() -> Vec<Op> {
+    let mut ops = vec![
+        Op::Advance { ms: 1 },
+        Op::Delete { lock: 0 },
+        Op::Expire { lock: 0, lease: 1 },
+        Op::Overwrite { lock: 0 },
+        Op::External { lock: 0, lease: 2 },
+        Op::Flush,
+        Op::Away { meddle: None },
+        Op::Away { meddle: Some((0, 2)) },
+        Op::Release { lock: 0, owner: EXTERNAL, scope: ReleaseScope::One, lease: None, id: None },
+    ];
+    for owner in [A, B] {
+        ops.extend([wait(0, exclusive(owner, 3)), wait(0, shared(owner, 2)), release(0, owner)]);
+    }
+    ops.extend([wait(0, exclusive(EXTERNAL, 2)), wait(1, exclusive(A, 2)), release(1, A), renew(0, A, 3)]);
+    ops.extend(deliveries());
+    ops
+}
+
+/// Owners whose own holds are in their way.
+fn threads() -> Vec<Op> {
+    let once = |call: Call| Call { once: true, ..call };
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Leave { which: 0 }, Op::Leave { which: 1 }];
+    for owner in [A, B] {
+        for lock in [0, 1] {
+            ops.extend([wait(lock, once(exclusive(owner, 3))), release(lock, owner)]);
+        }
+        ops.extend([wait(0, exclusive(owner, 3)), wait(0, once(shared(owner, 3)))]);
+    }
+    ops.push(wait(0, once(Call { limit: 2, ..shared(A, 3) })));
+    ops.extend(deliveries());
+    ops
+}
+
+/// All of the above.
+fn everything() -> Vec<Op> {
+    let all = [
+        exclusive_locks(),
+        readers(),
+        revocations(),
+        retries(),
+        messages(),
+        connections(),
+        strangers(),
+        threads(),
+    ];
+    let mut texts = BTreeSet::new();
+    all.into_iter().flatten().filter(|op| texts.insert(format!("{op:?}"))).collect()
+}
+
+/// All worlds, by their names.
+fn worlds() -> [(&'static str, Vec<Op>); 11] {
+    [
+        ("two owners", two_owners()),
+        ("one lock", one_lock()),
+        ("exclusive locks", exclusive_locks()),
+        ("readers", readers()),
+        ("revocations", revocations()),
+        ("retries", retries()),
+        ("messages", messages()),
+        ("connections", connections()),
+        ("strangers", strangers()),
+        ("threads", threads()),
+        ("everything", everything()),
+    ]
+}
+
+/// A look at a state, short enough to keep millions of them.
+type Print = (u64, u64);
+
+/// The step that has led to a state: from which one, and which of the world's.
+type Led = (usize, usize);
+
+/// What came of one step.
+enum Came {
+    /// It cannot happen there.
+    Nothing,
+    To(Print),
+}
+
+/// A shortest history that fails, and why.
+struct Failure {
+    history: Vec<usize>,
+    why: String,
+}
+
+struct Explorer {
+    ops: Vec<Op>,
+    /// How each state was reached first; the one at the beginning was there.
+    states: Vec<Option<Led>>,
+    known: HashMap<Print, usize>,
+    /// How some were reached otherwise.
+    twins: HashMap<usize, Led>,
+    steps: usize,
+}
+
+/// How far it got.
+struct Found {
+    states: usize,
+    twins: usize,
+    steps: usize,
+    /// All histories of so many steps were played.
+    depth: usize,
+    /// There are no others.
+    is_all: bool,
+}
+
+fn print_of(both: &SideBySide) -> Print {
+    let look = both.model.look();
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, &look).hash(&mut hasher);
+        hasher.finish()
+    };
+    (half(0), half(1))
+}
+
+impl Explorer {
+    fn new(ops: Vec<Op>) -> Explorer {
+        let known = HashMap::from([(print_of(&SideBySide::new(true)), 0)]);
+        Explorer { ops, states: vec![None], known, twins: HashMap::new(), steps: 0 }
+    }
+
+    fn history(&self, mut led: Option<Led>) -> Vec<usize> {
+        let mut history = Vec::new();
+        while let Some((from, op)) = led {
+            history.push(op);
+            led = self.states[from];
+        }
+        history.reverse();
+        history
+    }
+
+    fn play(&self, history: &[usize]) -> Result<(SideBySide, bool), TestCaseError> {
+        let (mut both, mut happened) = (SideBySide::new(true), true);
+        for op in history {
+            let op = &self.ops[*op];
+            happened = can_happen(&both.model, op) && both.step(op)?;
+        }
+        Ok((both, happened))
+    }
+
+    /// Plays a history that may fail.
+    fn try_to<T>(
+        &self,
+        history: &[usize],
+        play: impl FnOnce(&[usize]) -> Result<T, TestCaseError>,
+    ) -> Result<T, Failure> {
+        let failure = |why: String| Failure { history: history.to_vec(), why };
+        match catch_unwind(AssertUnwindSafe(|| play(history))) {
+            Ok(played) => played.map_err(|error| failure(error.to_string())),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+                Err(failure(text.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// All that can happen after one history.
+    fn steps_after(&self, history: &[usize]) -> Result<Vec<Came>, Failure> {
+        // Everybody can leave, and nothing is kept then.
+        self.try_to(history, |history| {
+            self.play(history)?.0.end();
+            Ok(())
+        })?;
+        let came = (0..self.ops.len()).map(|op| {
+            let longer = [history, &[op]].concat();
+            self.try_to(&longer, |history| {
+                let (both, happened) = self.play(history)?;
+                Ok(if happened { Came::To(print_of(&both)) } else { Came::Nothing })
+            })
+        });
+        came.collect()
+    }
+
+    /// All that can happen in one state. Where two histories lead there, the same after both.
+    fn steps_from(&self, state: usize) -> Result<Vec<Came>, Failure> {
+        let came = self.steps_after(&self.history(self.states[state]))?;
+        if let Some(twin) = self.twins.get(&state) {
+            let other = self.history(Some(*twin));
+            for (op, (first, second)) in came.iter().zip(self.steps_after(&other)?).enumerate() {
+                let alike = match (first, second) {
+                    (Came::Nothing, Came::Nothing) => true,
+                    (Came::To(first), Came::To(second)) => *first == second,
+                    _ => false,
+                };
+                if !alike {
+                    let first = text_of(&self.ops, &self.history(self.states[state]));
+                    let why =
+                        format!("before the last step it looked as after these, and does so no more:{first}");
+                    return Err(Failure { history: [&other[..], &[op]].concat(), why });
+                }
+            }
+        }
+        Ok(came)
+    }
+
+    /// The same of some states, in their order, on all processors.
+    fn steps_from_each(&self, states: Range<usize>) -> Result<Vec<Vec<Came>>, Failure> {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let share = states.len().div_ceil(threads).max(1);
+        let shares = states.clone().step_by(share).map(|from| from..states.end.min(from + share));
+        thread::scope(|scope| {
+            let running: Vec<_> = shares
+                .map(|share| scope.spawn(move || share.map(|state| self.steps_from(state)).collect()))
+                .collect();
+            let mut all = Vec::new();
+            for thread in running {
+                let share: Result<Vec<_>, Failure> = thread.join().unwrap();
+                all.extend(share?);
+            }
+            Ok(all)
+        })
+    }
+
+    fn explore(mut self, steps: usize) -> Result<Found, Failure> {
+        let (mut depth, mut level) = (0, 0..1);
+        while !level.is_empty() && self.steps < steps {
+            // A part of a level, if there is no time for all of it.
+            let most = (steps - self.steps).div_ceil(self.ops.len());
+            let part = level.start..level.end.min(level.start + most);
+            // So few at a time that little is kept of them.
+            for some in part.clone().step_by(4096).map(|from| from..part.end.min(from + 4096)) {
+                let came = self.steps_from_each(some.clone())?;
+                for (from, came) in some.zip(came) {
+                    self.note(from, came);
+                }
+            }
+            if part == level {
+                depth += 1;
+            }
+            level = part.end..self.states.len();
+        }
+        let (states, twins) = (self.states.len(), self.twins.len());
+        Ok(Found { states, twins, steps: self.steps, depth, is_all: level.is_empty() })
+    }
+
+    fn note(&mut self, from: usize, came: Vec<Came>) {
+        self.steps += came.len();
+        for (op, came) in came.into_iter().enumerate() {
+            let Came::To(print) = came else { continue };
+            match self.known.get(&print) {
+                None => {
+                    self.known.insert(print, self.states.len());
+                    self.states.push(Some((from, op)));
+                }
+                // What leads back to where it came from is no other way.
+                Some(state) if *state > from => {
+                    self.twins.entry(*state).or_insert((from, op));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+/// False for an acquire that no connection is left for, or that the world is too small for.
+fn can_happen(model: &Model, op: &Op) -> bool {
+    let Op::Acquire { lock, call, .. } = op else { return true };
+    let queued = model.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| &waiter.call);
+    let busy = queued.chain(model.in_flight.iter().map(|grant| &grant.call));
+    let is_alike =
+        |other: &&Call| (other.owner, other.notify.is_some()) == (call.owner, call.notify.is_some());
+    let most = if call.notify.is_some() { NOTIFIED } else { CONNECTIONS };
+    let holds = model.locks[*lock].holds.iter().find(|hold| hold.owner == call.owner);
+    busy.filter(is_alike).count() < most && holds.is_none_or(|hold| hold.exclusive + hold.shared < MOST_HOLDS)
+}
+
+/// A history, a line for each step.
+fn text_of(ops: &[Op], history: &[usize]) -> String {
+    history.iter().map(|op| format!("\n  {:?}", ops[*op])).collect()
+}
+
+fn explore_all(steps: usize) {
+    let steps = std::env::var("EXPLORE_STEPS").map_or(steps, |steps| steps.parse().unwrap());
+    let only = std::env::var("EXPLORE_WORLD").ok();
+    for (name, ops) in worlds().into_iter().filter(|(name, _)| only.as_ref().is_none_or(|only| only == name))
+    {
+        let (can_happen, explorer) = (ops.len(), Explorer::new(ops));
+        let names = explorer.ops.clone();
+        let Found { states, twins, steps, depth, is_all } =
+            explorer.explore(steps).unwrap_or_else(|failure| {
+                let Failure { history, why } = failure;
+                panic!("{name}: a shortest history that fails:{}\n{why}", text_of(&names, &history));
+            });
+        let all = if is_all { ", and there are no more" } else { "" };
+        println!(
+            "{name}: {can_happen} things can happen; {states} states, {twins} of them reached in two ways, in {steps} steps; \
+             all histories of {depth} steps{all}"
+        );
+        assert!(is_all || (depth > 1 && name != "two owners"), "{name}: it did not get far");
+    }
+}
+
+/// The first of them: what is longer is looked at for longer below.
+#[test]
+fn every_short_history_is_the_models() {
+    explore_all(6_000);
+}
+
+#[test]
+fn long_every_history_is_the_models() {
+    explore_all(40_000);
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT
+
+//! What a state of the model looks like: two that look alike must behave alike from then on.
+//!
+//! Names that clients never see are left out: waits and holds count by their order, times from now on, and what is over by now
+//! in no way at all. Fencing tokens are no part of it, as they grow with the clock.
+
+use super::*;
+
+/// A look at a state, as a list of numbers that no two different states have in common.
+pub(in crate::core::model_tests) struct Look {
+    seen: Vec<i64>,
+    now: i64,
+    waits: BTreeMap<WaiterId, i64>,
+    holds: BTreeMap<u64, i64>,
+}
+
+impl Model {
+    /// What this state looks like.
+    pub(in crate::core::model_tests) fn look(&self) -> Vec<i64> {
+        let queued = self.locks.iter().flat_map(|lock| &lock.queue).map(|waiter| waiter.id);
+        let waits: BTreeSet<_> = queued.chain(self.in_flight.iter().map(|grant| grant.id)).collect();
+        let holds: BTreeSet<_> =
+            self.locks.iter().flat_map(|lock| &lock.holds).map(|hold| hold.number).collect();
+        let mut look = Look {
+            seen: Vec::new(),
+            now: self.now,
+            waits: waits.into_iter().zip(0..).collect(),
+            holds: holds.into_iter().zip(0..).collect(),
+        };
+        look.model(self);
+        look.seen
+    }
+}
+
+impl Look {
+    // Nothing is left out by mistake: every structure is taken apart by the names of all its fields.
+
+    fn model(&mut self, model: &Model) {
+        let Model {
+            locks,
+            now: _,
+            paused,
+            holds_ever: _,
+            waiters_ever: _,
+            in_flight,
+            closed,
+            decisions,
+            news,
+            missed,
+            notices,
+        } = model;
+        assert!(decisions.is_empty() && news.is_empty() && notices.is_empty(), "in the middle of a step");
+        locks.iter().for_each(|lock| self.lock(lock));
+        self.add(*paused);
+        self.list(in_flight, |look, grant| {
+            let ModelGrant { id, lock, call, number, since } = grant;
+            look.wait(*id);
+            look.index(*lock);
+            look.call(call);
+            look.hold_number(*number);
+            // Of others nothing is counted from then on.
+            let counts = call.notify.is_some() || call.bind.is_some();
+            look.option(Some(*since).filter(|_| counts), |look, since| look.add(since - look.now));
+        });
+        self.list(closed, |look, (lock, number)| {
+            look.index(*lock);
+            look.hold_number(*number);
+        });
+        self.list(missed, |look, (connection, times)| {
+            look.count(*connection);
+            look.add(*times);
+        });
+    }
+
+    fn lock(&mut self, lock: &ModelLock) {
+        let ModelLock {
+            holds,
+            other,
+            known,
+            queue,
+            counter,
+            granted,
+            released,
+            unconfirmed,
+            granted_hold,
+            cancelled,
+            bindings,
+            ended,
+        } = lock;
+        assert!(counter.is_none(), "tokens have no look");
+        self.list(holds, Look::hold);
+        self.add(*other);
+        self.list(known, |look, owner| look.index(*owner));
+        self.list(queue, |look, ModelWaiter { id, call, deadline }| {
+            look.wait(*id);
+            look.call(call);
+            look.option(*deadline, |look, at| look.add(at - look.now));
+        });
+        let now = self.now;
+        let granted = granted.iter().filter(|(_, (_, until))| now <= *until);
+        self.list(granted, |look, (name, (reply, until))| {
+            let Reply { mode, holds, token, owner: _ } = reply;
+            assert!(token.is_none(), "tokens have no look");
+            look.name(*name);
+            look.add(*mode == Mode::Shared);
+            look.add(*holds);
+            look.add(*until - look.now);
+            look.add(unconfirmed.contains(name));
+        });
+        self.list(released.iter().filter(|(_, (_, until))| now <= *until), |look, (name, (left, until))| {
+            look.name(*name);
+            look.add(*left);
+            look.add(*until - look.now);
+        });
+        self.list(granted_hold, |look, (name, number)| {
+            look.name(*name);
+            look.hold_number(*number);
+        });
+        self.list(
+            cancelled.iter().filter(|(_, (_, until))| now <= *until),
+            |look, (name, (undone, until))| {
+                look.name(*name);
+                look.add(*undone);
+                look.add(*until - look.now);
+            },
+        );
+        self.list(bindings, |look, (owner, binding)| {
+            look.index(*owner);
+            look.binding(binding);
+        });
+        self.list(ended.iter().filter(|(_, until)| now * 1000 <= **until), |look, (name, until)| {
+            look.name(*name);
+            look.add(*until - look.now * 1000);
+        });
+    }
+
+    fn hold(&mut self, hold: &ModelHold) {
+        let ModelHold { owner, exclusive, shared, expires_at, written, token, number, leases, tokens } = hold;
+        assert!(token.is_none(), "tokens have no look");
+        self.index(*owner);
+        self.add(*exclusive);
+        self.add(*shared);
+        self.add(*expires_at - self.now);
+        self.add(*written - self.now);
+        self.hold_number(*number);
+        self.list(leases, |look, (by, lease)| {
+            look.option(*by, Look::wait);
+            let (may_shorten, end) = match lease {
+                Lease::To(end) => (true, end),
+                Lease::AtLeast(end) => (false, end),
+            };
+            look.add(may_shorten);
+            look.add(*end - look.now);
+        });
+        assert!(tokens.iter().all(|(_, token, _)| token.is_none()), "tokens have no look");
+    }
+
+    fn binding(&mut self, binding: &ModelBinding) {
+        let ModelBinding { lease, lease_end, watchdogs, until_us, due_us, ephemeral, requests, plain } =
+            binding;
+        let now_us = self.now * 1000;
+        self.add(*lease);
+        self.add(*lease_end - self.now);
+        self.list(watchdogs, |look, connection| look.count(*connection));
+        self.option(*until_us, |look, until| look.add(until - now_us));
+        // Who does not renew has nothing that is due.
+        self.option(Some(*due_us).filter(|_| !watchdogs.is_empty()), |look, due| look.add(due - now_us));
+        self.list(ephemeral, |look, connection| look.count(*connection));
+        self.list(requests, |look, (id, (connection, ephemeral, since, until))| {
+            look.add(*id);
+            look.count(*connection);
+            look.add(*ephemeral);
+            look.add(*since - look.now);
+            look.add(*until - now_us);
+        });
+        self.list(plain, |look, connection| look.count(*connection));
+    }
+
+    fn call(&mut self, call: &Call) {
+        let Call { owner, shared, once, limit, lease, keeps, fence, id, confirmed_later, bind, max, notify } =
+            call;
+        self.index(*owner);
+        [shared, once, keeps, fence, confirmed_later].into_iter().for_each(|is| self.add(*is));
+        self.add(*limit);
+        self.add(*lease);
+        self.option(*id, Look::add);
+        self.option(*bind, |look, (connection, watchdog, ephemeral)| {
+            look.count(connection);
+            look.add(watchdog);
+            look.add(ephemeral);
+        });
+        self.option(*max, Look::add);
+        self.option(*notify, |look, (connection, grace)| {
+            look.count(connection);
+            look.add(grace);
+        });
+    }
+
+    fn add(&mut self, number: impl Into<i64>) {
+        self.seen.push(number.into());
+    }
+
+    fn index(&mut self, index: usize) {
+        self.add(i64::try_from(index).unwrap());
+    }
+
+    fn count(&mut self, count: u64) {
+        self.add(count.cast_signed());
+    }
+
+    fn name(&mut self, (owner, id): (usize, u8)) {
+        self.index(owner);
+        self.add(id);
+    }
+
+    /// One that is over says nothing but that it was.
+    fn wait(&mut self, id: WaiterId) {
+        self.add(self.waits.get(&id).copied().unwrap_or(-1));
+    }
+
+    fn hold_number(&mut self, number: u64) {
+        self.add(self.holds.get(&number).copied().unwrap_or(-1));
+    }
+
+    fn option<T>(&mut self, option: Option<T>, mut add: impl FnMut(&mut Look, T)) {
+        self.add(option.is_some());
+        if let Some(value) = option {
+            add(self, value);
+        }
+    }
+
+    fn list<T>(&mut self, items: impl IntoIterator<Item = T>, mut add: impl FnMut(&mut Look, T)) {
+        let (at, mut len) = (self.seen.len(), 0);
+        self.add(0);
+        for item in items {
+            add(self, item);
+            len += 1;
+        }
+        self.seen[at] = len;
+    }
+}
