@@ -493,10 +493,10 @@ fn explore_all(steps: usize) {
 /// The first of them: what is longer is looked at for longer below.
 #[test]
 fn every_short_history_is_the_models() {
-    explore_all(6_000);
+    explore_all(15_000);
 }
 
 #[test]
 fn long_every_history_is_the_models() {
-    explore_all(40_000);
+    explore_all(80_000);
 }
