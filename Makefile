@@ -25,7 +25,7 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix bench guard guard-record lint install install-module install-tools \
+.PHONY: help run setup clients test test-all test-matrix sanitize bench guard guard-record lint install install-module install-tools \
 	uninstall dist tools clean
 
 help: ## This list
@@ -73,6 +73,9 @@ test-all: setup clients ## All tests, with a part of them on the newest servers;
 
 test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)
+
+sanitize: setup ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
+	@python3 tests/sanitize.py
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)

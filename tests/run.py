@@ -7,7 +7,7 @@
     tests/run.py all          both
     tests/run.py rest         what is left: all other tests on all other servers
     tests/run.py every        all of these
-    tests/run.py all fencing  those of them that have the word in their names
+    tests/run.py all fencing  those of them that have the word in their names; fencing+redis_8: both words
 
 Which run a test belongs to follows from its name, see run_of(). The last line says how many passed and failed.
 """
@@ -136,7 +136,7 @@ class Runner:
                 process = subprocess.Popen(
                     [test.binary, "--exact", test.name, "--nocapture"],
                     cwd=ROOT,
-                    env=self.environment,
+                    env={**self.environment, "TEST_NAME": test.name},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -217,11 +217,15 @@ def report(results, only_alone, others, left_to_matrix):
     return passed == len(results)
 
 
+def has_all(name, words):
+    return all(word in name for word in words)
+
+
 def main(run, *words):
     everything = [test for binary in build() for test in tests_in(binary)]
     runs = [(test, run_of(test.name)) for test in everything]
     wanted = [test for test, of in runs if of in RUNS[run]]
-    chosen = [test for test in wanted if not words or any(word in test.name for word in words)]
+    chosen = [test for test in wanted if not words or any(has_all(test.name, word.split("+")) for word in words)]
     if not chosen:
         sys.exit("no such tests")
     others = sum(of not in RUNS[run] and of != "rest" for _, of in runs)

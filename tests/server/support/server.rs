@@ -344,8 +344,26 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Lets the server end by itself, if it does: what it has not given back by then is a leak, to those who look for them.
+    fn shut_down(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        self.signal(libc::SIGCONT);
+        self.signal(libc::SIGTERM);
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
+        if std::env::var_os("SHUT_SERVERS_DOWN").is_some() {
+            self.shut_down();
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
