@@ -74,7 +74,7 @@ test-all: setup clients ## All tests, with a part of them on the newest servers;
 test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)
 
-sanitize: setup ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
+sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
 	@python3 tests/sanitize.py
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them

@@ -50,7 +50,7 @@ pub(crate) use state::{dispatch, with, Remembered};
 use crate::config;
 use crate::core::{KeyChange, LockRef};
 use crate::keyspace::kept;
-use crate::server::{events, replication, turn, unloading, Ctx};
+use crate::server::{events, replication, string, turn, unloading, Ctx};
 use subscriptions::KeyEvents;
 
 /// Starts to listen to what external clients have to be told of, whether a lock was used here or not. False if the
@@ -91,6 +91,7 @@ pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_all(ctx);
     kept::forget_all(ctx);
     turn::stop(ctx);
+    string::forget_lasting(ctx);
     replication::forget(ctx);
     subscriptions::forget(ctx);
 }

@@ -2,7 +2,6 @@
 
 //! One lock, from the key that is opened to what is written of it.
 
-use std::cell::OnceCell;
 use std::ffi::{c_int, CStr};
 
 use crate::core::{Hold, Holders, Now, Token};
@@ -16,7 +15,7 @@ use crate::server::key::{Key, Kind};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
 use crate::server::string::Digits;
-use crate::server::{notify, Ctx, ServerCell, Str};
+use crate::server::{notify, Ctx, Str};
 
 /// A lock of the selected database that is open to be read and written.
 pub(crate) struct Lock<'a> {
@@ -480,8 +479,7 @@ fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, 
     Ok((stored, holders))
 }
 
-/// The name of the field with the token, which is made but once.
+/// The name of the field with the token.
 fn fence_field(ctx: Ctx<'_>) -> &'static Str<'static> {
-    static FENCE: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());
-    FENCE.get(ctx).get_or_init(|| Str::new(layout::FENCE))
+    Str::of_field(ctx, layout::FENCE)
 }

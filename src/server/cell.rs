@@ -35,4 +35,13 @@ impl<T> ServerCell<T> {
         // SAFETY: only shared references are ever made of the content; see `Sync` above for threads.
         unsafe { &*self.0.get() }
     }
+
+    /// Puts another value in its place.
+    ///
+    /// # Safety
+    /// Nothing that was borrowed from the value is used any more.
+    pub(super) unsafe fn replace(&self, _proof: impl Into<InCallback>, value: T) -> T {
+        // SAFETY: the caller's promise; see `Sync` above for threads.
+        unsafe { std::mem::replace(&mut *self.0.get(), value) }
+    }
 }

@@ -20,8 +20,18 @@ pub(crate) struct Str<'a> {
     lives: PhantomData<&'a ()>,
 }
 
-/// Strings that are needed again and again.
-static DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> = ServerCell::new([OnceCell::new(), OnceCell::new()]);
+/// Strings that are needed again and again: of numbers, and the name of a field.
+static DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> = ServerCell::new([const { OnceCell::new() }; 2]);
+static FIELD: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());
+
+/// Frees these: the module is unloaded.
+pub(crate) fn forget_lasting(ctx: Ctx<'_>) {
+    // SAFETY: no call is being carried out, and nothing that outlives one has any of them.
+    unsafe {
+        drop(DIGITS.replace(ctx, [const { OnceCell::new() }; 2]));
+        drop(FIELD.replace(ctx, OnceCell::new()));
+    }
+}
 
 impl<'a> Str<'a> {
     /// Makes a string with this content.
@@ -44,6 +54,11 @@ impl<'a> Str<'a> {
     pub(crate) fn of_small(ctx: Ctx<'_>, number: i64) -> Option<&'static Str<'static>> {
         let digit = DIGITS.get(ctx).get(usize::try_from(number).ok()?)?;
         Some(digit.get_or_init(|| Str::from_number(number)))
+    }
+
+    /// The name of a field that is often needed, so that it is made but once. There is one such.
+    pub(crate) fn of_field(ctx: Ctx<'_>, name: &'static [u8]) -> &'static Str<'static> {
+        FIELD.get(ctx).get_or_init(|| Str::new(name))
     }
 
     /// Borrows a string that the server passed in.
