@@ -35,6 +35,9 @@ fn an_owner_takes_and_gives_back(flavor: Flavor) {
         assert_eq!(a.call("HGETALL k"), "[alice, 2]");
         assert_eq!(a.call("LOCK.RELEASE k bob"), not_owner());
         assert_eq!(a.call("LOCK.RELEASE k alice"), "1");
+        for release in ["LOCK.RELEASE k bob", "LOCK.RELEASE k bob ALL"] {
+            assert_eq!(a.call(release), not_owner());
+        }
         assert_eq!(a.call("HGETALL k"), "[alice, 1]");
         assert_eq!(a.call("LOCK.RELEASE k alice"), "0");
         assert_eq!(a.call("EXISTS k"), "0");

@@ -17,6 +17,7 @@ crate::on_every_server!(
     a_slow_script_in_a_transaction_outlives_its_client,
     a_slow_script_can_be_killed,
     the_lock_is_looked_at_when_the_script_begins,
+    what_was_true_when_it_was_called_is_not_enough,
     scripts_and_other_modules_guard_none,
     a_script_has_the_callers_permissions,
     a_user_that_is_deleted_runs_nothing,
@@ -205,6 +206,19 @@ fn the_lock_is_looked_at_when_the_script_begins(flavor: Flavor) {
     });
 }
 
+/// The lease is over before the script's turn has come.
+fn what_was_true_when_it_was_called_is_not_enough(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (holder(world), world.client());
+        in_a_pause_after(world, &mut a, &mut b, "LOCK.ACQUIRE k a PX 1000");
+        until("the lease is over", || b.call("LOCK.INFO k") == "nil");
+        assert_eq!(b.call("CLIENT UNPAUSE"), "OK");
+        assert_eq!(prefix(&a.recv()), "NOTOWNER");
+        assert_eq!(b.call("EXISTS x"), "0");
+        assert_none_is_left(&mut b);
+    });
+}
+
 fn scripts_and_other_modules_guard_none(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holder(world);
@@ -268,10 +282,15 @@ fn a_script_has_the_callers_permissions(flavor: Flavor) {
 
 /// Guards a script whose turn does not come, as clients are paused in the same turn of the event loop.
 fn in_a_pause(world: &World, a: &mut Client, b: &mut Client) {
+    in_a_pause_after(world, a, b, "PING");
+}
+
+/// The same, and somebody else calls this before.
+fn in_a_pause_after(world: &World, a: &mut Client, b: &mut Client, before: &str) {
     let mut observer = world.client();
     for _ in 0..50 {
         // Who was not read in the last turn is read in the order of arrival.
-        observer.call("PING");
+        observer.call(before);
         world.signal(libc::SIGSTOP);
         send(a, &["EVAL", "return redis.call('INCR', 'x')", "0"]);
         b.send("CLIENT PAUSE 100000 WRITE");
