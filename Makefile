@@ -25,8 +25,8 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix sanitize bench guard guard-record lint install install-module install-tools \
-	uninstall dist tools clean
+.PHONY: help run setup clients test test-all test-matrix sanitize mutants bench guard guard-record lint \
+	install install-module install-tools uninstall dist tools clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -77,6 +77,9 @@ test-matrix: setup clients ## All tests on every server that Debian has; with RE
 sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
 	@python3 tests/sanitize.py
 
+mutants: setup ## Do the tests find the bugs of tests/mutants? Or only those with a word in their names: make mutants WORDS=token
+	@python3 tests/mutants/run.py $(WORDS)
+
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)
 	for what in java postgres strace; do
@@ -111,6 +114,7 @@ lint: ## Format, clippy, documentation, the width of its lines, licenses, no cir
 	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
 	$(call install,rust cc libclang python)
 	python3 tests/cycles.py
+	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	# Nothing of a module is public, so links to what is private are the point.
