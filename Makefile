@@ -77,8 +77,9 @@ test-matrix: setup clients ## All tests on every server that Debian has; with RE
 sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
 	@python3 tests/sanitize.py
 
-mutants: setup ## Do the tests find the bugs of tests/mutants? Or only those with a word in their names: make mutants WORDS=token
-	@python3 tests/mutants/run.py $(WORDS)
+mutants: ## Do the tests find the bugs of tests/mutants? Or some of them, as in `make mutants WORDS="token lease"`
+	@$(call install,rust cc libclang redis)
+	python3 tests/mutants/run.py $(WORDS)
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)

@@ -147,6 +147,8 @@ fn a_permit_that_ends_otherwise_is_the_next_ones(flavor: Flavor) {
         assert_eq!(a.call("LOCK.ACQUIRE k b SHARED LIMIT 2 PX 30"), "1");
         let mut c = waits(world, "c", "LIMIT 2");
         assert_eq!(c.recv(), "1", "a lease is over");
+        assert!(a.call("LOCK.RELEASE k b").starts_with("NOTOWNER "), "what it had is another's by now");
+        assert_eq!(holders(&mut a, "k"), 2);
         let mut leaves = world.client();
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
         assert_eq!(leaves.call("LOCK.ACQUIRE k d SHARED LIMIT 2 PX 100000 EPHEMERAL"), "1");
