@@ -77,7 +77,7 @@ test-matrix: setup clients ## All tests on every server that Debian has; with RE
 sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
 	@python3 tests/sanitize.py
 
-mutants: ## Do the tests find the bugs of tests/mutants? Or some of them, as in `make mutants WORDS="token lease"`
+mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only those that have the word in their names
 	@$(call install,rust cc libclang redis)
 	python3 tests/mutants/run.py $(WORDS)
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Puts bugs into the module that locks elsewhere have had, one after the other, and looks whether the tests find them.
 
-    tests/mutants/run.py             all of them
-    tests/mutants/run.py token lease those that have one of the words in their names
-    tests/mutants/run.py --check     builds nothing: looks whether every patch still fits, and names tests that there are
+    tests/mutants/run.py               all of them
+    tests/mutants/run.py token lease   those that have one of the words in their names
+    tests/mutants/run.py --show token  the same, and how each test fails
+    tests/mutants/run.py --check       builds nothing: looks whether every patch still fits, and names tests that there are
 
 Each file NAME.patch beside this one is a bug. Before the diff it says what goes wrong, where such a bug is seen, and which tests
 must fail because of it:
@@ -53,7 +54,7 @@ ENVIRONMENT = {
     "REDIS_LOCK_MODULE": str(BUILD / "release/libredis_lock.so"),
     "REDIS_LOCK_EXAMPLES": str(BUILD / "debug"),
     "REDIS_LOCK_TOOLS": str(BUILD / "debug"),
-    # That a history fails is enough: it need not be the shortest one, and the next run begins with no memory of it.
+    # That a history fails is enough: it need not be the shortest one.
     "PROPTEST_MAX_SHRINK_ITERS": "0",
     # Otherwise git takes the copy for a folder of the repository around it, and skips what a patch says.
     "GIT_CEILING_DIRECTORIES": str(TREE.parent),
@@ -158,6 +159,8 @@ def applied(mutant):
     finally:
         for path in re.findall(r"^\+\+\+ b/(.*)$", mutant.patch.read_text(), re.MULTILINE):
             restore(path)
+        # What found one bug is not to help with the next.
+        shutil.rmtree(TREE / "proptest-regressions", ignore_errors=True)
 
 
 def cargo(*words):
