@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+
+//! One owner at a time, or as many as a limit allows.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::holds::{Hold, Mode, View};
+use super::operations::{field, reply, Done, Kind, Operation};
+use super::{Report, Rule};
+use crate::record::Micros;
+
+fn conflict(one: Mode, other: Mode) -> bool {
+    one == Mode::Exclusive || other == Mode::Exclusive
+}
+
+pub(super) fn check(view: &View<'_>, report: &mut Report) {
+    let holds = view.holds();
+    report.holds += holds.len();
+    for (number, hold) in holds.iter().enumerate() {
+        for later in holds[number + 1..].iter().take_while(|later| later.from < hold.until) {
+            report.pairs += 1;
+            if later.owner != hold.owner && conflict(hold.mode, later.mode) {
+                let text = format!(
+                    "{} and {} both hold it from {} to {} µs, and exclude each other",
+                    hold.owner,
+                    later.owner,
+                    later.from,
+                    hold.until.min(later.until)
+                );
+                report.add(Rule::Exclusion, view.lock.key, text, &[hold.proof.call(), later.proof.call()]);
+            }
+        }
+    }
+    for operation in &view.lock.operations {
+        check_operation(view, &holds, operation, report);
+    }
+}
+
+/// Certain holds of other owners that last all the time in which a call took effect.
+fn around<'a, 'b>(
+    holds: &'b [Hold<'a>],
+    owner: &'b str,
+    from: Micros,
+    until: Micros,
+) -> impl Iterator<Item = &'b Hold<'a>> {
+    holds
+        .iter()
+        .take_while(move |hold| hold.from <= from)
+        .filter(move |hold| hold.owner != owner && hold.until >= until)
+}
+
+/// A call that was carried out only because its owner holds the lock, in the middle of a hold that excludes it.
+fn check_operation(view: &View<'_>, holds: &[Hold<'_>], operation: &Operation<'_>, report: &mut Report) {
+    let Some(end) = operation.end else { return };
+    let mode = match (operation.kind, operation.done) {
+        (Kind::Acquire(acquire), Done::Count(_)) if !acquire.shared => Mode::Exclusive,
+        (Kind::Acquire(_), Done::Count(_)) => Mode::Shared,
+        (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Count(_)) => {
+            view.mode(operation.owner)
+        }
+        _ => return,
+    };
+    let others: Vec<_> = around(holds, operation.owner, operation.low(), end).collect();
+    report.pairs += others.len();
+    if let Some(hold) = others.iter().find(|hold| conflict(mode, hold.mode)) {
+        let text = format!("{} was served although {} holds it all the time", operation.owner, hold.owner);
+        report.add(Rule::Exclusion, view.lock.key, text, &[hold.proof.call(), operation.call()]);
+    }
+    let limit = operation.acquire().and_then(|acquire| acquire.limit);
+    if let (Some(limit), Done::Count(1)) = (limit, operation.done) {
+        let owners: BTreeSet<&str> = others.iter().map(|hold| hold.owner).collect();
+        if i64::try_from(owners.len()).is_ok_and(|count| count >= limit) {
+            let text = format!("{} was admitted with LIMIT {limit} beside {owners:?}", operation.owner);
+            let mut proof: Vec<_> = others.iter().map(|hold| hold.proof.call()).collect();
+            proof.push(operation.call());
+            report.add(Rule::Exclusion, view.lock.key, text, &proof);
+        }
+    }
+}
+
+/// `LOCK.INFO` shows all who certainly hold the lock, and nobody who never asked for it.
+pub(super) fn check_reports(view: &View<'_>, report: &mut Report) {
+    let holds = view.holds();
+    for info in &view.lock.infos {
+        let (Some(map), Some(answered)) = (reply(info), info.answered) else { continue };
+        let listed: Vec<&Value> = field(map, "holders")
+            .and_then(Value::as_array)
+            .map(|list| list.iter().collect())
+            .unwrap_or_default();
+        let owners: BTreeSet<&str> =
+            listed.iter().filter_map(|one| field(one, "owner").and_then(Value::as_str)).collect();
+        for hold in around(&holds, "", info.sent, answered) {
+            report.pairs += 1;
+            if !owners.contains(hold.owner) {
+                let text = format!("{} holds it, and LOCK.INFO does not know", hold.owner);
+                report.add(Rule::Report, view.lock.key, text, &[hold.proof.call(), info]);
+            }
+        }
+        let asked = |owner: &str| {
+            let acquires = view.of(owner).iter().filter(|one| one.acquire().is_some());
+            acquires.filter(|one| one.may_be_done()).any(|one| one.first_sent < answered)
+        };
+        if let Some(stranger) = owners.iter().find(|owner| !asked(owner)) {
+            let text = format!("LOCK.INFO says that {stranger} holds it, who was never granted it");
+            report.add(Rule::Report, view.lock.key, text, &[info]);
+        }
+        let mode = |one: &&Value| field(one, "mode").and_then(Value::as_str) == Some("exclusive");
+        if owners.len() > 1 && listed.iter().any(mode) {
+            let text = "LOCK.INFO shows an exclusive holder beside another one".to_owned();
+            report.add(Rule::Exclusion, view.lock.key, text, &[info]);
+        }
+    }
+}

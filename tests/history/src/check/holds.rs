@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: MIT
+
+//! When somebody certainly holds a lock, and how often; and when somebody possibly does.
+
+use std::collections::BTreeMap;
+
+use super::operations::{millis, Done, History, Kind, Lock, Operation, NEVER};
+use super::Limits;
+use crate::record::{Disturbance, Micros};
+
+/// Of how many replies before a call it is tried what they say about it. More would tell the same.
+const LAST: usize = 8;
+
+/// What an owner's hold keeps out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Exclusive,
+    /// Other owners that want it exclusively, at least.
+    Shared,
+}
+
+/// A time in which an owner certainly holds the lock.
+pub(super) struct Hold<'a> {
+    pub(super) owner: &'a str,
+    pub(super) mode: Mode,
+    pub(super) from: Micros,
+    pub(super) until: Micros,
+    /// The reply that says so.
+    pub(super) proof: &'a Operation<'a>,
+}
+
+/// How often an owner may have held the lock when a call took effect.
+pub(super) struct Bounds<'a> {
+    pub(super) least: i64,
+    pub(super) most: i64,
+    /// Which reply the first one follows from.
+    pub(super) proof: Option<&'a Operation<'a>>,
+}
+
+/// One lock of a history.
+pub(super) struct View<'a> {
+    pub(super) history: &'a History<'a>,
+    pub(super) lock: &'a Lock<'a>,
+    pub(super) limits: &'a Limits,
+    owners: BTreeMap<&'a str, Vec<&'a Operation<'a>>>,
+}
+
+fn same(one: &Operation<'_>, other: &Operation<'_>) -> bool {
+    std::ptr::eq(one, other)
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(history: &'a History<'a>, lock: &'a Lock<'a>, limits: &'a Limits) -> View<'a> {
+        let mut owners: BTreeMap<&str, Vec<&Operation<'_>>> = BTreeMap::new();
+        for operation in &lock.operations {
+            owners.entry(operation.owner).or_default().push(operation);
+        }
+        View { history, lock, limits, owners }
+    }
+
+    pub(super) fn grants(&self) -> usize {
+        let granted =
+            |operation: &&Operation<'_>| operation.acquire().is_some() && operation.count().is_some();
+        self.lock.operations.iter().filter(granted).count()
+    }
+
+    pub(super) fn of(&self, owner: &str) -> &[&'a Operation<'a>] {
+        self.owners.get(owner).map_or(&[], Vec::as_slice)
+    }
+
+    /// What the holds of an owner keep out, whichever of them are left.
+    pub(super) fn mode(&self, owner: &str) -> Mode {
+        let mut acquires =
+            self.of(owner).iter().filter(|one| one.may_be_done()).filter_map(|operation| operation.acquire());
+        if acquires.any(|acquire| acquire.shared) {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        }
+    }
+
+    /// All certain holds.
+    pub(super) fn holds(&self) -> Vec<Hold<'a>> {
+        let mut holds = Vec::new();
+        for (owner, operations) in &self.owners {
+            let mode = self.mode(owner);
+            for proof in operations {
+                let Some(from) = proof.end else { continue };
+                let until = self.certain_until(proof, None);
+                if until > from {
+                    holds.push(Hold { owner, mode, from, until, proof });
+                }
+            }
+        }
+        holds.sort_by_key(|hold| hold.from);
+        holds
+    }
+
+    /// The count that a reply tells, at the time when the call took effect.
+    fn told(operation: &Operation<'_>) -> Option<i64> {
+        match (operation.kind, operation.done) {
+            (Kind::Acquire(_) | Kind::Release(_) | Kind::Renew(_) | Kind::Check, Done::Count(count)) => {
+                Some(count)
+            }
+            (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Refused(error)) => {
+                (operation.is_alone() && error.starts_with("NOTOWNER")).then_some(0)
+            }
+            _ => None,
+        }
+    }
+
+    /// Operations of the owner that may have taken effect after this one did, but for `but`.
+    fn after<'b>(
+        &'b self,
+        of: &'b Operation<'a>,
+        but: Option<&'b Operation<'a>>,
+    ) -> impl Iterator<Item = &'a Operation<'a>> + 'b {
+        let is_late = move |other: &&'a Operation<'a>| {
+            !same(other, of)
+                && !but.is_some_and(|but| same(other, but))
+                && other.end.is_none_or(|end| end > of.sent)
+                && other.void_after.is_none_or(|end| end > of.sent)
+        };
+        self.of(of.owner).iter().copied().filter(is_late)
+    }
+
+    /// By how many holds an operation may make the count smaller.
+    fn takes(operation: &Operation<'_>) -> i64 {
+        match (operation.kind, operation.done) {
+            (Kind::Release(release), Done::Count(_) | Done::Unknown) if release.all => NEVER,
+            (Kind::Release(_), Done::Count(_) | Done::Unknown) => 1,
+            (Kind::Cancel, Done::Count(1) | Done::Unknown) => 1,
+            _ => 0,
+        }
+    }
+
+    /// Until when the hold certainly lasts of which a reply tells, leaving out what `but` does to it.
+    pub(super) fn certain_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
+        let (Some(count), Some(_)) = (Self::told(of), of.end) else { return 0 };
+        if count < 1 {
+            return 0;
+        }
+        let ends = [
+            self.count_until(of, count, but),
+            self.leased_until(of, but),
+            self.unbroken_until(of),
+            self.connected_until(of, but),
+            self.kept_until(of),
+        ];
+        ends.into_iter().min().unwrap_or(0)
+    }
+
+    /// The times at which the count may become smaller, or is certainly greater again.
+    fn changes(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Vec<(Micros, i64)> {
+        let mut changes = Vec::new();
+        for other in self.after(of, but) {
+            let takes = Self::takes(other);
+            if takes > 0 {
+                changes.push((other.sent, -takes));
+            } else if let (Kind::Acquire(_), Done::Count(_), Some(end)) = (other.kind, other.done, other.end)
+            {
+                if of.end.is_some_and(|before| other.sent > before) {
+                    changes.push((end, 1));
+                }
+            }
+        }
+        changes.sort_unstable();
+        changes
+    }
+
+    fn count_until(&self, of: &Operation<'a>, mut count: i64, but: Option<&Operation<'a>>) -> Micros {
+        for (at, change) in self.changes(of, but) {
+            count = count.saturating_add(change);
+            if count < 1 {
+                return at;
+            }
+        }
+        NEVER
+    }
+
+    /// The lease that an operation sets if it takes effect, in microseconds. A re-entry without one shortens none.
+    fn sets(&self, operation: &Operation<'_>) -> Option<Micros> {
+        let default = self.history.run.default_lease;
+        let ms = match (operation.kind, operation.done) {
+            (Kind::Acquire(acquire), Done::Count(count)) => acquire.lease.or((count == 1).then_some(default)),
+            (Kind::Acquire(acquire), Done::Unknown) => acquire.lease,
+            (Kind::Renew(renew), Done::Count(_) | Done::Unknown) => Some(renew.lease.unwrap_or(default)),
+            (Kind::Release(release), Done::Count(_) | Done::Unknown) => release.lease,
+            _ => None,
+        };
+        ms.map(millis)
+    }
+
+    fn leased_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
+        let own = self.of(of.owner).iter().copied();
+        let before = own.clone().filter(|one| same(one, of) || one.end.is_some_and(|end| end <= of.sent));
+        let Some(last) = before.filter(|one| self.sets(one).is_some()).max_by_key(|one| one.sent) else {
+            return 0;
+        };
+        let others = self.after(last, but).filter_map(|one| Some(one.low().saturating_add(self.sets(one)?)));
+        let mut until =
+            others.chain(self.sets(last).map(|lease| last.low().saturating_add(lease))).min().unwrap_or(0);
+        if own.clone().any(Operation::is_watched) {
+            // A renewal is as long as one of the leases that the owner gave.
+            let default = millis(self.history.run.default_lease);
+            let least = own.filter_map(|one| self.sets(one)).fold(default, Micros::min);
+            until = until.min(last.low().saturating_add(least));
+        }
+        until - self.limits.slack
+    }
+
+    fn unbroken_until(&self, of: &Operation<'a>) -> Micros {
+        let ends = self.lock.breaks.iter().filter(|one| {
+            one.count != Some(0) && one.call.answered.is_none_or(|answered| answered > of.sent)
+        });
+        ends.filter(|one| !matches!(one.call.outcome, crate::record::Outcome::Error(_)))
+            .map(|one| one.call.sent)
+            .min()
+            .unwrap_or(NEVER)
+    }
+
+    /// An ephemeral hold may end with each connection that it may be bound to.
+    fn connected_until(&self, of: &Operation<'a>, but: Option<&Operation<'a>>) -> Micros {
+        let mut until = NEVER;
+        for one in self.of(of.owner).iter().filter(|one| one.is_ephemeral() && one.may_be_done()) {
+            for call in &one.calls {
+                let end = self.history.open_until(call.connection);
+                // What ended before a later hold began ended with the earlier one.
+                let is_over = self.of(of.owner).iter().any(|later| {
+                    let begins_anew = matches!((later.kind, later.done), (Kind::Acquire(_), Done::Count(1)));
+                    let is_before = same(later, of) || later.end.is_some_and(|at| at <= of.sent);
+                    begins_anew && is_before && later.sent > end && one.end.is_some_and(|at| at < later.sent)
+                });
+                if !is_over && !but.is_some_and(|but| same(but, one)) {
+                    until = until.min(end);
+                }
+            }
+        }
+        until
+    }
+
+    fn kept_until(&self, of: &Operation<'a>) -> Micros {
+        let lost = |what: &Disturbance| *what == Disturbance::Restart { durable: false };
+        let faults = self.history.faults.iter().filter(|fault| lost(&fault.what) && fault.until > of.sent);
+        faults.map(|fault| fault.from).min().unwrap_or(NEVER)
+    }
+
+    /// How often the owner of a call held the lock right before the call took effect.
+    pub(super) fn bounds(&self, of: &'a Operation<'a>) -> Bounds<'a> {
+        let mut bounds = Bounds { least: 0, most: self.most(None, of), proof: None };
+        let before = self.of(of.owner).iter().copied().filter(|one| one.end.is_some_and(|end| end < of.sent));
+        let told = before.filter(|one| Self::told(one).is_some());
+        for one in told.rev().take(LAST) {
+            let least = self.least(one, of);
+            if least > bounds.least {
+                (bounds.least, bounds.proof) = (least, Some(one));
+            }
+            bounds.most = bounds.most.min(self.most(Some(one), of));
+        }
+        if self.may_hold_until(of) < of.sent {
+            bounds.most = 0;
+        }
+        bounds
+    }
+
+    fn least(&self, after: &Operation<'a>, of: &Operation<'a>) -> i64 {
+        let end = of.end.unwrap_or(NEVER);
+        if self.certain_until(after, Some(of)) < end {
+            return 0;
+        }
+        let relevant = |(at, change): &(Micros, i64)| if *change < 0 { *at < end } else { *at < of.sent };
+        let changes = self.changes(after, Some(of));
+        Self::told(after).unwrap_or(0)
+            + changes.iter().filter(|one| relevant(one)).map(|one| one.1).sum::<i64>()
+    }
+
+    fn most(&self, after: Option<&Operation<'a>>, of: &Operation<'a>) -> i64 {
+        let mut most = after.and_then(Self::told).unwrap_or(0);
+        for one in self.of(of.owner).iter().filter(|one| !same(one, of)) {
+            if after.is_some_and(|after| {
+                let is_before = one.end.is_some_and(|end| end <= after.sent);
+                same(one, after) || is_before || one.void_after.is_some_and(|end| end <= after.sent)
+            }) {
+                continue;
+            }
+            let is_certain = after.and_then(|after| after.end).is_none_or(|end| one.sent > end)
+                && one.end.is_some_and(|end| end < of.sent);
+            match (one.kind, one.done) {
+                (Kind::Acquire(_), Done::Count(_) | Done::Unknown) if one.sent < of.end.unwrap_or(NEVER) => {
+                    most += 1
+                }
+                (Kind::Release(_), Done::Count(_)) if is_certain => most -= 1,
+                _ => {}
+            }
+        }
+        most
+    }
+
+    /// When the last lease that this owner can have had before a call was certainly over.
+    fn may_hold_until(&self, of: &Operation<'a>) -> Micros {
+        let own = self.of(of.owner).iter().filter(|one| !same(one, of) && one.sent < of.end.unwrap_or(NEVER));
+        own.filter(|one| one.may_be_done()).map(|one| self.lease_over(one)).max().unwrap_or(0)
+    }
+
+    fn lease_over(&self, one: &Operation<'_>) -> Micros {
+        if !matches!(one.kind, Kind::Acquire(_) | Kind::Renew(_)) && one.lease().is_none() {
+            return 0;
+        }
+        match one.end {
+            Some(end) if !one.is_watched() => {
+                let lease = millis(one.lease().unwrap_or(self.history.run.default_lease));
+                end + lease + self.limits.slack
+            }
+            _ => NEVER,
+        }
+    }
+
+    /// The time in which an operation possibly gave its owner a hold. It takes for granted that the server notices what its
+    /// clients do in time, so it is for rules about time only.
+    pub(super) fn possible_hold(&self, one: &'a Operation<'a>) -> Option<(Micros, Micros)> {
+        let is_relevant = matches!(one.kind, Kind::Acquire(_) | Kind::Renew(_)) || one.lease().is_some();
+        if !is_relevant || !one.may_be_done() {
+            return None;
+        }
+        let default = self.history.run.default_lease;
+        let of_all = self.of(one.owner).iter().filter_map(|one| one.lease()).fold(default, i64::max);
+        let grace = one.acquire().map_or(0, |acquire| acquire.grace.unwrap_or(5_000));
+        let own = if one.is_watched() { of_all } else { one.lease().unwrap_or(default) };
+        let unread = one.end.is_none() || one.is_watched();
+        let lease = millis(if unread { own.max(grace) } else { own });
+        let connections = one.calls.iter().map(|call| self.history.closed_by(call.connection));
+        let closed = connections.max().unwrap_or(NEVER).saturating_add(self.limits.late);
+        let mut until = match one.end {
+            Some(end) if !one.is_watched() => end,
+            Some(end) => end.max(closed),
+            None => closed,
+        }
+        .saturating_add(lease + self.limits.slack);
+        if let Some(end) = one.end {
+            let freed = self.of(one.owner).iter().filter(|other| {
+                matches!((other.kind, other.done), (Kind::Release(_), Done::Count(0))) && other.sent > end
+            });
+            until = freed.filter_map(|other| other.end).fold(until, Micros::min);
+            let broken =
+                self.lock.breaks.iter().filter(|other| other.count.is_some() && other.call.sent > end);
+            until = broken.filter_map(|other| other.call.answered).fold(until, Micros::min);
+        }
+        Some((one.first_sent, until.min(one.void_after.unwrap_or(NEVER))))
+    }
+}

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: MIT
+
+//! The operations of a history: what was asked of one lock for one owner, once, however often it was sent.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::Value;
+
+use crate::record::{
+    Acquire, Call, Claim, Command, Disturbance, Fault, Message, Micros, Outcome, Record, Release, Renew, Run,
+    MS,
+};
+
+/// Later than everything.
+pub(super) const NEVER: Micros = Micros::MAX / 4;
+
+/// What an operation asks for.
+#[derive(Clone, Copy)]
+pub(super) enum Kind<'a> {
+    Acquire(&'a Acquire),
+    Release(&'a Release),
+    Renew(&'a Renew),
+    Cancel,
+    /// `LOCK.CHECK … OWNER`.
+    Check,
+    /// `LOCK.GUARD … OWNER`.
+    Guard,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Done<'a> {
+    /// The number that was answered.
+    Count(i64),
+    Nil,
+    Refused(&'a str),
+    /// It may have been carried out at any time from its sending on, or not.
+    Unknown,
+}
+
+/// A look at a queue in which a call stood.
+pub(super) struct Seen {
+    /// Which of the calls of the operation.
+    pub(super) call: u64,
+    pub(super) sent: Micros,
+    pub(super) answered: Micros,
+}
+
+/// What was asked of one lock for one owner, once.
+pub(super) struct Operation<'a> {
+    pub(super) kind: Kind<'a>,
+    pub(super) owner: &'a str,
+    /// All that may have carried it out, and the one that was answered.
+    pub(super) calls: Vec<&'a Call>,
+    /// It did not take effect before.
+    pub(super) sent: Micros,
+    /// When it was sent first: its place in the queue may be that old.
+    pub(super) first_sent: Micros,
+    /// It did not take effect later.
+    pub(super) end: Option<Micros>,
+    pub(super) done: Done<'a>,
+    pub(super) token: Option<i64>,
+    /// When somebody looked and saw one of the calls waiting.
+    pub(super) seen: Vec<Seen>,
+    /// A cancel of it was answered then: nothing of it is left.
+    pub(super) void_after: Option<Micros>,
+}
+
+impl<'a> Operation<'a> {
+    /// It was granted, if at all, no earlier.
+    pub(super) fn low(&self) -> Micros {
+        self.seen.iter().map(|seen| seen.sent).fold(self.sent, Micros::max)
+    }
+
+    pub(super) fn acquire(&self) -> Option<&'a Acquire> {
+        match self.kind {
+            Kind::Acquire(acquire) => Some(acquire),
+            _ => None,
+        }
+    }
+
+    pub(super) fn count(&self) -> Option<i64> {
+        match self.done {
+            Done::Count(count) => Some(count),
+            _ => None,
+        }
+    }
+
+    /// It has changed something, or may have.
+    pub(super) fn may_be_done(&self) -> bool {
+        matches!(self.done, Done::Count(_) | Done::Unknown)
+    }
+
+    /// The lease that it asks for, in milliseconds, if it asks for one.
+    pub(super) fn lease(&self) -> Option<i64> {
+        match self.kind {
+            Kind::Acquire(acquire) => acquire.lease,
+            Kind::Release(release) => release.lease,
+            Kind::Renew(renew) => renew.lease,
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_ephemeral(&self) -> bool {
+        match self.kind {
+            Kind::Acquire(acquire) => acquire.ephemeral,
+            Kind::Renew(renew) => renew.ephemeral,
+            _ => false,
+        }
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        match self.kind {
+            Kind::Acquire(acquire) => acquire.watchdog,
+            Kind::Renew(renew) => renew.watchdog,
+            _ => false,
+        }
+    }
+
+    /// It is about this lock only. Others are refused for any of theirs.
+    pub(super) fn is_alone(&self) -> bool {
+        match self.kind {
+            Kind::Acquire(acquire) => acquire.keys.len() == 1,
+            Kind::Release(release) => release.keys.len() == 1,
+            Kind::Renew(renew) => renew.keys.len() == 1,
+            _ => true,
+        }
+    }
+
+    /// The call whose reply was read, or the last one.
+    pub(super) fn call(&self) -> &'a Call {
+        self.calls[self.calls.len() - 1]
+    }
+}
+
+/// A `LOCK.BREAK`.
+pub(super) struct Break<'a> {
+    pub(super) call: &'a Call,
+    pub(super) count: Option<i64>,
+}
+
+/// All about one lock.
+#[derive(Default)]
+pub(super) struct Lock<'a> {
+    pub(super) key: &'a str,
+    pub(super) operations: Vec<Operation<'a>>,
+    pub(super) breaks: Vec<Break<'a>>,
+    pub(super) infos: Vec<&'a Call>,
+    pub(super) guards: Vec<&'a Call>,
+    /// `LOCK.CHECK … TOKEN`.
+    pub(super) token_checks: Vec<&'a Call>,
+    pub(super) logs: Vec<&'a Call>,
+}
+
+/// A connection.
+pub(super) struct Connection {
+    pub(super) server_id: i64,
+    /// The server cannot have noticed its end before.
+    pub(super) open_until: Micros,
+    /// It was closed then at the latest.
+    pub(super) closed_by: Micros,
+}
+
+/// A history, sorted by locks.
+pub(super) struct History<'a> {
+    pub(super) run: Run,
+    pub(super) calls: Vec<&'a Call>,
+    pub(super) locks: BTreeMap<&'a str, Lock<'a>>,
+    pub(super) connections: HashMap<u64, Connection>,
+    pub(super) faults: Vec<&'a Fault>,
+    pub(super) messages: Vec<&'a Message>,
+}
+
+impl<'a> History<'a> {
+    pub(super) fn new(records: &'a [Record]) -> History<'a> {
+        let mut history = History {
+            run: Run { seed: 0, default_lease: 30_000, request_ttl: 20_000 },
+            calls: Vec::new(),
+            locks: BTreeMap::new(),
+            connections: HashMap::new(),
+            faults: Vec::new(),
+            messages: Vec::new(),
+        };
+        for record in records {
+            match record {
+                Record::Run(run) => history.run = run.clone(),
+                Record::Call(call) => history.calls.push(call),
+                Record::Fault(fault) => history.faults.push(fault),
+                Record::Message(message) => history.messages.push(message),
+                Record::Opened(_) | Record::Closed(_) => {}
+            }
+        }
+        history.calls.sort_by_key(|call| (call.sent, call.number));
+        history.connections = connections(records, &history.calls);
+        history.sort_by_lock();
+        history
+    }
+
+    /// Until when the server has not noticed the end of a connection.
+    pub(super) fn open_until(&self, connection: u64) -> Micros {
+        self.connections.get(&connection).map_or(NEVER, |one| one.open_until)
+    }
+
+    /// When a connection was closed at the latest.
+    pub(super) fn closed_by(&self, connection: u64) -> Micros {
+        self.connections.get(&connection).map_or(NEVER, |one| one.closed_by)
+    }
+
+    /// A fault that may have met a time.
+    pub(super) fn disturbed(&self, from: Micros, until: Micros, what: impl Fn(&Disturbance) -> bool) -> bool {
+        self.faults.iter().any(|fault| fault.from <= until && fault.until >= from && what(&fault.what))
+    }
+
+    /// True if a grant that was read may have been taken back: its client was being killed already.
+    fn may_be_killed(&self, call: &Call) -> bool {
+        let Some(id) = self.connections.get(&call.connection).map(|one| one.server_id) else { return false };
+        let until = call.answered.unwrap_or(NEVER);
+        self.disturbed(call.sent, until, |what| *what == Disturbance::Kill { server_id: id })
+    }
+
+    fn lock(&mut self, key: &'a str) -> &mut Lock<'a> {
+        let lock = self.locks.entry(key).or_default();
+        lock.key = key;
+        lock
+    }
+
+    fn sort_by_lock(&mut self) {
+        // The calls of one request, by lock, owner, and what they ask for.
+        let mut requests: BTreeMap<(&str, &str, u8, &str), Vec<&'a Call>> = BTreeMap::new();
+        let mut single: Vec<(&'a str, Operation<'a>)> = Vec::new();
+        for call in self.calls.clone() {
+            if call.outcome == Outcome::Unsent {
+                continue;
+            }
+            let mut sort_in = |key: &'a str, owner: &'a str, which: u8, id: Option<&'a String>| match id {
+                Some(id) => requests.entry((key, owner, which, id)).or_default().push(call),
+                None => single.extend(self.operation(key, &[call]).map(|operation| (key, operation))),
+            };
+            match &call.command {
+                Command::Acquire(acquire) => {
+                    acquire.keys.iter().for_each(|key| sort_in(key, &acquire.owner, 0, acquire.id.as_ref()));
+                }
+                Command::Release(release) => {
+                    release.keys.iter().for_each(|key| sort_in(key, &release.owner, 1, release.id.as_ref()));
+                }
+                Command::Renew(renew) => {
+                    renew.keys.iter().for_each(|key| sort_in(key, &renew.owner, 2, None))
+                }
+                Command::Cancel { key, owner, id } => sort_in(key, owner, 3, Some(id)),
+                Command::Check { key, claim: Claim::Owner(owner) } => sort_in(key, owner, 4, None),
+                Command::Guard { key, claim, .. } => {
+                    if let Claim::Owner(owner) = claim {
+                        sort_in(key, owner, 5, None);
+                    }
+                    self.lock(key).guards.push(call);
+                }
+                Command::Check { key, .. } => self.lock(key).token_checks.push(call),
+                Command::Break { key } => {
+                    let count = reply(call).and_then(Value::as_i64);
+                    self.lock(key).breaks.push(Break { call, count });
+                }
+                Command::Info { key } => self.lock(key).infos.push(call),
+                Command::Log { key } => self.lock(key).logs.push(call),
+                Command::Waiters { .. } => {}
+            }
+        }
+        let cancelled: HashMap<(&str, &str, &str), Micros> = requests
+            .iter()
+            .filter(|((_, _, which, _), _)| *which == 3)
+            .filter_map(|((key, owner, _, id), calls)| {
+                let answered =
+                    calls.iter().filter(|call| reply(call).is_some()).filter_map(|call| call.answered);
+                Some(((*key, *owner, *id), answered.min()?))
+            })
+            .collect();
+        for ((key, owner, which, id), calls) in &requests {
+            let Some(mut operation) = self.operation(key, calls) else { continue };
+            if *which == 0 && operation.done == Done::Unknown {
+                operation.void_after = cancelled.get(&(*key, *owner, *id)).copied();
+            }
+            single.push((key, operation));
+        }
+        self.look_at_probes(&mut single);
+        for (key, operation) in single {
+            self.lock(key).operations.push(operation);
+        }
+        for lock in self.locks.values_mut() {
+            lock.operations.sort_by_key(|operation| operation.sent);
+        }
+    }
+
+    /// Joins the calls of one request. `None` if none of them can have done anything.
+    fn operation(&self, key: &'a str, calls: &[&'a Call]) -> Option<Operation<'a>> {
+        let first = calls.first()?;
+        let (kind, owner): (Kind<'a>, &'a str) = match &first.command {
+            Command::Acquire(acquire) => (Kind::Acquire(acquire), &acquire.owner),
+            Command::Release(release) => (Kind::Release(release), &release.owner),
+            Command::Renew(renew) => (Kind::Renew(renew), &renew.owner),
+            Command::Cancel { owner, .. } => (Kind::Cancel, owner),
+            Command::Check { claim: Claim::Owner(owner), .. } => (Kind::Check, owner),
+            Command::Guard { claim: Claim::Owner(owner), .. } => (Kind::Guard, owner),
+            _ => return None,
+        };
+        let number = match &first.command {
+            Command::Acquire(Acquire { keys, several: true, .. })
+            | Command::Release(Release { keys, several: true, .. })
+            | Command::Renew(Renew { keys, several: true, .. }) => keys.iter().position(|one| one == key),
+            _ => None,
+        };
+        let waits_by_message = matches!(kind, Kind::Acquire(Acquire { notify: Some(_), .. }));
+        let part = |call: &&'a Call| -> Option<&'a Value> {
+            let reply = reply(call)?;
+            number.map_or(Some(reply), |number| reply.get(number))
+        };
+        // 0 says that it waits, and nil that nothing has happened.
+        let is_final = |call: &&'a Call| {
+            part(call)
+                .is_some_and(|reply| !reply.is_null() && !(waits_by_message && reply.as_i64() == Some(0)))
+        };
+        let answered = calls
+            .iter()
+            .position(is_final)
+            .filter(|at| !matches!(kind, Kind::Acquire(_)) || !self.may_be_killed(calls[*at]));
+        let relevant = answered.map_or(calls, |at| &calls[..=at]);
+        let mut may: Vec<&'a Call> =
+            relevant.iter().copied().filter(|call| call.outcome == Outcome::Unknown).collect();
+        let is_queued = |call: &&&'a Call| waits_by_message && part(call).and_then(Value::as_i64) == Some(0);
+        if answered.is_none() {
+            may.extend(relevant.iter().filter(is_queued));
+            may.extend(relevant.iter().filter(|call| is_final(call)));
+        }
+        may.extend(answered.map(|at| calls[at]));
+        let (done, end, token) = match answered {
+            Some(at) => {
+                let reply = part(&calls[at])?;
+                (Done::Count(count(reply)?), calls[at].answered, token(reply))
+            }
+            None if !may.is_empty() => (Done::Unknown, None, None),
+            None => {
+                let last = relevant.last()?;
+                let done = match &last.outcome {
+                    Outcome::Error(error) => Done::Refused(error),
+                    _ => Done::Nil,
+                };
+                may.extend(relevant);
+                (done, last.answered, None)
+            }
+        };
+        let sent = may.iter().map(|call| call.sent).min()?;
+        let (calls, first_sent) = (may, first.sent);
+        Some(Operation {
+            kind,
+            owner,
+            calls,
+            sent,
+            first_sent,
+            end,
+            done,
+            token,
+            seen: vec![],
+            void_after: None,
+        })
+    }
+
+    /// Notes who was seen waiting. A call is meant if the connection had no other in that time.
+    fn look_at_probes(&self, operations: &mut [(&'a str, Operation<'a>)]) {
+        let mut seen: HashMap<(&str, &str, i64), Vec<(Micros, Micros)>> = HashMap::new();
+        for call in &self.calls {
+            let (Command::Waiters { key }, Some(answered)) = (&call.command, call.answered) else { continue };
+            for entry in reply(call).and_then(Value::as_array).into_iter().flatten() {
+                let owner = field(entry, "owner").and_then(Value::as_str);
+                let client = field(entry, "client").and_then(Value::as_i64);
+                if let (Some(owner), Some(client)) = (owner, client) {
+                    seen.entry((key, owner, client)).or_default().push((call.sent, answered));
+                }
+            }
+        }
+        for (key, operation) in operations {
+            let Kind::Acquire(Acquire { block: Some(_), .. }) = operation.kind else { continue };
+            for call in &operation.calls {
+                let Some(connection) = self.connections.get(&call.connection) else { continue };
+                let until = call.answered.unwrap_or(NEVER);
+                let of_it = seen.get(&(*key, operation.owner, connection.server_id)).into_iter().flatten();
+                let of_it = of_it.filter(|(sent, answered)| *sent >= call.sent && *answered <= until);
+                let seen = of_it.map(|(sent, answered)| Seen {
+                    call: call.number,
+                    sent: *sent,
+                    answered: *answered,
+                });
+                operation.seen.extend(seen);
+            }
+        }
+    }
+}
+
+fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> {
+    let mut found = HashMap::new();
+    let mut heard: HashMap<u64, Micros> = HashMap::new();
+    for call in calls {
+        if let Some(answered) = call.answered {
+            let last = heard.entry(call.connection).or_insert(answered);
+            *last = answered.max(*last);
+        }
+    }
+    for record in records {
+        if let Record::Opened(opened) = record {
+            let at = heard.get(&opened.connection).copied().unwrap_or(0).max(opened.at);
+            heard.insert(opened.connection, at);
+            let one = Connection { server_id: opened.server_id, open_until: NEVER, closed_by: NEVER };
+            found.insert(opened.connection, one);
+        }
+    }
+    for record in records {
+        if let Record::Closed(closed) = record {
+            let one = found.entry(closed.connection).or_insert(Connection {
+                server_id: -1,
+                open_until: 0,
+                closed_by: 0,
+            });
+            let last = heard.get(&closed.connection).copied().unwrap_or(0);
+            one.open_until = if closed.by_peer { last.min(closed.at) } else { closed.at };
+            one.closed_by = closed.at;
+        }
+    }
+    found
+}
+
+/// The reply, if there is one and it is no error.
+pub(super) fn reply(call: &Call) -> Option<&Value> {
+    match &call.outcome {
+        Outcome::Reply(reply) => Some(reply),
+        _ => None,
+    }
+}
+
+/// A field of a flat map.
+pub(super) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
+    let parts = map.as_array()?;
+    parts.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| &pair[1])
+}
+
+fn count(reply: &Value) -> Option<i64> {
+    reply.as_i64().or_else(|| field(reply, "holds")?.as_i64())
+}
+
+fn token(reply: &Value) -> Option<i64> {
+    field(reply, "token")?.as_i64()
+}
+
+/// Milliseconds as the history counts.
+pub(super) fn millis(ms: i64) -> Micros {
+    ms.saturating_mul(MS).min(NEVER)
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT
+
+//! What single calls are answered: counts, times to wait, repetitions, errors.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::holds::{Mode, View};
+use super::operations::{millis, reply, Done, History, Kind};
+use super::{Limits, Report, Rule};
+use crate::record::{Acquire, Call, Command, Disturbance, Micros, Outcome, MS};
+
+/// Every count fits the calls of its owner.
+pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
+    for operation in &view.lock.operations {
+        if operation.end.is_none() {
+            continue;
+        }
+        let bounds = view.bounds(operation);
+        let (least, most) = (bounds.least, bounds.most);
+        let mut proof: Vec<&Call> = bounds.proof.iter().map(|one| one.call()).collect();
+        proof.push(operation.call());
+        let mut wrong = |text: String| report.add(Rule::Count, view.lock.key, text, &proof);
+        let owner = operation.owner;
+        match (operation.kind, operation.done) {
+            (Kind::Acquire(acquire), Done::Count(count)) => {
+                if !(least + 1..=most + 1).contains(&count) {
+                    wrong(format!("{owner} had {least} to {most} holds before, and {count} after one more"));
+                }
+                if acquire.once && !acquire.shared && count != 1 {
+                    wrong(format!("{owner} was granted it with ONCE beside another hold"));
+                }
+            }
+            (Kind::Acquire(acquire), Done::Nil) => {
+                if least > 0 && operation.is_alone() && !acquire.once && view.mode(owner) == Mode::Exclusive {
+                    wrong(format!("{owner} holds it, and was refused another hold"));
+                }
+            }
+            (Kind::Release(release), Done::Count(left)) => {
+                let before = if release.all { most.max(1) } else { left + 1 };
+                if !(least..=most).contains(&before) || left < 0 || (release.all && left != 0) {
+                    wrong(format!("{owner} had {least} to {most} holds before, and {left} after a release"));
+                }
+            }
+            (Kind::Renew(_) | Kind::Check, Done::Count(count)) => {
+                if !(least.max(1)..=most).contains(&count) {
+                    wrong(format!("{owner} had {least} to {most} holds, and not {count}"));
+                }
+            }
+            (Kind::Guard, Done::Count(_)) if most < 1 => wrong(format!("{owner} held nothing, and wrote")),
+            (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Refused(error)) => {
+                if least > 0 && operation.is_alone() && error.starts_with("NOTOWNER") {
+                    wrong(format!("{owner} has lost at least {least} holds before their time"));
+                }
+            }
+            _ => {}
+        }
+    }
+    for one in &view.lock.breaks {
+        let Some(answered) = one.call.answered else { continue };
+        let holds = view.holds();
+        let held = holds.iter().find(|hold| hold.from <= one.call.sent && hold.until >= answered);
+        if let (Some(0), Some(hold)) = (one.count, held) {
+            let text = format!("LOCK.BREAK found nobody, where {} holds it", hold.owner);
+            report.add(Rule::Count, view.lock.key, text, &[hold.proof.call(), one.call]);
+        }
+    }
+}
+
+/// What can be said of a call without knowing the others, or only those of the same request.
+pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut Report) {
+    let mut requests: HashMap<String, Vec<&Call>> = HashMap::new();
+    let mut cancels: HashMap<(&str, &str, &str), &Call> = HashMap::new();
+    for call in &history.calls {
+        let id = match &call.command {
+            Command::Acquire(acquire) => acquire.id.as_ref(),
+            Command::Release(release) => release.id.as_ref(),
+            Command::Cancel { key, owner, id } => {
+                // The first one that was sent: the others repeat it.
+                cancels.entry((key, owner, id)).or_insert(call);
+                Some(id)
+            }
+            _ => None,
+        };
+        if id.is_some() {
+            requests.entry(call.command.words().join(" ")).or_default().push(call);
+        }
+    }
+    for (words, calls) in &requests {
+        let key = key_of(&calls[0].command);
+        check_repetitions(history, key, words, calls, report);
+    }
+    for call in &history.calls {
+        let key = key_of(&call.command);
+        if let Command::Acquire(acquire) = &call.command {
+            let cancel = acquire.id.as_deref().and_then(|id| {
+                acquire
+                    .keys
+                    .iter()
+                    .find_map(|key| cancels.get(&(key.as_str(), acquire.owner.as_str(), id)).copied())
+            });
+            check_cancelled(history, key, acquire, call, cancel, report);
+            let id = acquire.id.is_some().then(|| call.command.words().join(" "));
+            let repeated = id.and_then(|words| requests.get(&words)).is_some_and(|calls| calls.len() > 1);
+            if !repeated {
+                check_time(history, limits, key, acquire, call, report);
+            }
+            if let Outcome::Error(error) = &call.outcome {
+                if error.starts_with("UNBLOCKED")
+                    && !repeated
+                    && cancel.is_none()
+                    && !is_disturbed(history, call)
+                {
+                    report.add(Rule::Error, key, "nobody has ended this wait".to_owned(), &[call]);
+                }
+                if error.starts_with("DEADLOCK") && acquire.block.is_none() && acquire.notify.is_none() {
+                    report.add(
+                        Rule::Error,
+                        key,
+                        "a call that does not wait is in no deadlock".to_owned(),
+                        &[call],
+                    );
+                }
+            }
+        }
+        if let Outcome::Error(error) = &call.outcome {
+            let word = error.split(' ').next().unwrap_or_default();
+            let known = ["NOTOWNER", "DEADLOCK", "UNBLOCKED", "LOADING", "QUARANTINE", "NOREPLICAS"];
+            let in_place = match &call.command {
+                Command::Acquire(_) => word != "NOTOWNER",
+                _ => !matches!(word, "DEADLOCK" | "UNBLOCKED" | "QUARANTINE"),
+            };
+            if !known.contains(&word) || !in_place {
+                report.add(Rule::Error, key, format!("this call cannot get {word}"), &[call]);
+            }
+        }
+    }
+    check_messages(history, report);
+}
+
+fn key_of(command: &Command) -> &str {
+    match command {
+        Command::Acquire(acquire) => &acquire.keys[0],
+        Command::Release(release) => &release.keys[0],
+        Command::Renew(renew) => &renew.keys[0],
+        Command::Break { key }
+        | Command::Cancel { key, .. }
+        | Command::Check { key, .. }
+        | Command::Guard { key, .. }
+        | Command::Info { key }
+        | Command::Waiters { key }
+        | Command::Log { key } => key,
+    }
+}
+
+/// A repeated call gets the first one's reply. A nil and an error are not remembered, and neither is the reply of a hold
+/// that ended with its connection.
+fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Call], report: &mut Report) {
+    let (is_ephemeral, by_message) = match &calls[0].command {
+        Command::Acquire(acquire) => (acquire.ephemeral, acquire.notify.is_some()),
+        _ => (false, false),
+    };
+    if is_ephemeral && calls.iter().any(|call| call.connection != calls[0].connection) {
+        return;
+    }
+    let told = |call: &&&Call| {
+        reply(call).is_some_and(|reply| !reply.is_null() && !(by_message && reply.as_i64() == Some(0)))
+    };
+    let mut answered = calls.iter().filter(told);
+    let Some(first) = answered.next() else { return };
+    for later in answered {
+        let age = later.answered.unwrap_or(Micros::MAX) - calls[0].sent;
+        if reply(first) != reply(later) && age < millis(history.run.request_ttl) {
+            report.add(Rule::Retry, key, format!("{words} was answered in two ways"), &[first, later]);
+        }
+    }
+}
+
+fn check_cancelled(
+    history: &History<'_>,
+    key: &str,
+    acquire: &Acquire,
+    call: &Call,
+    cancel: Option<&Call>,
+    report: &mut Report,
+) {
+    let (Some(cancel), Some(answered)) = (cancel, call.answered) else { return };
+    let (Some(_), Some(cancelled)) = (reply(cancel), cancel.answered) else { return };
+    let is_grant = reply(call).is_some();
+    let is_fresh = answered - cancel.sent < millis(history.run.request_ttl);
+    if is_grant && cancelled < call.sent && is_fresh && !acquire.several {
+        report.add(
+            Rule::Cancel,
+            key,
+            "this request was cancelled before it was sent".to_owned(),
+            &[cancel, call],
+        );
+    }
+}
+
+fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
+    let id = history.connections.get(&call.connection).map(|one| one.server_id);
+    // It was answered after its client had closed its half of the connection.
+    if call.answered.is_some_and(|at| history.open_until(call.connection) < at) {
+        return true;
+    }
+    let until = call.answered.unwrap_or(Micros::MAX);
+    history.disturbed(call.sent, until, |what| match what {
+        Disturbance::Kill { server_id } | Disturbance::Unblock { server_id } => Some(*server_id) == id,
+        Disturbance::Restart { .. } => true,
+        Disturbance::Pause | Disturbance::Stop => false,
+    })
+}
+
+fn check_time(
+    history: &History<'_>,
+    limits: &Limits,
+    key: &str,
+    acquire: &Acquire,
+    call: &Call,
+    report: &mut Report,
+) {
+    let (Some(block), Some(answered)) = (acquire.block, call.answered) else { return };
+    let waited = answered - call.sent;
+    let is_nil = reply(call).is_some_and(Value::is_null);
+    let is_early = block == 0 || waited < millis(block) - MS;
+    if is_nil && is_early && !is_disturbed(history, call) {
+        report.add(Rule::Time, key, format!("it gave up after {waited} µs of {block} ms"), &[call]);
+    }
+    let is_late = block > 0 && waited > millis(block) + limits.late;
+    if is_late && !history.disturbed(call.sent, answered, |_| true) {
+        report.add(
+            Rule::Time,
+            key,
+            format!("it was answered after {waited} µs, where {block} ms is the limit"),
+            &[call],
+        );
+    }
+}
+
+/// Nobody is told of a grant that was not asked for.
+fn check_messages(history: &History<'_>, report: &mut Report) {
+    for message in &history.messages {
+        let mut words = message.text.split(' ');
+        let (Some(word), Some(id), Some(key)) = (words.next(), words.next(), words.next()) else { continue };
+        let asked = history.calls.iter().any(|call| match &call.command {
+            Command::Acquire(acquire) => {
+                let is_meant = acquire.id.as_deref() == Some(id) && acquire.keys.iter().any(|one| one == key);
+                is_meant
+                    && acquire.notify.is_some()
+                    && call.sent < message.at
+                    && call.outcome != Outcome::Unsent
+            }
+            _ => false,
+        });
+        if !asked || !matches!(word, "granted" | "lost") {
+            report.add(Rule::Report, key, format!("the message '{}' is about no call", message.text), &[]);
+        }
+    }
+}

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: MIT
+
+//! Every rule has histories that it refuses, and right ones that look odd.
+//!
+//! A history is told in lines: `CONNECTION SENT..ANSWERED COMMAND = REPLY`, with times in milliseconds. A reply is a number,
+//! `nil`, `HOLDS/TOKEN`, several of these for several locks, `!` and an error, `?` if none was read, or `-` if the call was
+//! not sent as a whole. Connections are closed by `close CONNECTION AT`, and disturbed by `fault KIND [CONNECTION] FROM..UNTIL`.
+
+use serde_json::{json, Value};
+
+use super::{check, Limits, Report, Rule};
+use crate::record::{
+    log_of, Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Message, Micros, Opened, Outcome,
+    Record, Release, Renew, Run, MS,
+};
+
+fn times(text: &str) -> (Micros, Option<Micros>) {
+    let (from, until) = text.split_once("..").unwrap();
+    (from.parse::<Micros>().unwrap() * MS, until.parse::<Micros>().ok().map(|until| until * MS))
+}
+
+fn number(words: &[&str], name: &str) -> Option<i64> {
+    let at = words.iter().position(|word| *word == name)?;
+    Some(words[at + 1].parse().unwrap())
+}
+
+fn text(words: &[&str], name: &str) -> Option<String> {
+    Some(words[words.iter().position(|word| *word == name)? + 1].to_owned())
+}
+
+fn command(line: &str) -> Command {
+    let mut words: Vec<&str> = line.split_whitespace().collect();
+    let name = words.remove(0);
+    let several = name.starts_with('M');
+    let count = if several { words.remove(0).parse().unwrap() } else { 1 };
+    let keys: Vec<String> = words.drain(..count).map(str::to_owned).collect();
+    let key = keys[0].clone();
+    let owner = words.first().map(|word| (*word).to_owned()).unwrap_or_default();
+    let has = |name: &str| words.contains(&name);
+    let (lease, id) = (number(&words, "PX"), text(&words, "ID"));
+    let claim = || match text(&words, "OWNER") {
+        Some(owner) => Claim::Owner(owner),
+        None => Claim::Token(number(&words, "TOKEN").unwrap()),
+    };
+    match name.trim_start_matches('M') {
+        "ACQUIRE" => Command::Acquire(Acquire {
+            keys,
+            several,
+            owner,
+            lease,
+            block: number(&words, "BLOCK"),
+            shared: has("SHARED"),
+            limit: number(&words, "LIMIT"),
+            once: has("ONCE"),
+            fence: has("FENCE"),
+            watchdog: has("WATCHDOG"),
+            ephemeral: has("EPHEMERAL"),
+            notify: text(&words, "NOTIFY"),
+            grace: number(&words, "GRACE"),
+            id,
+            ..Acquire::default()
+        }),
+        "RELEASE" => Command::Release(Release {
+            keys,
+            several,
+            owner,
+            lease,
+            shared: has("SHARED"),
+            all: has("ALL"),
+            id,
+        }),
+        "RENEW" => {
+            let (watchdog, ephemeral) = (has("WATCHDOG"), has("EPHEMERAL"));
+            Command::Renew(Renew { keys, several, owner, lease, watchdog, watchdog_max: None, ephemeral })
+        }
+        "BREAK" => Command::Break { key },
+        "CANCEL" => Command::Cancel { key, owner, id: id.unwrap() },
+        "CHECK" => Command::Check { key, claim: claim() },
+        "GUARD" => Command::Guard { key, claim: claim(), entry: (*words.last().unwrap()).to_owned() },
+        "INFO" => Command::Info { key },
+        "WAITERS" => Command::Waiters { key },
+        "LOG" => Command::Log { key },
+        other => panic!("{other}?"),
+    }
+}
+
+fn value(command: &Command, text: &str) -> Value {
+    let one = |word: &str| match word.split_once('/') {
+        Some((holds, token)) => {
+            json!([
+                "owner",
+                "o",
+                "holds",
+                holds.parse::<i64>().unwrap(),
+                "token",
+                token.parse::<i64>().unwrap()
+            ])
+        }
+        None if word == "nil" => Value::Null,
+        None => word.parse::<i64>().unwrap().into(),
+    };
+    let words = || text.split_whitespace();
+    match command {
+        Command::Log { .. } => words().filter(|word| *word != "none").collect(),
+        // The mode, and the owners.
+        Command::Info { .. } if text != "nil" => {
+            let mode = words().next().unwrap();
+            let holders: Vec<Value> =
+                words().skip(1).map(|owner| json!(["owner", owner, "mode", mode])).collect();
+            json!(["mode", mode, "holders", holders])
+        }
+        // The owners, each with its connection.
+        Command::Waiters { .. } => {
+            let waiter = |word: &str| {
+                let (owner, client) = word.split_once('@').unwrap();
+                json!(["owner", owner, "client", client.parse::<i64>().unwrap()])
+            };
+            words().map(waiter).collect()
+        }
+        Command::Acquire(Acquire { several: true, .. }) | Command::Release(Release { several: true, .. })
+            if text != "nil" =>
+        {
+            words().map(one).collect()
+        }
+        _ => one(text),
+    }
+}
+
+fn history(lines: &str) -> Vec<Record> {
+    let mut records = vec![Record::Run(Run { seed: 0, default_lease: 1_000, request_ttl: 20_000 })];
+    records.extend((1..10).map(|connection| {
+        let server_id = i64::try_from(connection).unwrap();
+        Record::Opened(Opened { connection, client: 0, at: 0, server_id })
+    }));
+    for (number, line) in (0..).zip(lines.lines().map(str::trim).filter(|line| !line.is_empty())) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        records.push(match words[0] {
+            "close" => {
+                let at = words[2].parse::<Micros>().unwrap() * MS;
+                let connection = words[1].parse().unwrap();
+                Record::Closed(Closed { connection, at, by_peer: words.len() > 3 })
+            }
+            "fault" => {
+                let (from, until) = times(words.last().unwrap());
+                let server_id = words[2].parse().unwrap_or(0);
+                let what = match words[1] {
+                    "kill" => Disturbance::Kill { server_id },
+                    "unblock" => Disturbance::Unblock { server_id },
+                    "pause" => Disturbance::Pause,
+                    "stop" => Disturbance::Stop,
+                    "restart" => Disturbance::Restart { durable: true },
+                    "loss" => Disturbance::Restart { durable: false },
+                    other => panic!("{other}?"),
+                };
+                Record::Fault(Fault { what, from, until: until.unwrap() })
+            }
+            "message" => {
+                let at = words[1].parse::<Micros>().unwrap() * MS;
+                let channel = "lock:inbox:i".to_owned();
+                Record::Message(Message { client: 0, at, channel, text: words[2..].join(" ") })
+            }
+            connection => {
+                let (sent, answered) = times(words[1]);
+                let (before, reply) = line.split_once(" = ").unwrap();
+                let command = command(before.splitn(3, ' ').nth(2).unwrap());
+                let outcome = match reply.trim() {
+                    "?" => Outcome::Unknown,
+                    "-" => Outcome::Unsent,
+                    reply => match reply.strip_prefix('!') {
+                        Some(error) => Outcome::Error(error.to_owned()),
+                        None => Outcome::Reply(value(&command, reply)),
+                    },
+                };
+                let connection = connection.parse().unwrap();
+                Record::Call(Call { number, client: 0, connection, sent, answered, command, outcome })
+            }
+        });
+    }
+    records
+}
+
+fn report(lines: &str) -> Report {
+    // It is the same after it was written and read.
+    let records = history(lines);
+    let mut file = Vec::new();
+    crate::record::write(&records, &mut file).unwrap();
+    check(&crate::record::read(file.as_slice()).unwrap(), &Limits::default())
+}
+
+#[track_caller]
+fn accepts(lines: &str) {
+    let report = report(lines);
+    assert!(report.violations.is_empty(), "{report}");
+}
+
+#[track_caller]
+fn refuses(rule: Rule, lines: &str) {
+    let report = report(lines);
+    assert!(report.violations.iter().any(|violation| violation.rule == rule), "not {rule:?}: {report}");
+}
+
+#[test]
+fn two_owners() {
+    refuses(Rule::Exclusion, "1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
+    // Also if the second has given it back at once, and if a call only shows that it holds it.
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 5 = 1\n2 12..13 RELEASE k b = 0",
+    );
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 500 = 1\n2 9..10 ACQUIRE k b = ?\n2 11..12 CHECK k OWNER b = 1",
+    );
+    refuses(Rule::Exclusion, "1 0..1 MACQUIRE 2 j k a PX 500 = 1 1\n2 10..11 ACQUIRE k b PX 500 = 1");
+    refuses(Rule::Exclusion, "1 0..1 ACQUIRE k a PX 500 SHARED = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
+    refuses(Rule::Exclusion, "1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 SHARED = 1");
+    // A re-entry without a lease does not shorten it, and one of two holds is left.
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a = 1\n2 10..11 ACQUIRE k b = 1",
+    );
+    // A renewal makes it longer.
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 50 = 1\n1 20..21 RENEW k a PX 500 = 1\n2 200..201 ACQUIRE k b PX 100 = 1",
+    );
+    // A durable restart keeps it.
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 500 = 1\nfault restart 2..9\n2 10..11 ACQUIRE k b PX 500 = 1",
+    );
+}
+
+#[test]
+fn one_after_the_other() {
+    accepts("1 0..1 ACQUIRE k a PX 500 SHARED = 1\n2 10..11 ACQUIRE k b PX 500 SHARED = 1");
+    // The release was sent when the other one was granted it.
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 9..20 RELEASE k a = 0\n2 10..11 ACQUIRE k b PX 500 = 1");
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 5..5 RELEASE k a = ?\n2 10..11 ACQUIRE k b PX 500 = 1");
+    // The lease runs from the sending at the earliest, and the server counts whole milliseconds.
+    accepts("1 0..90 ACQUIRE k a PX 100 = 1\n2 97..98 ACQUIRE k b PX 500 = 1");
+    // Somebody breaks it. Nobody knows when the call arrived.
+    accepts("3 5..5 BREAK k = ?\n1 0..1 ACQUIRE k a PX 500 = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n3 9..11 BREAK k = 1\n2 10..11 ACQUIRE k b PX 500 = 1");
+    // A call of the owner that was never answered may have made the lease shorter.
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 RENEW k a PX 5 = ?\n2 20..21 ACQUIRE k b PX 500 = 1");
+    // It was granted when the owner's connection had been closed.
+    accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 1 8\n2 10..11 ACQUIRE k b PX 500 = 1");
+    accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 1 90 peer\n2 10..11 ACQUIRE k b PX 500 = 1");
+    // A connection that closes does not end an ordinary hold: but a cancel does.
+    accepts(
+        "1 0..1 ACQUIRE k a PX 500 ID x = 1\n3 4..5 CANCEL k a ID x = 1\n2 10..11 ACQUIRE k b PX 500 = 1",
+    );
+    // A server that forgets.
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\nfault loss 2..9\n2 10..11 ACQUIRE k b PX 500 = 1");
+    // A release from before, which arrived late.
+    accepts(
+        "1 0..1 ACQUIRE k a PX 50 = 1\n1 2..2 RELEASE k a = ?\n3 3..4 ACQUIRE k a PX 500 = 1
+         2 10..11 ACQUIRE k b PX 500 = 1",
+    );
+    // The client of a grant was being killed.
+    accepts("1 0..2 ACQUIRE k a PX 500 = 1\nfault kill 1 1..2\n2 10..11 ACQUIRE k b PX 500 = 1");
+    // A retry tells of a grant that is as old as the first call.
+    accepts("1 0..0 ACQUIRE k a PX 100 ID x = ?\n3 90..91 ACQUIRE k a PX 100 ID x = 1\n2 105..106 ACQUIRE k b = 1");
+}
+
+#[test]
+fn an_ephemeral_hold_lasts_as_long_as_its_connection() {
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\n2 10..11 ACQUIRE k b PX 500 = 1\nclose 1 300",
+    );
+    // The one that ended with its connection was an earlier one.
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nclose 1 5\n3 10..11 ACQUIRE k a PX 500 = 1
+         2 20..21 ACQUIRE k b PX 500 = 1",
+    );
+}
+
+#[test]
+fn limits() {
+    refuses(
+        Rule::Exclusion,
+        "1 0..1 ACQUIRE k a SHARED LIMIT 2 = 1\n2 2..3 ACQUIRE k b SHARED LIMIT 2 = 1
+         3 4..5 ACQUIRE k c SHARED LIMIT 2 = 1",
+    );
+    // Each is judged by its own, and who holds it already is admitted.
+    accepts(
+        "1 0..1 ACQUIRE k a SHARED LIMIT 2 = 1\n2 2..3 ACQUIRE k b SHARED LIMIT 2 = 1
+         3 4..5 ACQUIRE k c SHARED LIMIT 3 = 1\n1 6..7 ACQUIRE k a SHARED LIMIT 1 = 2",
+    );
+}
+
+#[test]
+fn counts() {
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 2");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a PX 500 = 1");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a PX 500 = 3");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 RELEASE k a = 1");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 RENEW k a = 2");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 RELEASE k a = !NOTOWNER");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a = nil");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a ONCE = 2");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 RELEASE k a = 0");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 GUARD k OWNER a w1 = 1");
+    refuses(Rule::Count, "1 0..1 RELEASE k a = 0");
+    refuses(Rule::Count, "1 0..1 ACQUIRE k a PX 500 = 1\n2 2..3 BREAK k = 0");
+    // A retry counts once, whichever of the two was carried out.
+    refuses(
+        Rule::Count,
+        "1 0..0 ACQUIRE k a PX 500 ID x = ?\n2 1..2 ACQUIRE k a PX 500 ID x = 1\n2 3..4 ACQUIRE k a PX 500 = 3",
+    );
+    refuses(
+        Rule::Count,
+        "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a PX 500 = 2\n1 4..4 RELEASE k a ID x = ?
+         2 5..6 RELEASE k a ID x = 0",
+    );
+    accepts(
+        "1 0..0 ACQUIRE k a PX 500 ID x = ?\n2 1..2 ACQUIRE k a PX 500 ID x = 1\n2 3..4 ACQUIRE k a PX 500 = 2
+         2 5..5 RELEASE k a ID y = ?\n3 6..7 RELEASE k a ID y = 1\n3 8..9 RELEASE k a = 0",
+    );
+    // A call without a reply may count, or not.
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = ?\n2 3..4 ACQUIRE k a PX 500 = 2");
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = ?\n2 3..4 ACQUIRE k a PX 500 = 3");
+    refuses(
+        Rule::Count,
+        "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 ACQUIRE k a = -\n2 3..4 ACQUIRE k a PX 500 = 3",
+    );
+    // Two connections of one owner.
+    accepts("1 0..5 ACQUIRE k a PX 500 = 2\n2 1..4 ACQUIRE k a PX 500 = 1\n2 6..9 RELEASE k a = 0\n1 6..9 RELEASE k a = 1");
+    // The lease is over, may be over, or was renewed by the server.
+    accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 RELEASE k a = !NOTOWNER");
+    accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 51..52 RELEASE k a = 0");
+    accepts("1 0..1 ACQUIRE k a PX 50 WATCHDOG = 1\n1 90..91 RELEASE k a = 0");
+    accepts("1 0..1 ACQUIRE k a PX 50 = 1\n1 90..91 ACQUIRE k a = 1");
+    // It is about one of two locks, and nobody knows which.
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 MRELEASE 2 j k a = !NOTOWNER\n1 4..5 RELEASE k a = 0");
+    // ALL ends both.
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a ALL = 0\n1 6..7 ACQUIRE k a = 1");
+}
+
+#[test]
+fn tokens() {
+    let first = "1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 RELEASE k a = 0\n";
+    refuses(Rule::Token, &format!("{first}2 4..5 ACQUIRE k b FENCE = 1/10"));
+    refuses(Rule::Token, &format!("{first}2 4..5 ACQUIRE k b FENCE = 1/9"));
+    refuses(Rule::Token, &format!("{first}1 4..5 ACQUIRE k a FENCE = 1/10"));
+    refuses(Rule::Token, &format!("{first}fault restart 4..5\n2 6..7 ACQUIRE k b FENCE = 1/10"));
+    refuses(Rule::Token, "1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 ACQUIRE k a FENCE = 2/11");
+    refuses(Rule::Token, "1 0..1 ACQUIRE k a SHARED FENCE = 1/10\n2 0..1 ACQUIRE k b SHARED FENCE = 1/10");
+    refuses(Rule::Token, "1 0..1 ACQUIRE k a FENCE = 1/9007199254740992");
+    accepts(&format!("{first}2 4..5 ACQUIRE k b FENCE = 1/11"));
+    accepts("1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 ACQUIRE k a FENCE = 2/10");
+    // Two at the same time, in either order; and a re-entry that is older than another reader.
+    accepts("1 0..3 ACQUIRE k a SHARED FENCE = 1/11\n2 1..2 ACQUIRE k b SHARED FENCE = 1/10");
+    accepts(
+        "1 0..1 ACQUIRE k a SHARED FENCE = 1/10\n2 2..3 ACQUIRE k b SHARED FENCE = 1/11
+         1 4..5 ACQUIRE k a SHARED FENCE = 2/10",
+    );
+    // The lease was over in between.
+    accepts("1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n1 20..21 ACQUIRE k a FENCE = 1/11");
+    // It was granted with those that waited beside it, and confirmed after the other had its reply.
+    accepts(
+        "1 0..1 ACQUIRE k a SHARED FENCE NOTIFY i ID x = 0\n2 2..30 ACQUIRE k b SHARED FENCE BLOCK 0 = 1/11
+         1 31..32 ACQUIRE k a SHARED FENCE NOTIFY i ID x = 1/10",
+    );
+}
+
+#[test]
+fn retries() {
+    refuses(Rule::Retry, "1 0..1 ACQUIRE k a ID x = 1\n1 2..3 ACQUIRE k a ID x = 2");
+    refuses(
+        Rule::Retry,
+        "1 0..1 ACQUIRE k a = 1\n1 2..3 ACQUIRE k a = 2\n1 4..5 RELEASE k a ID x = 1\n1 6..7 RELEASE k a ID x = 0",
+    );
+    accepts("1 0..1 ACQUIRE k a ID x = 1\n1 2..3 RELEASE k a = 0\n1 4..5 ACQUIRE k a ID x = 1");
+    // A nil is not remembered, and neither is what ended with its connection.
+    accepts("2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a ID x = nil\n1 30..31 ACQUIRE k a ID x = 1");
+    accepts(
+        "1 0..1 ACQUIRE k a FENCE EPHEMERAL ID x = 1/5\nclose 1 2\n2 9..10 ACQUIRE k a FENCE EPHEMERAL ID x = 1/6",
+    );
+    // 0 says that it still waits.
+    accepts(
+        "2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a NOTIFY i ID x = 0\nmessage 7 granted x k
+         1 8..9 ACQUIRE k a NOTIFY i ID x = 1",
+    );
+}
+
+#[test]
+fn cancels() {
+    refuses(Rule::Cancel, "1 0..1 CANCEL k a ID x = 0\n1 2..3 ACQUIRE k a ID x = 1");
+    accepts("1 0..1 CANCEL k a ID x = 0\n1 2..3 ACQUIRE k a ID x = !UNBLOCKED");
+    accepts("1 0..3 CANCEL k a ID x = 1\n2 1..2 ACQUIRE k a ID x = 1\n2 5..6 ACQUIRE k a = 1");
+    // It has undone the call that had no reply.
+    accepts("1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 ACQUIRE k a = 1");
+    refuses(Rule::Count, "1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 RELEASE k a = !NOTOWNER\n2 5..6 ACQUIRE k a = 2");
+}
+
+#[test]
+fn times_to_wait() {
+    let held = "1 0..1 ACQUIRE k a PX 9000 = 1\n";
+    refuses(Rule::Time, &format!("{held}2 2..20 ACQUIRE k b BLOCK 50 = nil"));
+    refuses(Rule::Time, &format!("{held}2 2..20 ACQUIRE k b BLOCK 0 = nil"));
+    refuses(Rule::Time, &format!("{held}2 2..4000 ACQUIRE k b BLOCK 50 = nil"));
+    accepts(&format!("{held}2 2..60 ACQUIRE k b BLOCK 50 = nil"));
+    accepts(&format!("{held}fault unblock 2 10..12\n2 2..20 ACQUIRE k b BLOCK 50 = nil"));
+    accepts(&format!("{held}fault stop 10..3990\n2 2..4000 ACQUIRE k b BLOCK 50 = nil"));
+}
+
+#[test]
+fn queues() {
+    let waiting = "1 0..1 ACQUIRE k a PX 900 = 1\n2 2..900 ACQUIRE k b BLOCK 0 = 1\n9 5..6 WAITERS k = b@2\n";
+    let passed = format!("{waiting}1 20..21 RELEASE k a = 0\n3 10..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n");
+    refuses(Rule::Order, &format!("{passed}9 30..31 WAITERS k = b@2"));
+    // Nobody has seen it wait after that: it may have been granted and broken before.
+    accepts(&passed);
+    // The other one came before anybody had seen this one, or holds the lock.
+    accepts(&format!(
+        "{waiting}1 20..21 RELEASE k a = 0\n3 4..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n9 30..31 WAITERS k = b@2"
+    ));
+    accepts(&format!("{waiting}3 10..11 ACQUIRE k a = 2\n9 30..31 WAITERS k = b@2"));
+    // It is a wait of another owner on that connection.
+    accepts(&format!("{passed}9 30..31 WAITERS k = d@2"));
+}
+
+#[test]
+fn free_locks() {
+    // A release long ago, and nobody else.
+    let free = "1 0..1 ACQUIRE k a PX 500 = 1\n1 9..10 RELEASE k a = 0\n";
+    refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
+    refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = ?\nclose 2 9000"));
+    refuses(Rule::Free, &format!("{free}2 20..21 ACQUIRE k b = nil"));
+    accepts(&format!("{free}2 5..900 ACQUIRE k b BLOCK 0 = 1"));
+    accepts(&format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1\nfault stop 100..8000"));
+    // Somebody may hold it, or be before it for two locks.
+    accepts(&format!("{free}3 4..5 ACQUIRE k c PX 9000 = ?\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
+    accepts(&format!("{free}3 4..8000 MACQUIRE 2 j k c BLOCK 0 = 1 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
+    accepts(&format!("{free}3 4..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n2 20..21 ACQUIRE k b = nil"));
+    accepts(&format!(
+        "{free}3 11..12 ACQUIRE k c PX 500 WATCHDOG = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1\nclose 3 8000"
+    ));
+}
+
+#[test]
+fn guarded_writes() {
+    let two = "1 0..1 ACQUIRE k a FENCE PX 50 = 1/10\n2 60..61 ACQUIRE k b FENCE PX 50 = 1/11\n";
+    refuses(Rule::Guard, &format!("{two}1 70..71 GUARD k TOKEN 10 w1 = 1"));
+    refuses(Rule::Guard, &format!("{two}2 70..71 GUARD k TOKEN 11 w1 = !NOTOWNER"));
+    refuses(
+        Rule::Guard,
+        "1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 GUARD k TOKEN 10 w1 = 1\n9 9..10 LOG k = none",
+    );
+    refuses(Rule::Guard, "1 0..1 GUARD k OWNER a w1 = !NOTOWNER\n9 9..10 LOG k = w1");
+    refuses(Rule::Guard, "9 9..10 LOG k = w1");
+    // Out of order: by their places, and by their tokens.
+    refuses(
+        Rule::Guard,
+        "1 0..1 ACQUIRE k a PX 500 = 1\n1 2..3 GUARD k OWNER a w1 = 2\n1 4..5 GUARD k OWNER a w2 = 1",
+    );
+    refuses(Rule::Guard, &format!("{two}2 62..80 GUARD k TOKEN 11 w1 = 1\n1 58..81 GUARD k TOKEN 10 w2 = 2"));
+    accepts(&format!("{two}2 70..71 GUARD k TOKEN 11 w1 = 1\n1 72..73 GUARD k TOKEN 10 w2 = !NOTOWNER\n9 90..91 LOG k = w1"));
+    // A token passes after its lease, as long as there is no newer one. A lost reply says nothing.
+    accepts("1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n1 60..61 GUARD k TOKEN 10 w1 = 1\n9 90..91 LOG k = w1");
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 GUARD k OWNER a w1 = ?\n9 90..91 LOG k = w1");
+    accepts("1 0..1 ACQUIRE k a PX 500 = 1\n1 2..2 GUARD k OWNER a w1 = ?\n9 90..91 LOG k = none");
+    assert_eq!(log_of("k"), "log:{k}");
+}
+
+#[test]
+fn what_the_server_tells() {
+    let held = "1 0..1 ACQUIRE k a PX 500 = 1\n";
+    refuses(Rule::Report, &format!("{held}9 5..6 INFO k = nil"));
+    refuses(Rule::Report, &format!("{held}9 5..6 INFO k = exclusive b"));
+    refuses(Rule::Exclusion, &format!("{held}2 2..7 ACQUIRE k b BLOCK 0 = ?\n9 5..6 INFO k = exclusive a b"));
+    refuses(Rule::Report, "message 5 granted x k");
+    accepts(&format!("{held}9 5..6 INFO k = exclusive a\n1 7..8 RELEASE k a = 0\n9 9..10 INFO k = nil"));
+    // It has called, and waits for the reply.
+    accepts("1 0..9 ACQUIRE k a PX 500 = 1\n9 5..6 INFO k = exclusive a");
+    accepts("1 0..9 ACQUIRE k a PX 500 = 1\n9 5..6 INFO k = nil");
+}
+
+#[test]
+fn errors() {
+    refuses(Rule::Error, "1 0..1 ACQUIRE k a = !ERR syntax error");
+    refuses(Rule::Error, "1 0..1 ACQUIRE k a = !DEADLOCK you");
+    refuses(Rule::Error, "1 0..1 RELEASE k a = !UNBLOCKED");
+    refuses(Rule::Error, "1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
+    accepts("fault unblock 1 4..5\n2 0..0 ACQUIRE k b = ?\n1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
+    accepts("3 0..1 ACQUIRE k b PX 500 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
+    accepts("3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !DEADLOCK a waits for b");
+}

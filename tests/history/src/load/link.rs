@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT
+
+//! A client's connection: made anew when it is broken, and every call taken down.
+
+use std::thread;
+use std::time::Duration;
+
+use super::Shared;
+use crate::record::{Call, Closed, Command, Micros, Opened, Outcome, Record};
+use crate::wire::{Answer, End, Silence, Wire};
+
+/// How a call is broken.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Breakage {
+    /// Only so many of its bytes are sent.
+    Part(usize, End),
+    /// All of it is sent, and after this time the connection is ended before the reply is read.
+    Unread(Duration, End),
+    /// All of it is sent, and the direction to the server is closed. A reply is read if there is one.
+    Half,
+}
+
+/// One connection.
+pub(super) struct Link {
+    wire: Wire,
+    number: u64,
+    pub(super) server_id: i64,
+}
+
+/// A call that was sent and is not answered.
+pub(super) struct Pending {
+    number: u64,
+    sent: Micros,
+    command: Command,
+}
+
+/// The connections of one client, one after the other.
+pub(super) struct Line<'a> {
+    shared: &'a Shared,
+    client: u32,
+    link: Option<Link>,
+}
+
+impl Line<'_> {
+    pub(super) fn new(shared: &Shared, client: u32) -> Line<'_> {
+        Line { shared, client, link: None }
+    }
+
+    /// Makes a call, as a whole or broken.
+    pub(super) fn call(&mut self, command: Command, breakage: Option<Breakage>) -> Outcome {
+        let Some(breakage) = breakage else {
+            let Some(pending) = self.send(command) else { return Outcome::Unsent };
+            return self.receive(pending);
+        };
+        match breakage {
+            Breakage::Part(bytes, end) => {
+                let Some(pending) = self.begin(command, Some(bytes)) else { return Outcome::Unsent };
+                self.close(end);
+                self.finish(pending, Outcome::Unsent, None)
+            }
+            Breakage::Unread(after, end) => {
+                let Some(pending) = self.send(command) else { return Outcome::Unsent };
+                thread::sleep(after);
+                self.close(end);
+                self.finish(pending, Outcome::Unknown, None)
+            }
+            Breakage::Half => {
+                let Some(pending) = self.send(command) else { return Outcome::Unsent };
+                let at = self.shared.recorder.now();
+                let Some(link) = self.link.as_mut() else { return Outcome::Unsent };
+                link.wire.end(End::Half);
+                let answer = link.wire.receive(self.shared.settings.patience);
+                let now = self.shared.recorder.now();
+                self.ended(at, false);
+                match answer {
+                    Ok(answer) => self.finish(pending, outcome(answer), Some(now)),
+                    Err(_) => self.finish(pending, Outcome::Unknown, None),
+                }
+            }
+        }
+    }
+
+    /// Sends a call as a whole; nothing if there is no server any more.
+    pub(super) fn send(&mut self, command: Command) -> Option<Pending> {
+        self.begin(command, None)
+    }
+
+    fn begin(&mut self, command: Command, at_most: Option<usize>) -> Option<Pending> {
+        self.connect()?;
+        let recorder = &self.shared.recorder;
+        let words = command.words();
+        let number = recorder.next_call();
+        let sent = recorder.now();
+        // That it cannot be written is found when the reply is read.
+        let _ = self.link.as_mut()?.wire.send(&words, at_most);
+        Some(Pending { number, sent, command })
+    }
+
+    /// Reads the reply, for as long as a client waits.
+    pub(super) fn receive(&mut self, pending: Pending) -> Outcome {
+        let Some(link) = self.link.as_mut() else { return self.finish(pending, Outcome::Unknown, None) };
+        match link.wire.receive(self.shared.settings.patience) {
+            Ok(answer) => {
+                let now = self.shared.recorder.now();
+                self.finish(pending, outcome(answer), Some(now))
+            }
+            Err(silence) => {
+                let now = self.shared.recorder.now();
+                self.ended(now, silence == Silence::Closed);
+                self.finish(pending, Outcome::Unknown, None)
+            }
+        }
+    }
+
+    fn finish(&mut self, pending: Pending, outcome: Outcome, answered: Option<Micros>) -> Outcome {
+        let Pending { number, sent, command } = pending;
+        // A client has one connection at a time, or has just lost the one that the call was made on.
+        let connection = self.connection();
+        let outcome_of_call = outcome.clone();
+        let call = Call {
+            number,
+            client: self.client,
+            connection,
+            sent,
+            answered,
+            command,
+            outcome: outcome_of_call,
+        };
+        self.shared.recorder.add(Record::Call(call));
+        if matches!(&self.link, Some(link) if link.is_over()) {
+            self.link = None;
+        }
+        outcome
+    }
+
+    /// The number of the connection that there is or was last.
+    fn connection(&self) -> u64 {
+        self.link.as_ref().map_or(u64::MAX, |link| link.number)
+    }
+
+    /// Ends the connection.
+    pub(super) fn close(&mut self, end: End) {
+        let at = self.shared.recorder.now();
+        if let Some(link) = self.link.as_mut() {
+            link.wire.end(end);
+        }
+        self.ended(at, false);
+    }
+
+    fn ended(&mut self, at: Micros, by_peer: bool) {
+        if let Some(link) = self.link.as_mut().filter(|link| !link.is_over()) {
+            link.forget(self.shared);
+            self.shared.recorder.add(Record::Closed(Closed { connection: link.number, at, by_peer }));
+            link.server_id = -1;
+        }
+    }
+
+    fn connect(&mut self) -> Option<()> {
+        if matches!(&self.link, Some(link) if link.is_over()) {
+            self.link = None;
+        }
+        while self.link.is_none() {
+            match self.try_connect() {
+                Some(link) => {
+                    link.register(self.shared);
+                    self.link = Some(link);
+                }
+                // A killed server is back soon, unless the run is over.
+                None if self.shared.is_late() || self.shared.is_over() => return None,
+                None => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        Some(())
+    }
+
+    fn try_connect(&self) -> Option<Link> {
+        let recorder = &self.shared.recorder;
+        let mut wire = Wire::connect(self.shared.server()).ok()?;
+        wire.send(&["CLIENT".to_owned(), "ID".to_owned()], None).ok()?;
+        let server_id = wire.receive(Duration::from_secs(20)).ok()?.ok()?.as_i64()?;
+        let number = recorder.next_connection();
+        let at = recorder.now();
+        recorder.add(Record::Opened(Opened { connection: number, client: self.client, at, server_id }));
+        Some(Link { wire, number, server_id })
+    }
+}
+
+impl Drop for Line<'_> {
+    fn drop(&mut self) {
+        self.close(End::Close);
+    }
+}
+
+impl Link {
+    fn is_over(&self) -> bool {
+        self.server_id == -1
+    }
+}
+
+fn outcome(answer: Answer) -> Outcome {
+    match answer {
+        Ok(reply) => Outcome::Reply(reply),
+        Err(error) => Outcome::Error(error),
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT
+
+//! Clients that use everything that the locks have, break their connections, and take down what they saw.
+//!
+//! The same seed makes the same draws, client by client and call by call. What they lead to depends on what the server
+//! answers, and so on how the clients' calls meet.
+
+mod client;
+mod faults;
+mod link;
+mod notify;
+mod probe;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::SeedableRng;
+
+use crate::record::{Command, Record, Recorder, Run};
+use crate::wire::Wire;
+use client::Client;
+use link::{Line, Link};
+
+/// What a load is to be like.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// From which all choices come.
+    pub seed: u64,
+    /// How many clients call and wait.
+    pub clients: u32,
+    /// How many clients wait by `NOTIFY`.
+    pub listeners: u32,
+    /// How many calls each of them makes, about.
+    pub calls: u32,
+    /// No more calls begin after this time.
+    pub at_most: Duration,
+    /// How many locks are in use at a time.
+    pub keys: u32,
+    /// After so many calls of a client it goes on with new locks, so that the history of one lock stays short.
+    pub calls_per_key: u32,
+    /// How many owner names each client has.
+    pub owners: u32,
+    /// Of a thousand calls so many have their connection broken.
+    pub broken: u32,
+    /// Which parts of the commands are used.
+    pub features: Features,
+    /// What is done to connections and to the server meanwhile.
+    pub faults: Faults,
+    /// `lock.default-lease` while the load runs.
+    pub default_lease: Duration,
+    /// A client that waits without limit for so long gives up. So long must a lost wake-up last to be seen.
+    pub patience: Duration,
+}
+
+/// Parts of the commands that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// `SHARED` and `LIMIT`.
+    pub shared: bool,
+    /// `ONCE`.
+    pub once: bool,
+    /// `WATCHDOG` and `EPHEMERAL`.
+    pub bound: bool,
+    /// `LOCK.MACQUIRE` and its like.
+    pub several: bool,
+    /// `LOCK.BREAK`.
+    pub breaks: bool,
+    /// `LOCK.CANCEL`.
+    pub cancel: bool,
+    /// `LOCK.GUARD`.
+    pub guard: bool,
+}
+
+impl Features {
+    /// Everything.
+    pub const ALL: Features = Features {
+        shared: true,
+        once: true,
+        bound: true,
+        several: true,
+        breaks: true,
+        cancel: true,
+        guard: true,
+    };
+    /// What a point model can decide: exclusive locks.
+    pub const EXCLUSIVE: Features = Features {
+        shared: false,
+        once: false,
+        bound: false,
+        several: false,
+        breaks: true,
+        cancel: false,
+        guard: true,
+    };
+}
+
+/// What is done by commands. Whoever has the process may do more, see [`Shared`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// `CLIENT KILL`.
+    pub kill: bool,
+    /// `CLIENT UNBLOCK`.
+    pub unblock: bool,
+    /// `CLIENT PAUSE`.
+    pub pause: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            seed: 1,
+            clients: 8,
+            listeners: 1,
+            calls: 400,
+            at_most: Duration::from_secs(30),
+            keys: 4,
+            calls_per_key: 100,
+            owners: 3,
+            broken: 40,
+            features: Features::ALL,
+            faults: Faults::default(),
+            default_lease: Duration::from_millis(400),
+            patience: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Settings {
+    /// What stands in the first line of the history.
+    pub fn run(&self) -> Run {
+        let default_lease = i64::try_from(self.default_lease.as_millis()).unwrap_or(i64::MAX);
+        Run { seed: self.seed, default_lease, request_ttl: 20_000 }
+    }
+}
+
+/// What all threads of a load share.
+pub struct Shared {
+    /// Takes everything down.
+    pub recorder: Recorder,
+    settings: Settings,
+    server: Mutex<SocketAddr>,
+    over: AtomicBool,
+    generation: AtomicU32,
+    open: Mutex<Vec<i64>>,
+    ends: Instant,
+}
+
+impl Shared {
+    /// A load on this server.
+    pub fn new(settings: Settings, server: SocketAddr) -> Shared {
+        Shared {
+            recorder: Recorder::new(settings.run()),
+            server: Mutex::new(server),
+            over: AtomicBool::new(false),
+            generation: AtomicU32::new(0),
+            open: Mutex::default(),
+            ends: Instant::now() + settings.at_most,
+            settings,
+        }
+    }
+
+    /// The server is somewhere else from now on.
+    pub fn move_to(&self, server: SocketAddr) {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
+    }
+
+    fn server(&self) -> SocketAddr {
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True once all clients have made their calls.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn is_late(&self) -> bool {
+        Instant::now() >= self.ends
+    }
+
+    fn rng(&self, client: u32) -> StdRng {
+        StdRng::seed_from_u64(self.settings.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)))
+    }
+
+    fn key(&self, slot: u32, call: u32) -> String {
+        format!("lock-{}-{slot}", call / self.settings.calls_per_key.max(1))
+    }
+}
+
+/// Runs the load until all clients have made their calls. Meanwhile `disturb` may do to the server what it likes, if it takes
+/// it down; it has to end soon once the load [is over](Shared::is_over).
+pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<Record>, String> {
+    let settings = &shared.settings;
+    configure(shared)?;
+    let watchers = settings.clients + settings.listeners;
+    thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for number in 0..settings.clients {
+            workers.push(scope.spawn(move || Client::new(shared, number).run()));
+        }
+        for number in settings.clients..watchers {
+            workers.push(scope.spawn(move || notify::run(shared, number)));
+        }
+        scope.spawn(move || probe::run(shared, watchers));
+        scope.spawn(move || faults::run(shared, watchers + 1));
+        let disturber = scope.spawn(move || disturb(shared));
+        let ended = workers.into_iter().map(|worker| worker.join().is_ok()).fold(true, |all, ok| all & ok);
+        shared.over.store(true, Ordering::Relaxed);
+        let disturbed = disturber.join().is_ok();
+        (ended && disturbed).then_some(()).ok_or("a thread of the load has panicked")
+    })?;
+    read_logs(shared, watchers + 2);
+    Ok(shared.recorder.history())
+}
+
+fn configure(shared: &Shared) -> Result<(), String> {
+    let lease = shared.settings.run().default_lease.to_string();
+    let mut wire = Wire::connect(shared.server()).map_err(|error| error.to_string())?;
+    let mut ask = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        wire.send(&words, None).map_err(|error| error.to_string())?;
+        match wire.receive(Duration::from_secs(20)) {
+            Ok(Ok(answer)) => Ok(answer),
+            other => Err(format!("{words:?} was answered {other:?}")),
+        }
+    };
+    ask(&["CONFIG", "SET", "lock.default-lease", &lease])?;
+    // Tokens, requests and lists of an earlier run would be taken for those of this one.
+    if ask(&["DBSIZE"])?.as_i64() != Some(0) {
+        return Err("the load needs a server without keys".to_owned());
+    }
+    Ok(())
+}
+
+/// What was written under the locks.
+fn read_logs(shared: &Shared, client: u32) {
+    let mut line = Line::new(shared, client);
+    for generation in 0..=shared.generation.load(Ordering::Relaxed) {
+        for slot in 0..shared.settings.keys {
+            let key = format!("lock-{generation}-{slot}");
+            line.call(Command::Log { key }, None);
+        }
+    }
+}
+
+impl Link {
+    fn register(&self, shared: &Shared) {
+        shared.open.lock().unwrap_or_else(PoisonError::into_inner).push(self.server_id);
+    }
+
+    fn forget(&self, shared: &Shared) {
+        shared.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.server_id);
+    }
+}

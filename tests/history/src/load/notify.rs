@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+
+//! A client that waits by `NOTIFY`: asks, hears that it is its turn, and asks again.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::RngExt;
+use serde_json::Value;
+
+use super::link::{Breakage, Line};
+use super::Shared;
+use crate::record::{Acquire, Command, Message, Outcome, Record, Release};
+use crate::wire::{End, Wire};
+
+struct Listener<'a> {
+    shared: &'a Shared,
+    client: u32,
+    line: Line<'a>,
+    inbox: Option<Wire>,
+    rng: StdRng,
+}
+
+/// Makes a quarter of the calls of other clients: most of its time it waits.
+pub(super) fn run(shared: &Shared, client: u32) {
+    let (line, rng) = (Line::new(shared, client), shared.rng(client));
+    let mut listener = Listener { shared, client, line, inbox: None, rng };
+    for call in 0..shared.settings.calls {
+        if shared.is_late() {
+            break;
+        }
+        if call % 4 == 0 {
+            listener.lock_once(call);
+        }
+    }
+}
+
+impl Listener<'_> {
+    fn lock_once(&mut self, call: u32) {
+        self.listen();
+        let owner = format!("n{}r{call}", self.client);
+        let slot = self.rng.random_range(0..self.shared.settings.keys);
+        let key = self.shared.key(slot, call);
+        let acquire = Command::Acquire(Acquire {
+            keys: vec![key.clone()],
+            owner: owner.clone(),
+            lease: Some(self.rng.random_range(50..400)),
+            notify: Some(format!("inbox{}", self.client)),
+            grace: Some(self.rng.random_range(20..200)),
+            fence: self.rng.random_bool(0.5),
+            shared: self.shared.settings.features.shared && self.rng.random_bool(0.3),
+            id: Some(owner.clone()),
+            ..Acquire::default()
+        });
+        let gives_up = self.rng.random_range(0..10);
+        for asked in 0..40 {
+            let broken = self.rng.random_range(0..1000) < self.shared.settings.broken;
+            let breakage = broken.then_some(Breakage::Unread(Duration::from_millis(1), End::Close));
+            match self.line.call(acquire.clone(), breakage) {
+                Outcome::Reply(Value::Number(zero)) if zero.as_i64() == Some(0) => {}
+                Outcome::Reply(_) => {
+                    let release = Release {
+                        keys: vec![key],
+                        owner: owner.clone(),
+                        id: Some(owner),
+                        ..Release::default()
+                    };
+                    // With its ID it counts once, however often it is sent.
+                    for _ in 0..5 {
+                        let sent = self.line.call(Command::Release(release.clone()), None);
+                        if sent != Outcome::Unknown {
+                            break;
+                        }
+                    }
+                    return;
+                }
+                Outcome::Error(_) => break,
+                Outcome::Unknown | Outcome::Unsent => {}
+            }
+            if asked == gives_up || self.shared.is_late() {
+                break;
+            }
+            self.hear();
+        }
+        for _ in 0..5 {
+            let cancel = Command::Cancel { key: key.clone(), owner: owner.clone(), id: owner.clone() };
+            if self.line.call(cancel, None) != Outcome::Unknown {
+                break;
+            }
+        }
+    }
+
+    fn listen(&mut self) {
+        if self.inbox.is_none() {
+            let words = ["SUBSCRIBE".to_owned(), format!("lock:inbox:inbox{}", self.client)];
+            self.inbox = Wire::connect(self.shared.server()).ok().filter_map_sent(&words);
+        }
+    }
+
+    /// Waits for a message, or for a while.
+    fn hear(&mut self) {
+        let within = Duration::from_millis(self.rng.random_range(2..200));
+        let Some(inbox) = self.inbox.as_mut() else { return self.listen() };
+        match inbox.receive(within) {
+            Ok(Ok(Value::Array(parts))) => {
+                let text = |n: usize| parts.get(n).and_then(Value::as_str).unwrap_or_default().to_owned();
+                let (at, client) = (self.shared.recorder.now(), self.client);
+                let message = Message { client, at, channel: text(1), text: text(2) };
+                self.shared.recorder.add(Record::Message(message));
+            }
+            Ok(_) => {}
+            Err(crate::wire::Silence::Late) => {}
+            Err(crate::wire::Silence::Closed) => self.inbox = None,
+        }
+    }
+}
+
+/// A wire on which something was sent.
+trait Sent {
+    fn filter_map_sent(self, words: &[String]) -> Self;
+}
+
+impl Sent for Option<Wire> {
+    fn filter_map_sent(self, words: &[String]) -> Option<Wire> {
+        let mut wire = self?;
+        wire.send(words, None).ok()?;
+        wire.receive(Duration::from_secs(20)).ok()?.ok()?;
+        Some(wire)
+    }
+}

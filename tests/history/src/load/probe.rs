@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+
+//! Looks at one lock after the other: who holds it, and who waits. So it is known later since when somebody waited.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use super::link::Line;
+use super::Shared;
+use crate::record::Command;
+
+const PAUSE: Duration = Duration::from_millis(1);
+
+pub(super) fn run(shared: &Shared, client: u32) {
+    let mut line = Line::new(shared, client);
+    while !shared.is_over() {
+        let generation = shared.generation.load(Ordering::Relaxed);
+        for slot in 0..shared.settings.keys {
+            let key = format!("lock-{generation}-{slot}");
+            line.call(Command::Waiters { key: key.clone() }, None);
+            line.call(Command::Info { key }, None);
+            // Some clients have not come as far.
+            if let Some(before) = generation.checked_sub(1) {
+                line.call(Command::Waiters { key: format!("lock-{before}-{slot}") }, None);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
