@@ -30,6 +30,7 @@ mod followers;
 mod guarded;
 mod guarded_fuzz;
 mod guarded_scripts;
+mod histories;
 mod limit;
 mod loading;
 mod lockrun;

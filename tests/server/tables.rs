@@ -9,7 +9,7 @@ use crate::support::{until, Client, Flavor, Server};
 crate::on_every_server!(re_entries_with_an_id_are_forgotten, every_table_is_empty_in_the_end);
 
 /// All tables of `INFO lock` that have something in them, but for those that are of one size for ever.
-fn full_tables(client: &mut Client) -> Vec<String> {
+pub(super) fn full_tables(client: &mut Client) -> Vec<String> {
     let info = client.call("INFO lock");
     let tables = info.lines().filter(|line| line.starts_with("lock_table_"));
     assert!(tables.clone().count() >= 20, "{info}");

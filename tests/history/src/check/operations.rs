@@ -274,11 +274,13 @@ impl<'a> History<'a> {
             })
             .collect();
         for ((key, owner, which, id), calls) in &requests {
-            let Some(mut operation) = self.operation(key, calls) else { continue };
-            if *which == 0 && operation.done == Done::Unknown {
-                operation.void_after = cancelled.get(&(*key, *owner, *id)).copied();
+            for calls in self.remembered(calls) {
+                let Some(mut operation) = self.operation(key, calls) else { continue };
+                if *which == 0 && operation.done == Done::Unknown {
+                    operation.void_after = cancelled.get(&(*key, *owner, *id)).copied();
+                }
+                single.push((key, operation));
             }
-            single.push((key, operation));
         }
         self.look_at_probes(&mut single);
         for (key, operation) in single {
@@ -287,6 +289,25 @@ impl<'a> History<'a> {
         for lock in self.locks.values_mut() {
             lock.operations.sort_by_key(|operation| operation.sent);
         }
+    }
+
+    /// The calls of one request, in parts: what comes so late that the first call may be forgotten can be a new one.
+    fn remembered<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
+        let ttl = millis(self.run.request_ttl);
+        let mut parts = Vec::new();
+        let mut begin = 0;
+        for (number, call) in calls.iter().enumerate() {
+            let is_late = match call.answered {
+                Some(answered) => answered > calls[begin].sent + ttl - ttl / 20,
+                None => call.sent > calls[begin].sent + ttl / 2,
+            };
+            if is_late && number > begin {
+                parts.push(&calls[begin..number]);
+                begin = number;
+            }
+        }
+        parts.push(&calls[begin..]);
+        parts
     }
 
     /// Joins the calls of one request. `None` if none of them can have done anything.
@@ -379,7 +400,8 @@ impl<'a> History<'a> {
             let Kind::Acquire(Acquire { block: Some(_), .. }) = operation.kind else { continue };
             for call in &operation.calls {
                 let Some(connection) = self.connections.get(&call.connection) else { continue };
-                let until = call.answered.unwrap_or(NEVER);
+                // After a restart another connection may have the same id.
+                let until = call.answered.unwrap_or(connection.closed_by);
                 let of_it = seen.get(&(*key, operation.owner, connection.server_id)).into_iter().flatten();
                 let of_it = of_it.filter(|(sent, answered)| *sent >= call.sent && *answered <= until);
                 let seen = of_it.map(|(sent, answered)| Seen {

@@ -380,6 +380,9 @@ fn retries() {
     accepts(
         "1 0..1 ACQUIRE k a FENCE EPHEMERAL ID x = 1/5\nclose 1 2\n2 9..10 ACQUIRE k a FENCE EPHEMERAL ID x = 1/6",
     );
+    // So late that the first call may be forgotten.
+    accepts("1 0..1 ACQUIRE k a PX 50 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 1");
+    accepts("1 0..1 ACQUIRE k a PX 99999 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 2");
     // 0 says that it still waits.
     accepts(
         "2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a NOTIFY i ID x = 0\nmessage 7 granted x k

@@ -10,8 +10,11 @@ use rand::seq::IndexedRandom;
 use rand::RngExt;
 
 use super::Shared;
-use crate::record::{Disturbance, Fault, Record, MS};
+use crate::record::{Disturbance, Fault, Record};
 use crate::wire::Wire;
+
+/// For how long a pause is asked for, in milliseconds. It is ended before.
+const LONG: u32 = 60_000;
 
 pub(super) fn run(shared: &Shared, client: u32) {
     let faults = shared.settings.faults;
@@ -22,7 +25,7 @@ pub(super) fn run(shared: &Shared, client: u32) {
         .map(|(_, n)| n)
         .collect();
     let mut rng = shared.rng(client);
-    let mut wire = None;
+    let mut wire: Option<Wire> = None;
     while !shared.is_over() {
         thread::sleep(Duration::from_millis(rng.random_range(2..40)));
         let Some(kind) = kinds.choose(&mut rng).copied() else { return };
@@ -32,25 +35,32 @@ pub(super) fn run(shared: &Shared, client: u32) {
         }
         let victim = shared.open.lock().unwrap_or_else(PoisonError::into_inner).choose(&mut rng).copied();
         let Some(server_id) = victim else { continue };
-        let length = rng.random_range(5..60i64);
+        let length = rng.random_range(5..60);
         let how = if rng.random() { "TIMEOUT" } else { "ERROR" };
         let what = if rng.random() { "WRITE" } else { "ALL" };
         let (command, what, lasts) = match kind {
             0 => (format!("CLIENT KILL ID {server_id}"), Disturbance::Kill { server_id }, 0),
             1 => (format!("CLIENT UNBLOCK {server_id} {how}"), Disturbance::Unblock { server_id }, 0),
-            _ => (format!("CLIENT PAUSE {length} {what}"), Disturbance::Pause, length * MS),
+            _ => (format!("CLIENT PAUSE {LONG} {what}"), Disturbance::Pause, length),
         };
-        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
-        if wire.is_none() {
-            wire = Wire::connect(shared.server()).ok();
-        }
-        let Some(open) = wire.as_mut() else { continue };
+        let mut ask = |command: &str| {
+            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+            let mut open = wire.take().or_else(|| Wire::connect(shared.server()).ok())?;
+            open.send(&words, None).ok()?;
+            open.receive(Duration::from_secs(20)).ok()?.ok()?;
+            wire = Some(open);
+            Some(())
+        };
         let from = shared.recorder.now();
-        let answer = open.send(&words, None).ok().and_then(|()| open.receive(Duration::from_secs(20)).ok());
-        if answer.is_none() {
-            wire = None;
+        let done = ask(&command);
+        if lasts > 0 && done.is_some() {
+            thread::sleep(Duration::from_millis(lasts));
+            // Not by its time: to unblock a client that is held back by a pause ends servers, with or without the module.
+            while ask("CLIENT UNPAUSE").is_none() && !shared.is_over() {
+                thread::sleep(Duration::from_millis(1));
+            }
         }
-        let until = shared.recorder.now() + lasts;
+        let until = shared.recorder.now();
         shared.recorder.add(Record::Fault(Fault { what, from, until }));
     }
 }

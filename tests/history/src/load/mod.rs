@@ -52,6 +52,8 @@ pub struct Settings {
     pub faults: Faults,
     /// `lock.default-lease` while the load runs.
     pub default_lease: Duration,
+    /// `lock.request-ttl` while the load runs.
+    pub request_ttl: Duration,
     /// A client that waits without limit for so long gives up. So long must a lost wake-up last to be seen.
     pub patience: Duration,
 }
@@ -124,6 +126,7 @@ impl Default for Settings {
             features: Features::ALL,
             faults: Faults::default(),
             default_lease: Duration::from_millis(400),
+            request_ttl: Duration::from_secs(20),
             patience: Duration::from_secs(20),
         }
     }
@@ -132,8 +135,8 @@ impl Default for Settings {
 impl Settings {
     /// What stands in the first line of the history.
     pub fn run(&self) -> Run {
-        let default_lease = i64::try_from(self.default_lease.as_millis()).unwrap_or(i64::MAX);
-        Run { seed: self.seed, default_lease, request_ttl: 20_000 }
+        let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        Run { seed: self.seed, default_lease: ms(self.default_lease), request_ttl: ms(self.request_ttl) }
     }
 }
 
@@ -217,7 +220,7 @@ pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<
 }
 
 fn configure(shared: &Shared) -> Result<(), String> {
-    let lease = shared.settings.run().default_lease.to_string();
+    let run = shared.settings.run();
     let mut wire = Wire::connect(shared.server()).map_err(|error| error.to_string())?;
     let mut ask = |words: &[&str]| {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -227,7 +230,8 @@ fn configure(shared: &Shared) -> Result<(), String> {
             other => Err(format!("{words:?} was answered {other:?}")),
         }
     };
-    ask(&["CONFIG", "SET", "lock.default-lease", &lease])?;
+    ask(&["CONFIG", "SET", "lock.default-lease", &run.default_lease.to_string()])?;
+    ask(&["CONFIG", "SET", "lock.request-ttl", &run.request_ttl.to_string()])?;
     // Tokens, requests and lists of an earlier run would be taken for those of this one.
     if ask(&["DBSIZE"])?.as_i64() != Some(0) {
         return Err("the load needs a server without keys".to_owned());

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+
+//! Many clients use everything at once, and a checker that shares no code with the module decides whether what they saw can
+//! be right (1 to 7). See `tests/history`.
+//!
+//! `HISTORY_SECONDS` makes each run so long, and `HISTORY_SEED` repeats the choices of one.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use redis_lock_history::check::{check, Limits, Report, Rule};
+use redis_lock_history::load::{self, Faults, Settings, Shared};
+use redis_lock_history::record::{self, Acquire, Call, Command, Disturbance, Fault, Outcome, Record, MS};
+
+use super::tables::full_tables;
+use crate::support::server::module;
+use crate::support::{until, Flavor, Server};
+
+crate::on_every_server!(
+    everything_with_broken_connections,
+    clients_are_killed_unblocked_and_paused,
+    the_server_is_killed_and_comes_back,
+    the_server_stands_still_for_longer_than_leases,
+    a_history_that_is_wrong_is_refused,
+);
+
+/// A machine that is busy with other tests is slow. A wake-up that is lost stays so for longer than this.
+const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
+
+/// The server is told them again when it starts anew.
+const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
+
+fn settings() -> Settings {
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let seconds = number("HISTORY_SECONDS");
+    Settings {
+        seed: number("HISTORY_SEED").unwrap_or(u64::from(now.subsec_nanos())),
+        calls: if seconds.is_some() { u32::MAX } else { 100 },
+        at_most: Duration::from_secs(seconds.unwrap_or(10)),
+        calls_per_key: 50,
+        default_lease: Duration::from_millis(400),
+        request_ttl: Duration::from_secs(3),
+        ..Settings::default()
+    }
+}
+
+fn address(server: &Server) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, server.port).into()
+}
+
+/// Runs a load, while something is done to the server, and fails unless what the clients saw can be right.
+fn run(
+    settings: Settings,
+    flavor: Flavor,
+    at: SocketAddr,
+    disturb: impl FnOnce(&Shared) + Send,
+) -> Vec<Record> {
+    let seed = settings.seed;
+    let shared = Shared::new(settings, at);
+    let records = load::run(&shared, disturb).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let report = check(&records, &LIMITS);
+    eprintln!("seed {seed}: {report}");
+    if !report.violations.is_empty() {
+        let file = std::env::temp_dir().join(format!("history-{:?}-{seed}.jsonl", flavor));
+        record::write(&records, BufWriter::new(File::create(&file).unwrap())).unwrap();
+        panic!("HISTORY_SEED={seed} made a history that is wrong, see {}:\n{report}", file.display());
+    }
+    assert!(report.grants > 20, "{report}");
+    records
+}
+
+/// Nothing stays behind, and nothing has gone wrong inside.
+fn verify(server: &mut Server) {
+    let mut client = server.client();
+    until("all is forgotten", || full_tables(&mut client).is_empty());
+    until("no client is blocked", || client.info("clients", "blocked_clients") == "0");
+    assert_eq!(client.info("lock", "lock_internal_errors"), "0");
+    server.assert_healthy();
+}
+
+fn fault(shared: &Shared, what: Disturbance, act: impl FnOnce()) {
+    let from = shared.recorder.now();
+    act();
+    let until = shared.recorder.now();
+    shared.recorder.add(Record::Fault(Fault { what, from, until }));
+}
+
+fn everything_with_broken_connections(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    run(Settings { broken: 80, ..settings() }, flavor, address(&server), |_| ());
+    verify(&mut server);
+}
+
+fn clients_are_killed_unblocked_and_paused(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let faults = Faults { kill: true, unblock: true, pause: true };
+    run(Settings { faults, ..settings() }, flavor, address(&server), |_| ());
+    verify(&mut server);
+}
+
+fn the_server_is_killed_and_comes_back(flavor: Flavor) {
+    let load = [&["--loadmodule", module().to_str().unwrap()][..], &MODULE_ARGS].concat();
+    let args = [&load[..], &["--appendonly", "yes", "--appendfsync", "always"]].concat();
+    let server = Server::start(flavor, &args);
+    let at = address(&server);
+    let server = Mutex::new(Some(server));
+    run(settings(), flavor, at, |shared| {
+        for _ in 0..4 {
+            thread::sleep(Duration::from_millis(250));
+            if shared.is_over() {
+                return;
+            }
+            fault(shared, Disturbance::Restart { durable: true }, || {
+                let mut server = server.lock().unwrap();
+                let dir = server.take().unwrap().stop();
+                let next = Server::start_in(flavor, dir, &args);
+                shared.move_to(address(&next));
+                *server = Some(next);
+            });
+        }
+    });
+    verify(&mut server.into_inner().unwrap().unwrap());
+}
+
+fn the_server_stands_still_for_longer_than_leases(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let stopped = &server;
+    run(settings(), flavor, address(&server), |shared| {
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(300));
+            fault(shared, Disturbance::Stop, || {
+                stopped.signal(libc::SIGSTOP);
+                thread::sleep(Duration::from_millis(500));
+                stopped.signal(libc::SIGCONT);
+            });
+        }
+    });
+    verify(&mut server);
+}
+
+/// The calls of a real history that were granted a lock exclusively, as its first hold, for longer than 50 ms.
+fn grants(records: &[Record]) -> Vec<(usize, Call, Acquire)> {
+    let of_interest = |(number, record): (usize, &Record)| match record {
+        Record::Call(call) => match (&call.command, &call.outcome) {
+            (Command::Acquire(acquire), Outcome::Reply(reply))
+                if !acquire.shared
+                    && !acquire.several
+                    && !acquire.ephemeral
+                    && acquire.lease.is_some_and(|lease| lease > 50)
+                    && (reply == 1 || reply[3] == 1) =>
+            {
+                Some((number, call.clone(), acquire.clone()))
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    records.iter().enumerate().filter_map(of_interest).collect()
+}
+
+/// So a checker that finds nothing has looked.
+fn a_history_that_is_wrong_is_refused(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let records = run(settings(), flavor, address(&server), |_| ());
+    let finds =
+        |report: &Report, rule: Rule| report.violations.iter().any(|violation| violation.rule == rule);
+    let (mut doubled, mut aged, mut tried) = (0, 0, 0);
+    for (number, call, acquire) in grants(&records).into_iter().take(60) {
+        tried += 1;
+        let answered = call.answered.unwrap();
+        // Somebody else got the same lock in the next moment.
+        let mut wrong = records.clone();
+        let command = Command::Acquire(Acquire { owner: "thief".to_owned(), id: None, ..acquire });
+        let (sent, next) = (answered + 1, Some(answered + 2));
+        wrong.push(Record::Call(Call { sent, answered: next, command, ..call.clone() }));
+        doubled += u32::from(finds(&check(&wrong, &LIMITS), Rule::Exclusion));
+        // It got an older token.
+        let mut wrong = records.clone();
+        if let Record::Call(Call { outcome: Outcome::Reply(reply), .. }) = &mut wrong[number] {
+            if let Some(token) = reply.as_array_mut().and_then(|parts| parts.get_mut(5)) {
+                *token = 17.into();
+                aged += u32::from(finds(&check(&wrong, &LIMITS), Rule::Token));
+            }
+        }
+    }
+    assert!(doubled * 2 > tried && aged * 4 > tried, "{doubled} and {aged} of {tried}");
+}
