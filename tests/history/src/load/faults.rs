@@ -37,11 +37,14 @@ pub(super) fn run(shared: &Shared, client: u32) {
         let Some(server_id) = victim else { continue };
         let length = rng.random_range(5..60);
         let how = if rng.random() { "TIMEOUT" } else { "ERROR" };
-        let what = if rng.random() { "WRITE" } else { "ALL" };
+        let what_is_paused = if rng.random() { "WRITE" } else { "ALL" };
         let (command, what, lasts) = match kind {
             0 => (format!("CLIENT KILL ID {server_id}"), Disturbance::Kill { server_id }, 0),
             1 => (format!("CLIENT UNBLOCK {server_id} {how}"), Disturbance::Unblock { server_id }, 0),
-            _ => (format!("CLIENT PAUSE {LONG} {what}"), Disturbance::Pause, length),
+            _ if what_is_paused == "ALL" => {
+                (format!("CLIENT PAUSE {length} ALL"), Disturbance::Pause, length)
+            }
+            _ => (format!("CLIENT PAUSE {LONG} WRITE"), Disturbance::Pause, length),
         };
         let mut ask = |command: &str| {
             let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
@@ -55,8 +58,10 @@ pub(super) fn run(shared: &Shared, client: u32) {
         let done = ask(&command);
         if lasts > 0 && done.is_some() {
             thread::sleep(Duration::from_millis(lasts));
-            // Not by its time: to unblock a client that is held back by a pause ends servers, with or without the module.
-            while ask("CLIENT UNPAUSE").is_none() && !shared.is_over() {
+            // To unblock a client that is held back by a pause ends some servers, with or without the module. So it is waited
+            // until nobody is. A pause of everything holds this connection back as well, until its time is over.
+            let end = if what_is_paused == "ALL" { "PING" } else { "CLIENT UNPAUSE" };
+            while ask(end).is_none() && !shared.is_over() {
                 thread::sleep(Duration::from_millis(1));
             }
         }
