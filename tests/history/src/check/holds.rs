@@ -231,7 +231,9 @@ impl<'a> View<'a> {
                     let is_before = same(later, of) || later.end.is_some_and(|at| at <= of.sent);
                     begins_anew && is_before && later.sent > end && one.end.is_some_and(|at| at < later.sent)
                 });
-                if !is_over && !but.is_some_and(|but| same(but, one)) {
+                // Of the call that is looked at only what came before can have ended something before it.
+                let is_itself = call.answered.is_some() && but.is_some_and(|but| same(but, one));
+                if !is_over && !is_itself {
                     until = until.min(end);
                 }
             }

@@ -171,6 +171,7 @@ fn history(lines: &str) -> Vec<Record> {
                         None => Outcome::Reply(value(&command, reply)),
                     },
                 };
+                let answered = answered.filter(|_| !matches!(outcome, Outcome::Unknown | Outcome::Unsent));
                 let connection = connection.parse().unwrap();
                 Record::Call(Call { number, client: 0, connection, sent, answered, command, outcome })
             }
@@ -269,6 +270,11 @@ fn an_ephemeral_hold_lasts_as_long_as_its_connection() {
     refuses(
         Rule::Exclusion,
         "1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\n2 10..11 ACQUIRE k b PX 500 = 1\nclose 1 300",
+    );
+    // A re-entry whose first call made the hold ephemeral and ended it with its connection.
+    accepts(
+        "1 0..1 ACQUIRE k a PX 500 = 1\n2 2..2 ACQUIRE k a PX 500 EPHEMERAL ID x = ?\nclose 2 3
+         3 10..11 ACQUIRE k a PX 500 EPHEMERAL ID x = 1",
     );
     // The one that ended with its connection was an earlier one.
     refuses(
