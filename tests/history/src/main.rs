@@ -114,7 +114,7 @@ fn run_load(run: &Run) -> Result<(Vec<Record>, i64), String> {
     let settings = Settings {
         seed: run.seed,
         clients: run.clients,
-        listeners: run.listeners,
+        listeners: if run.exclusive { 0 } else { run.listeners },
         calls: run.calls,
         at_most: Duration::from_secs(run.seconds),
         keys: run.keys,

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: MIT
+
+// A second opinion on histories of exclusive locks, by Porcupine, a checker for linearizability that others have written.
+//
+// Each lock is checked on its own: is there an order of all calls, each somewhere between its sending and its reply, in which
+// a plain lock with hold counts and tokens answers the same? What a point in time cannot decide is left out: nil, as it
+// depends on the queue, and times to wait.
+//
+//	go run . [-timeout 60s] history.jsonl
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// A call in the history. Times are microseconds, leases milliseconds.
+type call struct {
+	Record       string          `json:"record"`
+	Command      string          `json:"command"`
+	Keys         []string        `json:"keys"`
+	Key          string          `json:"key"`
+	Owner        string          `json:"owner"`
+	Claim        claim           `json:"claim"`
+	Lease        *int64          `json:"lease"`
+	All          bool            `json:"all"`
+	Several      bool            `json:"several"`
+	Shared       bool            `json:"shared"`
+	Once         bool            `json:"once"`
+	Fence        bool            `json:"fence"`
+	Watchdog     bool            `json:"watchdog"`
+	Ephemeral    bool            `json:"ephemeral"`
+	Notify       *string         `json:"notify"`
+	ID           *string         `json:"id"`
+	Client       int             `json:"client"`
+	Sent         int64           `json:"sent"`
+	Answered     *int64          `json:"answered"`
+	Outcome      string          `json:"outcome"`
+	Reply        json.RawMessage `json:"reply"`
+	DefaultLease int64           `json:"default_lease"`
+}
+
+type claim struct {
+	Owner *string `json:"owner"`
+	Token *int64  `json:"token"`
+}
+
+// What was asked, once. The end of a lease is an input, too.
+type input struct {
+	what   string
+	number int
+	owner  string
+	all    bool
+	fence  bool
+	sets   bool
+	token  int64
+}
+
+// What came of it.
+type output struct {
+	unknown  bool
+	notOwner bool
+	count    int64
+	token    int64
+}
+
+// A lock. The lease is the number of the operation that has set it.
+type state struct {
+	owner string
+	count int64
+	lease int
+	token int64
+	last  int64
+}
+
+const (
+	never = math.MaxInt64
+	// Leases are whole milliseconds, and clocks are corrected.
+	slack = 5_000
+	// A hold whose token nobody was told.
+	untold = -1
+)
+
+func free(s state) state {
+	return state{last: s.last, lease: -1}
+}
+
+func step(s state, in input, out output) []state {
+	switch in.what {
+	case "expire":
+		if s.lease == in.number {
+			return []state{free(s)}
+		}
+		return []state{s}
+	case "break":
+		if !out.unknown && (out.count > 0) != (s.owner != "") {
+			return nil
+		}
+		return []state{free(s)}
+	case "token":
+		if !out.notOwner && !out.unknown && in.token < s.last {
+			return nil
+		}
+		return []state{s}
+	case "acquire":
+		return acquire(s, in, out)
+	}
+	// The others are for holders only.
+	if s.owner != in.owner {
+		if out.unknown || out.notOwner {
+			return []state{s}
+		}
+		return nil
+	}
+	if out.notOwner {
+		return nil
+	}
+	next := s
+	switch in.what {
+	case "check":
+		if !out.unknown && !in.fence && out.count != s.count {
+			return nil
+		}
+	case "renew":
+		if !out.unknown && out.count != s.count {
+			return nil
+		}
+		next.lease = in.number
+	case "release":
+		left := s.count - 1
+		if in.all {
+			left = 0
+		}
+		if !out.unknown && out.count != left {
+			return nil
+		}
+		if left == 0 {
+			return []state{free(s)}
+		}
+		next.count = left
+		if in.sets {
+			next.lease = in.number
+		}
+	}
+	return []state{next}
+}
+
+func acquire(s state, in input, out output) []state {
+	if s.owner != "" && s.owner != in.owner {
+		// It waited in vain, or was never carried out.
+		if out.unknown {
+			return []state{s}
+		}
+		return nil
+	}
+	next := s
+	next.owner = in.owner
+	next.count++
+	if !out.unknown && out.count != next.count {
+		return nil
+	}
+	isNew := s.owner == ""
+	if isNew {
+		next.token = 0
+	}
+	if in.fence && out.unknown && next.token == 0 {
+		next.token = untold
+	}
+	if in.fence && !out.unknown {
+		if next.token > 0 && out.token != next.token || next.token <= 0 && out.token <= s.last {
+			return nil
+		}
+		next.token = out.token
+		next.last = max(next.last, out.token)
+	}
+	next.lease = in.number
+	if isNew || in.sets {
+		return []state{next}
+	}
+	// Without a lease a re-entry shortens none: the longer one counts, whichever that is.
+	same := next
+	same.lease = s.lease
+	return []state{same, next}
+}
+
+func max(a, b int64) int64 {
+	if a > b {
+		return a
+	}
+	return b
+}
+
+func model() porcupine.Model {
+	nondeterministic := porcupine.NondeterministicModel{
+		Init: func() []interface{} { return []interface{}{state{lease: -1}} },
+		Step: func(s, in, out interface{}) []interface{} {
+			var next []interface{}
+			for _, one := range step(s.(state), in.(input), out.(output)) {
+				next = append(next, one)
+			}
+			return next
+		},
+		DescribeOperation: func(in, out interface{}) string { return fmt.Sprintf("%+v -> %+v", in, out) },
+	}
+	return nondeterministic.ToModel()
+}
+
+func read(name string) (calls []call, lease int64, err error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<26)
+	for lines.Scan() {
+		var one call
+		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
+			return nil, 0, fmt.Errorf("%w in %s", err, lines.Text())
+		}
+		switch one.Record {
+		case "run":
+			lease = one.DefaultLease
+		case "call":
+			calls = append(calls, one)
+		case "fault":
+			return nil, 0, fmt.Errorf("%s has faults, which this model does not know", name)
+		}
+	}
+	return calls, lease, lines.Err()
+}
+
+func count(reply json.RawMessage) (output, bool) {
+	var number int64
+	if json.Unmarshal(reply, &number) == nil && string(reply) != "null" {
+		return output{count: number}, true
+	}
+	var parts []interface{}
+	if json.Unmarshal(reply, &parts) != nil || len(parts) == 0 {
+		return output{}, false
+	}
+	var out output
+	for at := 0; at+1 < len(parts); at += 2 {
+		value, _ := parts[at+1].(float64)
+		switch parts[at] {
+		case "holds":
+			out.count = int64(value)
+		case "token":
+			out.token = int64(value)
+		}
+	}
+	return out, true
+}
+
+func (c call) input(number int) (in input, lock string, known bool) {
+	in = input{what: c.Command, number: number, owner: c.Owner, all: c.All, fence: c.Fence, sets: c.Lease != nil}
+	lock = c.Key
+	switch c.Command {
+	case "acquire", "release", "renew":
+		lock = c.Keys[0]
+	case "check", "guard":
+		if in.what = "check"; c.Claim.Token != nil {
+			in.what, in.token = "token", *c.Claim.Token
+		} else {
+			in.owner = *c.Claim.Owner
+		}
+		// A guarded write is answered as the command that it guards.
+		in.fence = c.Command == "guard"
+	case "break":
+	default:
+		return in, lock, false
+	}
+	return in, lock, true
+}
+
+// The operations of each lock: calls with the same ID are one.
+func operations(calls []call, lease int64) (map[string][]porcupine.Operation, error) {
+	sort.SliceStable(calls, func(a, b int) bool { return calls[a].Sent < calls[b].Sent })
+	locks := map[string][]porcupine.Operation{}
+	// When a request was sent first without a reply, and what it was; nothing if it was answered.
+	open := map[string]*call{}
+	number := 0
+	add := func(c call, sent, end int64, out output) {
+		number++
+		in, lock, _ := c.input(number)
+		op := porcupine.Operation{ClientId: number, Input: in, Call: sent, Output: out, Return: end}
+		locks[lock] = append(locks[lock], op)
+		leases := c.Command == "acquire" || c.Command == "renew" || c.Command == "release" && c.Lease != nil
+		if !leases || out.notOwner {
+			return
+		}
+		length := lease
+		if c.Lease != nil {
+			length = *c.Lease
+		}
+		until := int64(never)
+		if end != never {
+			until = end + length*1000 + slack
+		}
+		over := porcupine.Operation{ClientId: -number, Input: input{what: "expire", number: number}, Output: output{}}
+		over.Call, over.Return = sent+length*1000-slack, until
+		locks[lock] = append(locks[lock], over)
+	}
+	for at := range calls {
+		c := calls[at]
+		_, _, known := c.input(0)
+		if c.Several || c.Shared || c.Once || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
+			return nil, fmt.Errorf("the history has %s with options that this model does not know", c.Command)
+		}
+		if !known || c.Outcome == "unsent" {
+			continue
+		}
+		sent, request := c.Sent, ""
+		if c.ID != nil {
+			request = strings.Join([]string{c.Command, c.Keys[0], c.Owner, *c.ID}, " ")
+			if first, is_open := open[request]; is_open {
+				if first == nil {
+					// It repeats what was answered.
+					continue
+				}
+				sent = first.Sent
+			}
+		}
+		switch c.Outcome {
+		case "unknown":
+			if request == "" {
+				add(c, sent, never, output{unknown: true})
+			} else if open[request] == nil {
+				open[request] = &calls[at]
+			}
+		case "error":
+			if strings.HasPrefix(string(c.Reply), `"NOTOWNER`) && open[request] == nil {
+				add(c, c.Sent, *c.Answered, output{notOwner: true})
+			}
+		case "reply":
+			out, is_done := count(c.Reply)
+			if !is_done {
+				continue
+			}
+			add(c, sent, *c.Answered, out)
+			if request != "" {
+				open[request] = nil
+			}
+		}
+	}
+	for _, first := range open {
+		if first != nil {
+			add(*first, first.Sent, never, output{unknown: true})
+		}
+	}
+	return locks, nil
+}
+
+func main() {
+	timeout := flag.Duration("timeout", 60*time.Second, "for one lock")
+	flag.Parse()
+	failed := false
+	for _, name := range flag.Args() {
+		calls, lease, err := read(name)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+		locks, err := operations(calls, lease)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+		total, results := 0, map[porcupine.CheckResult]int{}
+		began := time.Now()
+		for lock, operations := range locks {
+			total += len(operations)
+			result := porcupine.CheckOperationsTimeout(model(), operations, *timeout)
+			results[result]++
+			if result != porcupine.Ok {
+				failed = true
+				fmt.Printf("%s: %s in %s\n", map[bool]string{true: "WRONG", false: "undecided"}[result == porcupine.Illegal], lock, name)
+			}
+		}
+		fmt.Printf("%s: %d operations on %d locks in %.1f s: %d linearizable, %d wrong, %d undecided\n", name, total, len(locks),
+			time.Since(began).Seconds(), results[porcupine.Ok], results[porcupine.Illegal], results[porcupine.Unknown])
+	}
+	if failed {
+		os.Exit(1)
+	}
+}
