@@ -274,8 +274,12 @@ impl<'a> History<'a> {
             })
             .collect();
         for ((key, owner, which, id), calls) in &requests {
-            for calls in self.remembered(calls) {
+            for (number, calls) in self.remembered(calls).into_iter().enumerate() {
                 let Some(mut operation) = self.operation(key, calls) else { continue };
+                if number > 0 && operation.is_ephemeral() && operation.may_be_done() {
+                    // It was granted anew, or is told what the first call got.
+                    (operation.done, operation.end, operation.token) = (Done::Unknown, None, None);
+                }
                 if *which == 0 && operation.done == Done::Unknown {
                     operation.void_after = cancelled.get(&(*key, *owner, *id)).copied();
                 }
@@ -291,17 +295,22 @@ impl<'a> History<'a> {
         }
     }
 
-    /// The calls of one request, in parts: what comes so late that the first call may be forgotten can be a new one.
+    /// The calls of one request, in parts: what comes so late that the first call may be forgotten can be a new one. So can
+    /// the repetition of an ephemeral one on another connection, after the first hold has ended with its own.
     fn remembered<'b>(&self, calls: &'b [&'a Call]) -> Vec<&'b [&'a Call]> {
         let ttl = millis(self.run.request_ttl);
         let mut parts = Vec::new();
         let mut begin = 0;
+        let bound = matches!(&calls[0].command, Command::Acquire(acquire) if acquire.ephemeral);
         for (number, call) in calls.iter().enumerate() {
             let is_late = match call.answered {
                 Some(answered) => answered > calls[begin].sent + ttl - ttl / 20,
                 None => call.sent > calls[begin].sent + ttl / 2,
             };
-            if is_late && number > begin {
+            let granted = |one: &&&Call| reply(one).is_some_and(|reply| !reply.is_null());
+            let before = calls[begin..number].iter().find(granted);
+            let is_anew = bound && before.is_some_and(|before| before.connection != call.connection);
+            if (is_late || is_anew) && number > begin {
                 parts.push(&calls[begin..number]);
                 begin = number;
             }

@@ -386,6 +386,10 @@ fn retries() {
     accepts(
         "1 0..1 ACQUIRE k a FENCE EPHEMERAL ID x = 1/5\nclose 1 2\n2 9..10 ACQUIRE k a FENCE EPHEMERAL ID x = 1/6",
     );
+    accepts(
+        "1 0..1 ACQUIRE k a EPHEMERAL ID x = 1\nclose 1 2\n2 5..6 CHECK k OWNER a = !NOTOWNER
+         2 9..10 ACQUIRE k a EPHEMERAL ID x = 1\n2 11..12 RELEASE k a = 0",
+    );
     // So late that the first call may be forgotten.
     accepts("1 0..1 ACQUIRE k a PX 50 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 1");
     accepts("1 0..1 ACQUIRE k a PX 99999 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 2");
