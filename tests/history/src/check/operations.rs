@@ -14,6 +14,9 @@ use crate::record::{
 /// Later than everything.
 pub(super) const NEVER: Micros = Micros::MAX / 4;
 
+/// Times with a begin and an end.
+type Times = Vec<(Micros, Micros)>;
+
 /// What an operation asks for.
 #[derive(Clone, Copy)]
 pub(super) enum Kind<'a> {
@@ -345,7 +348,7 @@ impl<'a> History<'a> {
         // 0 says that it waits, and nil that nothing has happened.
         let is_final = |call: &&'a Call| {
             part(call)
-                .is_some_and(|reply| !reply.is_null() && !(waits_by_message && reply.as_i64() == Some(0)))
+                .is_some_and(|reply| !(reply.is_null() || waits_by_message && reply.as_i64() == Some(0)))
         };
         let answered = calls
             .iter()
@@ -394,7 +397,8 @@ impl<'a> History<'a> {
 
     /// Notes who was seen waiting. A call is meant if the connection had no other in that time.
     fn look_at_probes(&self, operations: &mut [(&'a str, Operation<'a>)]) {
-        let mut seen: HashMap<(&str, &str, i64), Vec<(Micros, Micros)>> = HashMap::new();
+        // By lock, owner, and the id of the connection.
+        let mut seen: HashMap<(&str, &str, i64), Times> = HashMap::new();
         for call in &self.calls {
             let (Command::Waiters { key }, Some(answered)) = (&call.command, call.answered) else { continue };
             for entry in reply(call).and_then(Value::as_array).into_iter().flatten() {

@@ -32,10 +32,13 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
                     wrong(format!("{owner} was granted it with ONCE beside another hold"));
                 }
             }
-            (Kind::Acquire(acquire), Done::Nil) => {
-                if least > 0 && operation.is_alone() && !acquire.once && view.mode(owner) == Mode::Exclusive {
-                    wrong(format!("{owner} holds it, and was refused another hold"));
-                }
+            (Kind::Acquire(acquire), Done::Nil)
+                if least > 0
+                    && operation.is_alone()
+                    && !acquire.once
+                    && view.mode(owner) == Mode::Exclusive =>
+            {
+                wrong(format!("{owner} holds it, and was refused another hold"));
             }
             (Kind::Release(release), Done::Count(left)) => {
                 let before = if release.all { most.max(1) } else { left + 1 };
@@ -43,16 +46,14 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
                     wrong(format!("{owner} had {least} to {most} holds before, and {left} after a release"));
                 }
             }
-            (Kind::Renew(_) | Kind::Check, Done::Count(count)) => {
-                if !(least.max(1)..=most).contains(&count) {
-                    wrong(format!("{owner} had {least} to {most} holds, and not {count}"));
-                }
+            (Kind::Renew(_) | Kind::Check, Done::Count(count)) if !(least.max(1)..=most).contains(&count) => {
+                wrong(format!("{owner} had {least} to {most} holds, and not {count}"));
             }
             (Kind::Guard, Done::Count(_)) if most < 1 => wrong(format!("{owner} held nothing, and wrote")),
-            (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Refused(error)) => {
-                if least > 0 && operation.is_alone() && error.starts_with("NOTOWNER") {
-                    wrong(format!("{owner} has lost at least {least} holds before their time"));
-                }
+            (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Refused(error))
+                if least > 0 && operation.is_alone() && error.starts_with("NOTOWNER") =>
+            {
+                wrong(format!("{owner} has lost at least {least} holds before their time"));
             }
             _ => {}
         }
@@ -165,7 +166,7 @@ fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Ca
         return;
     }
     let told = |call: &&&Call| {
-        reply(call).is_some_and(|reply| !reply.is_null() && !(by_message && reply.as_i64() == Some(0)))
+        reply(call).is_some_and(|reply| !(reply.is_null() || by_message && reply.as_i64() == Some(0)))
     };
     let mut answered = calls.iter().filter(told);
     let Some(first) = answered.next() else { return };
