@@ -188,5 +188,6 @@ fn a_history_that_is_wrong_is_refused(flavor: Flavor) {
             }
         }
     }
-    assert!(doubled * 2 > tried && aged * 4 > tried, "{doubled} and {aged} of {tried}");
+    eprintln!("a second owner was seen {doubled} times, an old token {aged} times, of {tried}");
+    assert!(doubled * 2 > tried && aged * 10 > tried, "{doubled} and {aged} of {tried}");
 }
