@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::Value;
 
 use crate::record::{
-    Acquire, Call, Claim, Command, Disturbance, Fault, Message, Micros, Outcome, Record, Release, Renew, Run,
-    MS,
+    Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Message, Micros, Outcome, Record, Release,
+    Renew, Run, MS,
 };
 
 /// Later than everything.
@@ -429,33 +429,39 @@ impl<'a> History<'a> {
 }
 
 fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> {
+    // When each was certainly open. A reply may be read long after it came, and after the end of the connection.
+    let mut alive: HashMap<u64, Micros> = HashMap::new();
+    for call in calls.iter().filter(|call| call.answered.is_some()) {
+        let last = alive.entry(call.connection).or_insert(call.sent);
+        *last = call.sent.max(*last);
+    }
+    let mut closed: HashMap<u64, &Closed> = HashMap::new();
+    let mut faults: Vec<&Fault> = Vec::new();
+    for record in records {
+        match record {
+            Record::Closed(one) => drop(closed.insert(one.connection, one)),
+            Record::Fault(fault) => faults.push(fault),
+            _ => {}
+        }
+    }
     let mut found = HashMap::new();
-    let mut heard: HashMap<u64, Micros> = HashMap::new();
-    for call in calls {
-        if let Some(answered) = call.answered {
-            let last = heard.entry(call.connection).or_insert(answered);
-            *last = answered.max(*last);
-        }
-    }
     for record in records {
-        if let Record::Opened(opened) = record {
-            let at = heard.get(&opened.connection).copied().unwrap_or(0).max(opened.at);
-            heard.insert(opened.connection, at);
-            let one = Connection { server_id: opened.server_id, open_until: NEVER, closed_by: NEVER };
-            found.insert(opened.connection, one);
-        }
-    }
-    for record in records {
-        if let Record::Closed(closed) = record {
-            let one = found.entry(closed.connection).or_insert(Connection {
-                server_id: -1,
-                open_until: 0,
-                closed_by: 0,
+        let Record::Opened(opened) = record else { continue };
+        let last = alive.get(&opened.connection).copied().unwrap_or(0).max(opened.at);
+        let (open_until, closed_by) = match closed.get(&opened.connection) {
+            Some(one) if one.by_peer => (last.min(one.at), one.at),
+            Some(one) => (one.at, one.at),
+            None => (NEVER, NEVER),
+        };
+        // It may have been closed by the server, and its client did not read on.
+        let ended =
+            faults.iter().filter(|fault| fault.until >= opened.at).filter_map(|fault| match fault.what {
+                Disturbance::Kill { server_id } => (server_id == opened.server_id).then_some(fault.from),
+                Disturbance::Restart { .. } => Some(fault.from),
+                _ => None,
             });
-            let last = heard.get(&closed.connection).copied().unwrap_or(0);
-            one.open_until = if closed.by_peer { last.min(closed.at) } else { closed.at };
-            one.closed_by = closed.at;
-        }
+        let open_until = ended.fold(open_until, Micros::min);
+        found.insert(opened.connection, Connection { server_id: opened.server_id, open_until, closed_by });
     }
     found
 }

@@ -276,6 +276,9 @@ fn an_ephemeral_hold_lasts_as_long_as_its_connection() {
         "1 0..1 ACQUIRE k a PX 500 = 1\n2 2..2 ACQUIRE k a PX 500 EPHEMERAL ID x = ?\nclose 2 3
          3 10..11 ACQUIRE k a PX 500 EPHEMERAL ID x = 1",
     );
+    // The reply to the call after it came before the end of the connection, and was read after it; or nobody read any more.
+    accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\n1 2..9 ACQUIRE j a = 1\n9 5..6 INFO k = nil\nclose 1 10 peer");
+    accepts("1 0..1 ACQUIRE k a PX 500 EPHEMERAL = 1\nfault kill 1 3..4\n9 5..6 INFO k = nil\nclose 1 10");
     // The one that ended with its connection was an earlier one.
     refuses(
         Rule::Exclusion,
