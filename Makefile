@@ -25,8 +25,8 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix sanitize mutants bench guard guard-record lint \
-	install install-module install-tools uninstall dist tools clean
+.PHONY: help run setup clients test test-all test-matrix sanitize mutants evidence bench guard guard-record \
+	lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,12 @@ sanitize: setup clients ## All tests on the installed Redis, with AddressSanitiz
 mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only those that have the word in their names
 	@$(call install,rust cc libclang redis)
 	python3 tests/mutants/run.py $(WORDS)
+
+evidence: setup clients ## What docs/evidence.md tells of, all of it, within an hour
+	EXPLORE_STEPS=600000 cargo test --lib every_short -- --nocapture
+	HISTORY_SECONDS=60 python3 tests/run.py all histories::
+	python3 tests/mutants/run.py
+	python3 tests/sanitize.py
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)
