@@ -4,7 +4,7 @@
 
 use super::args::Cursor;
 use super::options::{options, All, Id, KEYS, NUMKEYS, OWNER};
-use crate::core::{NotReleased, Owner, Records, Release, ReleaseScope};
+use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
 use crate::error::Error;
 use crate::server::arguments::Arguments;
@@ -44,10 +44,12 @@ impl Command for Mrelease {
             id = given.id.get().map(|id| args.request(ctx, key, owner.as_bytes(), id)).transpose()?;
         }
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
+        // One time for all of it: a lease that is found to run must not be over when its lock has its turn.
+        let now = ctx.now();
         let left = driver::in_several(ctx, || {
-            released_before(ctx, &keys, &owner, &call).and_then(|before| match before {
+            released_before(ctx, &keys, &owner, &call, now).and_then(|before| match before {
                 Some(left) => Ok(left),
-                None => keys.iter().map(|key| release(ctx, key, &owner, &call)).collect(),
+                None => keys.iter().map(|key| release(ctx, key, &owner, &call, now)).collect(),
             })
         });
         driver::dispatch(ctx);
@@ -64,8 +66,9 @@ fn released_before(
     keys: &[Str<'_>],
     owner: &Str<'_>,
     call: &Release,
+    now: Now,
 ) -> Result<Option<Vec<i64>>, Error> {
-    let (now, mut before, mut missing) = (ctx.now(), Vec::new(), None);
+    let (mut before, mut missing) = (Vec::new(), None);
     for key in keys {
         super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
             let in_hand = driver::with(ctx, |driver| {
@@ -94,8 +97,7 @@ fn released_before(
     }
 }
 
-fn release(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Release) -> Result<i64, Error> {
-    let now = ctx.now();
+fn release(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Release, now: Now) -> Result<i64, Error> {
     let left = super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
         Ok(driver::with(ctx, |driver| {
             driver.locks.release(known, &mut lock.holders, &mut lock.records, call, now)

@@ -5,7 +5,7 @@
 use super::args::Cursor;
 use super::options::{options, Ephemeral, Lease, Watchdog, KEYS, NUMKEYS, OWNER};
 use crate::config;
-use crate::core::{Owner, Renewal};
+use crate::core::{Now, Owner, Renewal};
 use crate::driver;
 use crate::error::Error;
 use crate::server::arguments::Arguments;
@@ -46,9 +46,12 @@ impl Command for Mrenew {
             bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
             client: super::client_if_told(ctx),
         };
-        let renew_all =
-            |()| keys.iter().map(|key| renew(ctx, key, &owner, &call)).collect::<Result<Vec<i64>, Error>>();
-        let holds = driver::in_several(ctx, || holds_all(ctx, &keys, &owner).and_then(renew_all));
+        // One time for all of it: a lease that is found to run must not be over when its lock has its turn.
+        let now = ctx.now();
+        let renew_all = |()| {
+            keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
+        };
+        let holds = driver::in_several(ctx, || holds_all(ctx, &keys, &owner, now).and_then(renew_all));
         driver::dispatch(ctx);
         let holds = holds?;
         ctx.reply_array(holds.len());
@@ -58,8 +61,8 @@ impl Command for Mrenew {
 }
 
 /// Fails if the owner does not hold all locks. Changes nothing but what was due anyway.
-fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>) -> Result<(), Error> {
-    let (now, mut missing) = (ctx.now(), None);
+fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Result<(), Error> {
+    let mut missing = None;
     for key in keys {
         super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
             let in_hand = driver::with(ctx, |driver| {
@@ -74,8 +77,7 @@ fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>) -> Result<(), Erro
     missing.map_or(Ok(()), Err)
 }
 
-fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal) -> Result<i64, Error> {
-    let now = ctx.now();
+fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal, now: Now) -> Result<i64, Error> {
     let held = super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
         Ok(driver::with(ctx, |driver| {
             driver.locks.renew(known, &mut lock.holders, &mut lock.records, call, now)

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -43,6 +43,7 @@ crate::on_every_server!(
     who_waits_for_several_does_not_starve,
     philosophers_dine,
     transfers_lose_no_money,
+    a_lease_that_ends_meanwhile_ends_before_the_call_or_after_it,
 );
 
 fn all_or_none(flavor: Flavor) {
@@ -882,4 +883,33 @@ fn a_lock_that_goes_to_the_next_is_not_announced(flavor: Flavor) {
     assert!(heard[0].contains("{a}") && heard[1].contains("{b}"), "{heard:?}");
     two.close();
     server.assert_healthy();
+}
+
+/// All keys or, with an error, none: also where a lease is over when the last lock has its turn, and was not when it was looked at.
+fn a_lease_that_ends_meanwhile_ends_before_the_call_or_after_it(flavor: Flavor) {
+    let server = Server::with_module(flavor, &[]);
+    let mut a = server.client();
+    let many = (0..63).map(|key| format!("k{key}")).collect::<Vec<_>>().join(" ");
+    for at in 0..300_i64 {
+        let (call, changed, before) = if at % 2 == 0 {
+            (format!("LOCK.MRELEASE 64 {many} last a"), "EXISTS k0 k62", "2")
+        } else {
+            (format!("LOCK.MRENEW 64 {many} last a PX 30000"), "PEXPIRETIME k0", "")
+        };
+        assert!(a.call(&format!("LOCK.MACQUIRE 63 {many} a PX 60000")).starts_with("[1"));
+        assert_eq!(a.call("LOCK.ACQUIRE last a SHARED PX 3"), "1");
+        let before = if before.is_empty() { a.call(changed) } else { before.to_owned() };
+        let end: i64 = a.call("PEXPIRETIME last").parse().unwrap();
+        // At the moment in which the lease ends, or up to 300 µs before.
+        let due_us = end * 1000 - at % 60 * 5;
+        while i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
+            < due_us
+        {
+            std::hint::spin_loop();
+        }
+        if a.call(&call).starts_with("NOTOWNER") {
+            assert_eq!(a.call(changed), before, "a part of {}", &call[..13]);
+        }
+        assert_eq!(a.call("FLUSHALL"), "OK");
+    }
 }

@@ -127,10 +127,18 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
         }
         if let Outcome::Error(error) = &call.outcome {
             let word = error.split(' ').next().unwrap_or_default();
-            let known = ["NOTOWNER", "DEADLOCK", "UNBLOCKED", "LOADING", "QUARANTINE", "NOREPLICAS"];
+            let known = ["ERR", "NOTOWNER", "DEADLOCK", "UNBLOCKED", "LOADING", "QUARANTINE", "NOREPLICAS"];
             let in_place = match &call.command {
+                // The request is remembered at some of its locks only.
+                Command::Acquire(acquire) if word == "ERR" => {
+                    let id = acquire.id.as_deref().unwrap_or_default();
+                    let cancelled =
+                        |key: &String| cancels.contains_key(&(key.as_str(), acquire.owner.as_str(), id));
+                    let in_part = acquire.ephemeral || acquire.keys.iter().any(cancelled);
+                    acquire.several && in_part && error.contains("with this ID was made before")
+                }
                 Command::Acquire(_) => word != "NOTOWNER",
-                _ => !matches!(word, "DEADLOCK" | "UNBLOCKED" | "QUARANTINE"),
+                _ => !matches!(word, "ERR" | "DEADLOCK" | "UNBLOCKED" | "QUARANTINE"),
             };
             if !known.contains(&word) || !in_place {
                 report.add(Rule::Error, key, format!("this call cannot get {word}"), &[call]);

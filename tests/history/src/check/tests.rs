@@ -499,6 +499,9 @@ fn what_the_server_tells() {
 #[test]
 fn errors() {
     refuses(Rule::Error, "1 0..1 ACQUIRE k a = !ERR syntax error");
+    refuses(Rule::Error, "1 0..1 MACQUIRE 2 j k a ID x = !ERR a call with this ID was made before");
+    accepts("1 0..1 MACQUIRE 2 j k a EPHEMERAL ID x = !ERR a call with this ID was made before");
+    refuses(Rule::Error, "1 0..1 RELEASE k a = !ERR syntax error");
     refuses(Rule::Error, "1 0..1 ACQUIRE k a = !DEADLOCK you");
     refuses(Rule::Error, "1 0..1 RELEASE k a = !UNBLOCKED");
     refuses(Rule::Error, "1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
