@@ -8,6 +8,7 @@
 The module is built by Rust's nightly toolchain, with every load and store checked. The server is Debian's: it takes its memory
 from malloc, as the module does, and so both have theirs from the sanitizer, which is loaded before them. Each server is shut down
 at the end of its test, not killed, and is looked through for leaks then. First of all it is seen that defects are found.
+With WHOLE_STACKS=1 in the environment a report of a leak tells who asked for the memory, which takes longer.
 The last line says how many reports there are.
 """
 
@@ -24,8 +25,10 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "sanitize"
 HOST = "x86_64-unknown-linux-gnu"
 BUILT = TARGET / HOST / "release"
 
+OPTIONS = "detect_leaks=1:detect_odr_violation=0:allocator_may_return_null=1:log_path={}"
 # Debian's server has no frame pointers: without the slow way it is not seen who asked for memory.
-OPTIONS = "detect_leaks=1:detect_odr_violation=0:allocator_may_return_null=1:fast_unwind_on_malloc=0:log_path={}"
+if "WHOLE_STACKS" in os.environ:
+    OPTIONS = f"fast_unwind_on_malloc=0:{OPTIONS}"
 
 # Tests that unload another module, of the `redis-module` crate, which keeps two contexts that it does not free.
 LEAKS_OF_OTHERS = ("effects..other_modules_hear_events",)
