@@ -72,7 +72,7 @@ def write_server():
 
 
 def texts(reports, known=()):
-    new = [path for path in sorted(reports.iterdir()) if not path.name.startswith(tuple(known))]
+    new = [path for path in sorted(reports.iterdir()) if not path.name.startswith(known)]
     return [f"---- {path.name}\n{path.read_text(errors='replace')}" for path in new]
 
 

@@ -98,9 +98,9 @@ struct Seen {
     /// All holders were found, or all but this one, which waits itself.
     passed_holders: Passed,
     /// All were found that a waiter at this position who waits for all waits for in the queue.
-    all_until: Option<Position>,
+    all_until: Position,
     /// All were found that any other waiter at this position waits for in the queue.
-    shared_until: Option<Position>,
+    shared_until: Position,
     /// The same of those who do not wait for all of these, as they pass parts.
     apart_until: HashMap<Apart, Position>,
 }
@@ -149,7 +149,8 @@ impl Search {
     pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, mut holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
         waits.anticipate(lock, &mut holders);
-        let (all_until, shared_until, apart_until) = (None, None, HashMap::default());
+        let (all_until, shared_until) = (Position::FRONT, Position::FRONT);
+        let apart_until = HashMap::default();
         let seen = Seen { holders, passed_holders: Passed::None, all_until, shared_until, apart_until };
         self.locks.insert(lock, seen);
     }
@@ -336,8 +337,8 @@ fn blockers(
             let apart = Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), passed };
             seen.apart_until.entry(apart).or_insert(Position::FRONT)
         }
-        (false, true) => seen.all_until.get_or_insert(Position::FRONT),
-        (false, false) => seen.shared_until.get_or_insert(Position::FRONT),
+        (false, true) => &mut seen.all_until,
+        (false, false) => &mut seen.shared_until,
     };
     let passed = *until;
     if served_at <= passed {

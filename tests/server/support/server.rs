@@ -84,12 +84,17 @@ impl Flavor {
     /// True if it is Redis of this version or a later one, or Valkey, which began with Redis 7.2.
     fn has_all_of_redis(self, version: (u32, u32)) -> bool {
         assert!(version <= (7, 2), "later versions of Redis say nothing of Valkey");
+        self.is_valkey_or_redis(version)
+    }
+
+    /// True if it is any Valkey, or Redis of this version or a later one.
+    fn is_valkey_or_redis(self, version: (u32, u32)) -> bool {
         self.is_valkey() || self.found() >= Some(version)
     }
 
     /// `CLIENT UNBLOCK` can end a wait: on other servers it would race with a grant.
     pub fn may_unblock(self) -> bool {
-        self.is_valkey() || self.found() >= Some((7, 4))
+        self.is_valkey_or_redis((7, 4))
     }
 
     /// A module chooses the ACL categories of its commands.
@@ -99,12 +104,12 @@ impl Flavor {
 
     /// `ACL CAT` names these commands. Redict 7.3 knows them, and does not.
     pub fn lists_commands_of_modules(self) -> bool {
-        self.is_valkey() || self.found() >= Some((7, 4))
+        self.is_valkey_or_redis((7, 4))
     }
 
     /// A module makes an ACL category of its own.
     pub fn lets_modules_make_categories(self) -> bool {
-        self.is_valkey() || self.found() >= Some((7, 4))
+        self.is_valkey_or_redis((7, 4))
     }
 
     /// `INFO stats` says how often the event loop has gone round.
