@@ -29,12 +29,12 @@ crate::on_every_server!(
 );
 
 /// A machine that is busy with other tests is slow. A wake-up that is lost stays so for longer than this.
-const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
+pub(super) const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
 
 /// The server is told them again when it starts anew.
-const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
+pub(super) const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let seconds = number("HISTORY_SECONDS");
@@ -49,12 +49,12 @@ fn settings() -> Settings {
     }
 }
 
-fn address(server: &Server) -> SocketAddr {
+pub(super) fn address(server: &Server) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, server.port).into()
 }
 
 /// Runs a load, while something is done to the server, and fails unless what the clients saw can be right.
-fn run(
+pub(super) fn run(
     settings: Settings,
     flavor: Flavor,
     at: SocketAddr,
@@ -65,17 +65,22 @@ fn run(
     let records = load::run(&shared, disturb).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let report = check(&records, &LIMITS);
     eprintln!("seed {seed}: {report}");
-    if !report.violations.is_empty() {
-        let file = std::env::temp_dir().join(format!("history-{:?}-{seed}.jsonl", flavor));
-        record::write(&records, BufWriter::new(File::create(&file).unwrap())).unwrap();
-        panic!("HISTORY_SEED={seed} made a history that is wrong, see {}:\n{report}", file.display());
-    }
-    assert!(report.grants > 20, "{report}");
+    judge(flavor, seed, &records, &report);
     records
 }
 
+/// Fails, and keeps the history, unless it is right.
+pub(super) fn judge(flavor: Flavor, seed: u64, records: &[Record], report: &Report) {
+    if !report.violations.is_empty() {
+        let file = std::env::temp_dir().join(format!("history-{:?}-{seed}.jsonl", flavor));
+        record::write(records, BufWriter::new(File::create(&file).unwrap())).unwrap();
+        panic!("HISTORY_SEED={seed} made a history that is wrong, see {}:\n{report}", file.display());
+    }
+    assert!(report.grants > 20, "{report}");
+}
+
 /// Nothing stays behind, and nothing has gone wrong inside.
-fn verify(server: &mut Server) {
+pub(super) fn verify(server: &mut Server) {
     let mut client = server.client();
     until("all is forgotten", || full_tables(&mut client).is_empty());
     until("no client is blocked", || client.info("clients", "blocked_clients") == "0");
@@ -83,7 +88,7 @@ fn verify(server: &mut Server) {
     server.assert_healthy();
 }
 
-fn fault(shared: &Shared, what: Disturbance, act: impl FnOnce()) {
+pub(super) fn fault(shared: &Shared, what: Disturbance, act: impl FnOnce()) {
     let from = shared.recorder.now();
     act();
     let until = shared.recorder.now();

@@ -21,6 +21,7 @@ mod effects;
 mod errors;
 mod events;
 mod examples;
+mod failovers;
 mod fair_locks;
 mod fairness_windows;
 mod fencing;

@@ -18,6 +18,9 @@ pub type Micros = i64;
 /// Microseconds in a millisecond.
 pub const MS: Micros = 1_000;
 
+/// For how many milliseconds replicas may be waited for.
+const WITHIN: u32 = 200;
+
 /// One line of a history.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "record")]
@@ -140,6 +143,9 @@ pub enum Disturbance {
         /// It has lost nothing that it had answered.
         durable: bool,
     },
+    /// Another server has become the primary. It may not have heard of everything that was answered. What clients were
+    /// promised holds all the same: whoever was granted a lock has it until its lease is over.
+    Failover,
 }
 
 /// A message that a subscriber got.
@@ -258,6 +264,8 @@ pub struct Acquire {
     pub grace: Option<i64>,
     /// `ID`.
     pub id: Option<String>,
+    /// `REPLICAS`.
+    pub replicas: Option<u32>,
 }
 
 /// The arguments of a release.
@@ -298,6 +306,8 @@ pub struct Renew {
     pub watchdog_max: Option<i64>,
     /// `EPHEMERAL`.
     pub ephemeral: bool,
+    /// `REPLICAS`.
+    pub replicas: Option<u32>,
 }
 
 /// The words of a command, one after the other.
@@ -370,6 +380,8 @@ impl Command {
                     .option("MAX", acquire.watchdog_max)
                     .flag("EPHEMERAL", acquire.ephemeral)
                     .option("ID", acquire.id.as_ref())
+                    .option("REPLICAS", acquire.replicas)
+                    .option("WITHIN", acquire.replicas.and(Some(WITHIN)))
             }
             Command::Release(release) => Words::of_keys("RELEASE", release.several, &release.keys)
                 .word(&release.owner)
@@ -382,7 +394,9 @@ impl Command {
                 .option("PX", renew.lease)
                 .flag("WATCHDOG", renew.watchdog)
                 .option("MAX", renew.watchdog_max)
-                .flag("EPHEMERAL", renew.ephemeral),
+                .flag("EPHEMERAL", renew.ephemeral)
+                .option("REPLICAS", renew.replicas)
+                .option("WITHIN", renew.replicas.and(Some(WITHIN))),
             Command::Break { key } => Words::new("LOCK.BREAK").word(key),
             Command::Cancel { key, owner, id } => {
                 Words::new("LOCK.CANCEL").word(key).word(owner).option("ID", Some(id))

@@ -2,6 +2,7 @@
 
 //! A primary with replicas, watched by sentinels: real failovers.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 use super::client::{Client, PATIENCE};
@@ -18,6 +19,7 @@ const NEVER: u32 = 3_600_000;
 pub struct Watched {
     pub servers: Vec<Server>,
     pub sentinels: Vec<Server>,
+    module_args: Vec<String>,
 }
 
 impl Watched {
@@ -25,11 +27,16 @@ impl Watched {
     /// and only in [`fail_over`](Self::fail_over): among processes that get no processor time, others may begin a second
     /// failover of their own, in which writes that were acknowledged are lost.
     pub fn start(flavor: Flavor) -> Watched {
-        let primary = Server::with_module(flavor, &[]);
+        Watched::start_with(flavor, &[])
+    }
+
+    /// Starts them with arguments for the module.
+    pub fn start_with(flavor: Flavor, module_args: &[&str]) -> Watched {
+        let primary = Server::with_module_args(flavor, module_args, &[]);
         let port = primary.port.to_string();
         let mut servers = vec![primary];
         for _ in 0..2 {
-            servers.push(Server::with_module(flavor, &["--replicaof", "127.0.0.1", &port]));
+            servers.push(replica(flavor, module_args, &port));
         }
         for replica in &servers[1..] {
             let mut client = replica.client();
@@ -43,7 +50,29 @@ impl Watched {
                 ["num-slaves, 2", "num-other-sentinels, 2"].iter().all(|field| state.contains(field))
             });
         }
-        Watched { servers, sentinels }
+        Watched { servers, sentinels, module_args: module_args.iter().map(|arg| (*arg).to_owned()).collect() }
+    }
+
+    /// Starts one more, and waits until it is in sync, and the sentinels know it: they ask every ten seconds.
+    pub fn add_replica(&mut self) {
+        let port = self.primary_port().to_string();
+        let args: Vec<&str> = self.module_args.iter().map(String::as_str).collect();
+        self.servers.push(replica(self.servers[0].flavor, &args, &port));
+        let mut client = self.client();
+        let number = self.servers.len() - 1;
+        until("all follow", || client.call("INFO replication").matches("state=online").count() == number);
+        let found = format!(":{}", self.servers[number].port);
+        for sentinel in &self.sentinels {
+            let mut client = sentinel.client();
+            until("the sentinels know it", || {
+                client.call(&format!("SENTINEL REPLICAS {NAME}")).contains(&found)
+            });
+        }
+    }
+
+    /// Where the primary is.
+    pub fn primary_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.primary_port()).into()
     }
 
     /// Where the sentinels are, as Redisson wants to be told.
@@ -112,6 +141,10 @@ impl Watched {
     pub fn assert_healthy(&mut self) {
         self.servers.iter_mut().for_each(Server::assert_healthy);
     }
+}
+
+fn replica(flavor: Flavor, module_args: &[&str], port: &str) -> Server {
+    Server::with_module_args(flavor, module_args, &["--replicaof", "127.0.0.1", port])
 }
 
 fn sentinel(flavor: Flavor, port: &str) -> Server {

@@ -18,10 +18,12 @@ fn conflict(one: Mode, other: Mode) -> bool {
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     let holds = view.holds();
     report.holds += holds.len();
+    let mut doubled = BTreeSet::new();
     for (number, hold) in holds.iter().enumerate() {
         for later in holds[number + 1..].iter().take_while(|later| later.from < hold.until) {
             report.pairs += 1;
             if later.owner != hold.owner && conflict(hold.mode, later.mode) {
+                doubled.insert((hold.owner, later.owner));
                 let text = format!(
                     "{} and {} both hold it from {} to {} µs, and exclude each other",
                     hold.owner,
@@ -33,6 +35,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
             }
         }
     }
+    report.doubled += doubled.len();
     for operation in &view.lock.operations {
         check_operation(view, &holds, operation, report);
     }

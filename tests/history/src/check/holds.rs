@@ -64,6 +64,11 @@ impl<'a> View<'a> {
         self.lock.operations.iter().filter(granted).count()
     }
 
+    /// Every server knows of a grant, also after a failover.
+    pub(super) fn is_kept(&self, operation: &Operation<'_>) -> bool {
+        !self.history.fails_over() || operation.acquire().is_some_and(|acquire| acquire.replicas.is_some())
+    }
+
     pub(super) fn of(&self, owner: &str) -> &[&'a Operation<'a>] {
         self.owners.get(owner).map_or(&[], Vec::as_slice)
     }

@@ -214,6 +214,11 @@ impl<'a> History<'a> {
         self.faults.iter().any(|fault| fault.from <= until && fault.until >= from && what(&fault.what))
     }
 
+    /// Servers have taken each other's place.
+    pub(super) fn fails_over(&self) -> bool {
+        self.disturbed(Micros::MIN, NEVER, |what| *what == Disturbance::Failover)
+    }
+
     /// True if a grant that was read may have been taken back: its client was being killed already.
     fn may_be_killed(&self, call: &Call) -> bool {
         let Some(id) = self.connections.get(&call.connection).map(|one| one.server_id) else { return false };
@@ -355,8 +360,7 @@ impl<'a> History<'a> {
             .position(is_final)
             .filter(|at| !matches!(kind, Kind::Acquire(_)) || !self.may_be_killed(calls[*at]));
         let relevant = answered.map_or(calls, |at| &calls[..=at]);
-        let mut may: Vec<&'a Call> =
-            relevant.iter().copied().filter(|call| call.outcome == Outcome::Unknown).collect();
+        let mut may: Vec<&'a Call> = relevant.iter().copied().filter(|call| is_unknown(call)).collect();
         let is_queued = |call: &&&'a Call| waits_by_message && part(call).and_then(Value::as_i64) == Some(0);
         if answered.is_none() {
             may.extend(relevant.iter().filter(is_queued));
@@ -457,13 +461,33 @@ fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> 
         let ended =
             faults.iter().filter(|fault| fault.until >= opened.at).filter_map(|fault| match fault.what {
                 Disturbance::Kill { server_id } => (server_id == opened.server_id).then_some(fault.from),
-                Disturbance::Restart { .. } => Some(fault.from),
+                Disturbance::Restart { .. } | Disturbance::Failover => Some(fault.from),
                 _ => None,
             });
         let open_until = ended.fold(open_until, Micros::min);
         found.insert(opened.connection, Connection { server_id: opened.server_id, open_until, closed_by });
     }
     found
+}
+
+/// It may have been carried out. What replicas have not acknowledged may stand, for a while or on another primary.
+fn is_unknown(call: &Call) -> bool {
+    match &call.outcome {
+        Outcome::Unknown => true,
+        Outcome::Error(error) => {
+            let ends = ["NOREPLICAS", "UNBLOCKED"].iter().any(|word| error.starts_with(word));
+            ends && waits_for_replicas(&call.command)
+        }
+        Outcome::Reply(_) | Outcome::Unsent => false,
+    }
+}
+
+pub(super) fn waits_for_replicas(command: &Command) -> bool {
+    match command {
+        Command::Acquire(acquire) => acquire.replicas.is_some(),
+        Command::Renew(renew) => renew.replicas.is_some(),
+        _ => false,
+    }
 }
 
 /// The reply, if there is one and it is no error.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::holds::{Mode, View};
-use super::operations::{millis, reply, Done, History, Kind};
+use super::operations::{millis, reply, waits_for_replicas, Done, History, Kind};
 use super::{Limits, Report, Rule};
 use crate::record::{Acquire, Call, Command, Disturbance, Micros, Outcome, MS};
 
@@ -90,6 +90,10 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
     }
     for (words, calls) in &requests {
         let key = key_of(&calls[0].command);
+        // What another primary has not heard of it does not remember.
+        if history.fails_over() {
+            continue;
+        }
         check_repetitions(history, key, words, calls, report);
     }
     for call in &history.calls {
@@ -101,7 +105,9 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     .iter()
                     .find_map(|key| cancels.get(&(key.as_str(), acquire.owner.as_str(), id)).copied())
             });
-            check_cancelled(history, key, acquire, call, cancel, report);
+            if !history.fails_over() {
+                check_cancelled(history, key, acquire, call, cancel, report);
+            }
             let id = acquire.id.is_some().then(|| call.command.words().join(" "));
             let repeated = id.and_then(|words| requests.get(&words)).is_some_and(|calls| calls.len() > 1);
             if !repeated {
@@ -128,6 +134,10 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
         if let Outcome::Error(error) = &call.outcome {
             let word = error.split(' ').next().unwrap_or_default();
             let known = ["ERR", "NOTOWNER", "DEADLOCK", "UNBLOCKED", "LOADING", "QUARANTINE", "NOREPLICAS"];
+            let of_a_replica = ["READONLY", "MASTERDOWN"];
+            if history.fails_over() && of_a_replica.contains(&word) {
+                continue;
+            }
             let in_place = match &call.command {
                 // The request is remembered at some of its locks only.
                 Command::Acquire(acquire) if word == "ERR" => {
@@ -137,7 +147,9 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                     let in_part = acquire.ephemeral || acquire.keys.iter().any(cancelled);
                     acquire.several && in_part && error.contains("with this ID was made before")
                 }
-                Command::Acquire(_) => word != "NOTOWNER",
+                // Its lease was over before replicas had acknowledged it.
+                Command::Acquire(acquire) => word != "NOTOWNER" || acquire.replicas.is_some(),
+                command if waits_for_replicas(command) => !matches!(word, "ERR" | "DEADLOCK" | "QUARANTINE"),
                 _ => !matches!(word, "ERR" | "DEADLOCK" | "UNBLOCKED" | "QUARANTINE"),
             };
             if !known.contains(&word) || !in_place {
@@ -217,7 +229,7 @@ fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
     let until = call.answered.unwrap_or(Micros::MAX);
     history.disturbed(call.sent, until, |what| match what {
         Disturbance::Kill { server_id } | Disturbance::Unblock { server_id } => Some(*server_id) == id,
-        Disturbance::Restart { .. } => true,
+        Disturbance::Restart { .. } | Disturbance::Failover => true,
         Disturbance::Pause | Disturbance::Stop => false,
     })
 }

@@ -38,6 +38,7 @@ fn command(line: &str) -> Command {
     let owner = words.first().map(|word| (*word).to_owned()).unwrap_or_default();
     let has = |name: &str| words.contains(&name);
     let (lease, id) = (number(&words, "PX"), text(&words, "ID"));
+    let replicas = number(&words, "REPLICAS").map(|replicas| u32::try_from(replicas).unwrap());
     let claim = || match text(&words, "OWNER") {
         Some(owner) => Claim::Owner(owner),
         None => Claim::Token(number(&words, "TOKEN").unwrap()),
@@ -58,6 +59,7 @@ fn command(line: &str) -> Command {
             notify: text(&words, "NOTIFY"),
             grace: number(&words, "GRACE"),
             id,
+            replicas,
             ..Acquire::default()
         }),
         "RELEASE" => Command::Release(Release {
@@ -71,7 +73,16 @@ fn command(line: &str) -> Command {
         }),
         "RENEW" => {
             let (watchdog, ephemeral) = (has("WATCHDOG"), has("EPHEMERAL"));
-            Command::Renew(Renew { keys, several, owner, lease, watchdog, watchdog_max: None, ephemeral })
+            Command::Renew(Renew {
+                keys,
+                several,
+                owner,
+                lease,
+                watchdog,
+                ephemeral,
+                replicas,
+                ..Renew::default()
+            })
         }
         "BREAK" => Command::Break { key },
         "CANCEL" => Command::Cancel { key, owner, id: id.unwrap() },
@@ -150,6 +161,7 @@ fn history(lines: &str) -> Vec<Record> {
                     "stop" => Disturbance::Stop,
                     "restart" => Disturbance::Restart { durable: true },
                     "loss" => Disturbance::Restart { durable: false },
+                    "failover" => Disturbance::Failover,
                     other => panic!("{other}?"),
                 };
                 Record::Fault(Fault { what, from, until: until.unwrap() })
@@ -508,4 +520,32 @@ fn errors() {
     accepts("fault unblock 1 4..5\n2 0..0 ACQUIRE k b = ?\n1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts("3 0..1 ACQUIRE k b PX 500 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts("3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !DEADLOCK a waits for b");
+}
+
+#[test]
+fn failovers() {
+    let held = "1 0..1 ACQUIRE k a FENCE PX 500 = 1/10\nfault failover 2..3\n";
+    refuses(Rule::Exclusion, &format!("{held}2 10..11 ACQUIRE k b PX 500 = 1"));
+    refuses(Rule::Token, &format!("{held}2 600..601 ACQUIRE k b FENCE PX 500 = 1/10"));
+    assert_eq!(report(&format!("{held}2 10..11 ACQUIRE k b = 1\n2 12..13 ACQUIRE k b = 2")).doubled, 1);
+    accepts(&format!("{held}2 600..601 ACQUIRE k b FENCE PX 500 = 1/11"));
+    // Nobody knows whether replicas have it, or its lease was over meanwhile.
+    accepts("1 0..1 ACQUIRE k a REPLICAS 2 = !NOTOWNER\n1 2..3 RENEW k a REPLICAS 2 = !UNBLOCKED");
+    refuses(Rule::Error, "1 2..3 RENEW k a = !UNBLOCKED");
+    accepts("1 0..1 ACQUIRE k a REPLICAS 2 = !NOREPLICAS\n2 10..11 ACQUIRE k b REPLICAS 2 = 1");
+    accepts(&format!("{held}2 10..11 ACQUIRE k b = !READONLY"));
+    refuses(Rule::Error, "2 10..11 ACQUIRE k b = !READONLY");
+    // The new primary has not heard of a release, or of the hold.
+    let released = "1 0..1 ACQUIRE k a = 1\n1 2..3 RELEASE k a = 0\nfault failover 4..5\n";
+    accepts(&format!("{released}1 20..21 ACQUIRE k a = 2"));
+    accepts(&format!("{held}1 20..21 RENEW k a = !NOTOWNER"));
+    // Nor of a newer token, unless it was promised; and what is left of the writes is in order.
+    let written = "1 0..1 ACQUIRE k a FENCE PX 5 = 1/10\n2 10..11 ACQUIRE k b FENCE REPLICAS = 1/11\nfault failover 12..13
+        2 11..12 GUARD k TOKEN 11 w1 = 1\n1 14..15 GUARD k TOKEN 10 w2 = 1\n9 90..91 LOG k = LEFT";
+    let with = |replicas: &str, left: &str| written.replace("REPLICAS", replicas).replace("LEFT", left);
+    accepts(&with("", "w2"));
+    refuses(Rule::Guard, &with("REPLICAS 2", "w2"));
+    refuses(Rule::Guard, &with("", "w1 w2"));
+    refuses(Rule::Guard, &with("", "w2 w2"));
+    refuses(Rule::Guard, &with("", "w2 w3"));
 }

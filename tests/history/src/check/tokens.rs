@@ -75,6 +75,9 @@ fn check_re_entry(
     }
     let earlier = fenced.iter().filter(|one| one.0.owner == operation.owner && one.2 < operation.sent);
     let Some((last, before, _)) = earlier.max_by_key(|one| one.2) else { return };
+    if !view.is_kept(last) {
+        return;
+    }
     let last = view.of(operation.owner).iter().find(|one| std::ptr::eq(**one, *last));
     let until = last.map_or(0, |last| view.certain_until(last, None));
     if operation.end.is_some_and(|end| until >= end) && *before != token {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::holds::View;
-use super::operations::{reply, Operation};
+use super::operations::{reply, Operation, NEVER};
 use super::{Report, Rule};
-use crate::record::{Call, Claim, Command, Disturbance, Outcome};
+use crate::record::{Call, Claim, Command, Disturbance, Micros, Outcome};
 
 fn claim(call: &Call) -> Option<(&Claim, &str)> {
     match &call.command {
@@ -26,14 +26,16 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     }
 }
 
-fn is_lost(view: &View<'_>) -> bool {
-    let lost = |what: &Disturbance| *what == Disturbance::Restart { durable: false };
-    view.history.faults.iter().any(|fault| lost(&fault.what))
+/// Answered writes may be gone. Those that are there are right all the same.
+fn may_be_lost(view: &View<'_>) -> bool {
+    view.history.disturbed(Micros::MIN, NEVER, |what| {
+        matches!(what, Disturbance::Restart { durable: false } | Disturbance::Failover)
+    })
 }
 
 /// The places follow the order in which the calls were made, and the tokens do not become smaller.
 fn check_places(view: &View<'_>, report: &mut Report) {
-    if is_lost(view) {
+    if may_be_lost(view) {
         return;
     }
     let key = view.lock.key;
@@ -77,7 +79,8 @@ fn check_tokens(view: &View<'_>, report: &mut Report) {
             continue;
         };
         let newer = fenced().find(|one| {
-            one.token.is_some_and(|other| other > *token) && one.end.is_some_and(|end| end < call.sent)
+            let is_newer = one.token.is_some_and(|other| other > *token);
+            is_newer && view.is_kept(one) && one.end.is_some_and(|end| end < call.sent)
         });
         if let (Some(newer), Outcome::Reply(_)) = (newer, &call.outcome) {
             let text = format!("{token} passed although a newer one had been granted");
@@ -90,16 +93,17 @@ fn check_tokens(view: &View<'_>, report: &mut Report) {
         let granted =
             fenced().any(|one| one.token == Some(*token) && one.end.is_some_and(|end| end < call.sent));
         let refused = matches!(&call.outcome, Outcome::Error(error) if error.starts_with("NOTOWNER"));
-        if refused && granted && !is_lost(view) && !fenced().any(may_be_newer) {
+        if refused && granted && !may_be_lost(view) && !fenced().any(may_be_newer) {
             report.add(Rule::Guard, key, format!("{token} is the newest, and was refused"), &[call]);
         }
     }
 }
 
-/// What is in the list at the end is what was written.
+/// What is in the list at the end is what was written, or may be lost. What is left of it is in the order of its tokens.
 fn check_log(view: &View<'_>, log: &Call, report: &mut Report) {
-    let Some(entries) = reply(log).and_then(Value::as_array).filter(|_| !is_lost(view)) else { return };
+    let Some(entries) = reply(log).and_then(Value::as_array) else { return };
     let key = view.lock.key;
+    let may_be_lost = may_be_lost(view);
     let mut found: BTreeMap<&str, i64> = BTreeMap::new();
     for (place, entry) in (1..).zip(entries) {
         let entry = entry.as_str().unwrap_or_default();
@@ -107,16 +111,30 @@ fn check_log(view: &View<'_>, log: &Call, report: &mut Report) {
             report.add(Rule::Guard, key, format!("{entry} was written twice"), &[log]);
         }
     }
+    let mut fenced: BTreeMap<i64, (i64, &Call)> = BTreeMap::new();
     for call in &view.lock.guards {
-        let Some((_, entry)) = claim(call) else { continue };
+        let Some((claim, entry)) = claim(call) else { continue };
         let place = found.remove(entry);
+        if let (Claim::Token(token), Some(place)) = (claim, place) {
+            fenced.insert(place, (*token, call));
+        }
         let is_wrong = match &call.outcome {
+            Outcome::Reply(_) if may_be_lost => false,
             Outcome::Reply(told) => place.is_none_or(|place| told.as_i64() != Some(place)),
             Outcome::Error(_) | Outcome::Unsent => place.is_some(),
             Outcome::Unknown => false,
         };
         if is_wrong && call.answered.is_none_or(|at| at < log.sent) {
             report.add(Rule::Guard, key, format!("in the end it is at place {place:?}"), &[call, log]);
+        }
+    }
+    let in_order: Vec<&(i64, &Call)> = fenced.values().collect();
+    for pair in in_order.windows(2) {
+        report.pairs += 1;
+        let [(before, earlier), (token, later)] = [pair[0], pair[1]];
+        if before > token {
+            let text = format!("in the end {token} stands behind {before}");
+            report.add(Rule::Guard, key, text, &[earlier, later]);
         }
     }
     let unsent = |entry: &&str| entry.is_empty();

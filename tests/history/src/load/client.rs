@@ -12,7 +12,7 @@ use rand::RngExt;
 use serde_json::Value;
 
 use super::link::{Breakage, Line};
-use super::Shared;
+use super::{Promise, Shared};
 use crate::record::{Acquire, Claim, Command, Outcome, Release, Renew};
 use crate::wire::End;
 
@@ -74,6 +74,7 @@ impl<'a> Client<'a> {
         if self.chance(10) {
             thread::sleep(Duration::from_micros(self.rng.random_range(0..5_000)));
         }
+        self.stand_still();
         let held = self.held.choose(&mut self.rng).cloned();
         let busy = u32::try_from(self.held.len()).unwrap_or(9).min(6);
         match (self.rng.random_range(0..100), held) {
@@ -95,6 +96,19 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// As a process does that is stopped.
+    fn stand_still(&mut self) {
+        let still = self.shared.settings.still;
+        if still > 0 && self.rng.random_range(0..1000) < still {
+            let length = Duration::from_millis(self.rng.random_range(100..900));
+            if self.rng.random() {
+                thread::sleep(length);
+            } else {
+                self.line.rest = length;
+            }
+        }
+    }
+
     fn some_key(&mut self) -> String {
         let slot = self.rng.random_range(0..self.shared.settings.keys);
         self.shared.key(slot, self.call)
@@ -112,14 +126,19 @@ impl<'a> Client<'a> {
 
     /// Nobody knows what this owner holds: it goes on under another name.
     fn rename(&mut self, owner: &str) {
+        self.retire(owner);
+        self.held.retain(|held| held.owner != owner);
+        // A watchdog must not renew for ever what nobody gives back.
+        self.line.close(End::Close);
+    }
+
+    /// The owner acquires nothing more under this name.
+    fn retire(&mut self, owner: &str) {
         for which in 0..self.names.len() {
             if self.name(which) == owner {
                 self.names[which] += 1;
             }
         }
-        self.held.retain(|held| held.owner != owner);
-        // A watchdog must not renew for ever what nobody gives back.
-        self.line.close(End::Close);
     }
 
     fn breakage(&mut self) -> Option<Breakage> {
@@ -130,8 +149,9 @@ impl<'a> Client<'a> {
         let after = Duration::from_micros(self.rng.random_range(0..3_000));
         Some(match self.rng.random_range(0..10) {
             0..3 => Breakage::Part(self.rng.random_range(1..60), end),
-            3..8 => Breakage::Unread(after, end),
-            _ => Breakage::Half,
+            // Nobody could ask for replicas on it any more.
+            8.. if !matches!(self.shared.settings.promise, Promise::Wait(_)) => Breakage::Half,
+            _ => Breakage::Unread(after, end),
         })
     }
 
@@ -184,6 +204,7 @@ impl<'a> Client<'a> {
             watchdog_max: watchdog.then(|| self.rng.random_range(100..800)),
             ephemeral: features.bound && self.chance(8),
             id,
+            replicas: self.shared.settings.promise.replicas(),
             ..Acquire::default()
         };
         let is_cancelled =
@@ -277,7 +298,9 @@ impl<'a> Client<'a> {
         }
         let owner = held.owner;
         let id = self.chance(60).then(|| format!("r{}n{}", self.number, self.call));
-        let lease = if !several && self.chance(10) { self.lease() } else { None };
+        // A lease that is set without a promise may be forgotten.
+        let may_set = self.shared.settings.promise == Promise::Primary;
+        let lease = if may_set && !several && self.chance(10) { self.lease() } else { None };
         let release = Release { keys, several, owner: owner.clone(), lease, shared: false, all, id };
         let breakage = self.breakage();
         let mut outcome = self.line.call(Command::Release(release.clone()), breakage);
@@ -288,6 +311,9 @@ impl<'a> Client<'a> {
             }
             was_unknown = true;
             outcome = self.line.call(Command::Release(release.clone()), None);
+        }
+        if self.shared.settings.names_once {
+            self.retire(&owner);
         }
         match outcome {
             Outcome::Unknown => self.rename(&owner),
@@ -308,7 +334,10 @@ impl<'a> Client<'a> {
         // A client has several owners, so two can wait for each other without a deadlock that the server knows of.
         let watchdog_max = watchdog.then(|| self.rng.random_range(100..800));
         let (keys, owner) = (vec![held.key], held.owner);
-        let renew = Renew { keys, several, owner: owner.clone(), lease, watchdog, watchdog_max, ephemeral };
+        let owner_name = owner.clone();
+        let replicas = self.shared.settings.promise.replicas();
+        let renew =
+            Renew { keys, several, owner: owner_name, lease, watchdog, watchdog_max, ephemeral, replicas };
         let breakage = self.breakage();
         if self.line.call(Command::Renew(renew), breakage) == Outcome::Unknown {
             self.rename(&owner);
@@ -331,6 +360,9 @@ impl<'a> Client<'a> {
         let breakage = self.breakage();
         if self.line.call(command, breakage) == Outcome::Unknown {
             self.rename(&held.owner);
+        }
+        if self.shared.settings.names_once {
+            self.retire(&held.owner);
         }
         let same = |other: &Held| other.key == held.key && other.owner == held.owner && other.id == held.id;
         self.held.retain(|other| !same(other));

@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::Shared;
+use super::{Promise, Shared};
 use crate::record::{Call, Closed, Command, Micros, Opened, Outcome, Record};
 use crate::wire::{Answer, End, Silence, Wire};
 
@@ -39,17 +39,20 @@ pub(super) struct Line<'a> {
     shared: &'a Shared,
     client: u32,
     link: Option<Link>,
+    /// The client stands still for so long between sending the next call and reading its reply.
+    pub(super) rest: Duration,
 }
 
 impl Line<'_> {
     pub(super) fn new(shared: &Shared, client: u32) -> Line<'_> {
-        Line { shared, client, link: None }
+        Line { shared, client, link: None, rest: Duration::ZERO }
     }
 
     /// Makes a call, as a whole or broken.
     pub(super) fn call(&mut self, command: Command, breakage: Option<Breakage>) -> Outcome {
         let Some(breakage) = breakage else {
             let Some(pending) = self.send(command) else { return Outcome::Unsent };
+            thread::sleep(std::mem::take(&mut self.rest));
             return self.receive(pending);
         };
         match breakage {
@@ -99,10 +102,18 @@ impl Line<'_> {
     /// Reads the reply, for as long as a client waits.
     pub(super) fn receive(&mut self, pending: Pending) -> Outcome {
         let Some(link) = self.link.as_mut() else { return self.finish(pending, Outcome::Unknown, None) };
-        match link.wire.receive(self.shared.settings.patience) {
+        let answer = link.wire.receive(self.shared.settings.patience).and_then(|answer| {
+            let is_enough = self.shared.settings.promise.is_kept(&pending.command, &answer, &mut link.wire);
+            is_enough.then_some(answer).ok_or(Silence::Closed)
+        });
+        match answer {
             Ok(answer) => {
                 let now = self.shared.recorder.now();
-                self.finish(pending, outcome(answer), Some(now))
+                let outcome = outcome(answer);
+                if matches!(&outcome, Outcome::Error(error) if is_elsewhere(error)) {
+                    self.ended(now, false);
+                }
+                self.finish(pending, outcome, Some(now))
             }
             Err(silence) => {
                 let now = self.shared.recorder.now();
@@ -195,6 +206,27 @@ impl Link {
     fn is_over(&self) -> bool {
         self.server_id == -1
     }
+}
+
+impl Promise {
+    /// Waits for what is to be waited for after an answer.
+    fn is_kept(self, command: &Command, answer: &Answer, wire: &mut Wire) -> bool {
+        let has_changed = matches!(command, Command::Acquire(_) | Command::Renew(_))
+            && answer.as_ref().is_ok_and(|reply| !reply.is_null());
+        let Promise::Wait(replicas) = self else { return true };
+        if !has_changed {
+            return true;
+        }
+        let words = ["WAIT", &replicas.to_string(), "200"].map(str::to_owned);
+        let sent = wire.send(&words, None).is_ok();
+        let heard = if sent { wire.receive(Duration::from_secs(20)) } else { Err(Silence::Closed) };
+        heard.is_ok_and(|told| told.is_ok_and(|told| told.as_u64() >= Some(u64::from(replicas))))
+    }
+}
+
+/// The server is no primary any more.
+fn is_elsewhere(error: &str) -> bool {
+    ["READONLY", "MASTERDOWN"].iter().any(|word| error.starts_with(word))
 }
 
 fn outcome(answer: Answer) -> Outcome {

@@ -44,10 +44,17 @@ pub struct Settings {
     pub calls_per_key: u32,
     /// How many owner names each client has.
     pub owners: u32,
+    /// A name that has given something back acquires nothing more.
+    pub names_once: bool,
     /// Of a thousand calls so many have their connection broken.
     pub broken: u32,
+    /// Of a thousand calls so many have their client stand still for longer than most leases: between sending and reading,
+    /// or after it.
+    pub still: u32,
     /// Which parts of the commands are used.
     pub features: Features,
+    /// What an acquire and a renewal must have before they count.
+    pub promise: Promise,
     /// What is done to connections and to the server meanwhile.
     pub faults: Faults,
     /// `lock.default-lease` while the load runs.
@@ -88,6 +95,8 @@ impl Features {
         cancel: true,
         guard: true,
     };
+    /// What another primary knows of as well: a hold that depends on a connection ends with its primary.
+    pub const UNBOUND: Features = Features { bound: false, several: false, breaks: false, ..Features::ALL };
     /// What a point model can decide: exclusive locks.
     pub const EXCLUSIVE: Features = Features {
         shared: false,
@@ -98,6 +107,26 @@ impl Features {
         cancel: false,
         guard: true,
     };
+}
+
+/// What a client waits for before it takes a lock for its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// The primary's reply.
+    Primary,
+    /// The primary's reply, and after it `WAIT` for so many replicas.
+    Wait(u32),
+    /// The reply to a call with `REPLICAS` for so many.
+    Replicas(u32),
+}
+
+impl Promise {
+    fn replicas(self) -> Option<u32> {
+        match self {
+            Promise::Replicas(number) => Some(number),
+            Promise::Primary | Promise::Wait(_) => None,
+        }
+    }
 }
 
 /// What is done by commands. Whoever has the process may do more, see [`Shared`].
@@ -122,8 +151,11 @@ impl Default for Settings {
             keys: 4,
             calls_per_key: 100,
             owners: 3,
+            names_once: false,
             broken: 40,
+            still: 0,
             features: Features::ALL,
+            promise: Promise::Primary,
             faults: Faults::default(),
             default_lease: Duration::from_millis(400),
             request_ttl: Duration::from_secs(20),

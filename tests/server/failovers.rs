@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: MIT
+
+//! Servers take each other's place while many clients use everything, and a checker that shares no code with the module
+//! decides whether what clients were promised was kept (1, 5). See `tests/history`.
+//!
+//! A primary has two replicas. It is killed when they lag behind, or hands over (`FAILOVER`), or is cut off from them and goes
+//! on serving clients, while the first replica is promoted. `HISTORY_SECONDS` makes each run so long.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis_lock_history::check::{check, Report, Rule};
+use redis_lock_history::load::{self, Features, Promise, Settings, Shared};
+use redis_lock_history::record::{Disturbance, Record};
+
+use super::histories::{address, fault, judge, settings, verify, LIMITS, MODULE_ARGS};
+use crate::support::proxy::Proxy;
+use crate::support::sentinel::Watched;
+use crate::support::server::module;
+use crate::support::{until, Flavor, Server};
+
+crate::on_every_server!(
+    what_replicas_have_acknowledged_is_kept,
+    in_quarantine_nobody_overlaps,
+    a_planned_failover_keeps_every_hold,
+    sentinels_choose_another_primary,
+    what_nobody_was_promised_is_lost,
+    #[ignore = "a table for docs/evidence.md"]
+    how_often_two_hold,
+);
+
+/// How a server takes the place of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// The primary is killed while its replicas hear nothing from it for a moment.
+    Kill,
+    /// `FAILOVER`.
+    Planned,
+    /// The primary and its replicas hear nothing from each other. It serves whoever is still connected to it, and follows the
+    /// new primary when the network is whole again.
+    Cut,
+}
+
+/// Servers that follow the first, each by a link of its own that can be frozen.
+struct Fleet {
+    flavor: Flavor,
+    module_args: Vec<&'static str>,
+    primary: Server,
+    replicas: Vec<(Server, Proxy)>,
+}
+
+impl Fleet {
+    fn start(flavor: Flavor, module_args: &[&'static str]) -> Fleet {
+        let module_args = [&MODULE_ARGS, module_args].concat();
+        let primary = Fleet::server(flavor, &module_args);
+        let mut fleet = Fleet { flavor, module_args, primary, replicas: Vec::new() };
+        for _ in 0..2 {
+            let server = Fleet::server(flavor, &fleet.module_args);
+            fleet.follow(server);
+        }
+        fleet.until_in_sync();
+        fleet
+    }
+
+    fn server(flavor: Flavor, module_args: &[&str]) -> Server {
+        let load = ["--loadmodule", module().to_str().unwrap()];
+        // Who was cut off is not to be told to do everything again.
+        let args = ["--repl-backlog-size", "64mb"];
+        Server::start(flavor, &[&load, module_args, &args].concat())
+    }
+
+    fn follow(&mut self, server: Server) {
+        let link = Proxy::freezable(self.primary.port);
+        assert_eq!(server.client().call(&format!("REPLICAOF 127.0.0.1 {}", link.port)), "OK");
+        self.replicas.push((server, link));
+    }
+
+    fn until_in_sync(&self) {
+        let mut client = self.primary.client();
+        until("all replicas are online", || {
+            client.call("INFO replication").matches("state=online").count() == self.replicas.len()
+        });
+    }
+
+    /// Puts the first replica in the place of the primary.
+    fn fail_over(&mut self, how: How, lasts: Duration, shared: &Shared) {
+        if how == How::Planned {
+            self.hand_over();
+        } else {
+            // One of the two may hear of what the other does not.
+            let number = if lasts.as_millis() % 2 == 0 { 1 } else { 2 };
+            self.replicas[..number].iter().for_each(|(_, link)| link.freeze());
+            thread::sleep(lasts);
+            self.replicas.iter().for_each(|(_, link)| link.freeze());
+        }
+        let (next, _link) = self.replicas.remove(0);
+        if how != How::Planned {
+            assert_eq!(next.client().call("REPLICAOF NO ONE"), "OK");
+        }
+        let before = std::mem::replace(&mut self.primary, next);
+        let (other, _) = self.replicas.remove(0);
+        self.follow(other);
+        let before = if how == How::Kill {
+            drop(before);
+            shared.move_to(address(&self.primary));
+            Fleet::server(self.flavor, &self.module_args)
+        } else {
+            shared.move_to(address(&self.primary));
+            // Whoever is connected still to the one before goes on there for a while.
+            thread::sleep(lasts);
+            before
+        };
+        self.follow(before);
+        self.until_in_sync();
+    }
+
+    fn hand_over(&self) {
+        let (mut primary, mut next) = (self.primary.client(), self.replicas[0].0.client());
+        let to = format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 10000", self.replicas[0].0.port);
+        until("the failover is begun", || primary.call(&to) == "OK");
+        until("it has handed over", || next.call("ROLE").starts_with("[master"));
+        until("it follows", || primary.call("ROLE").starts_with("[slave"));
+    }
+}
+
+/// What clients wait for before a lock is theirs, and what the servers are set to.
+#[derive(Clone, Copy)]
+struct Case {
+    promise: Promise,
+    module_args: &'static [&'static str],
+    ways: &'static [How],
+    /// From one failover to the next, about.
+    every: Duration,
+    /// A name that has given something back acquires nothing more.
+    names_once: bool,
+    /// How long the run is, unless `HISTORY_SECONDS` is set.
+    length: Duration,
+}
+
+/// What came of a run.
+struct Outcome {
+    seed: u64,
+    failovers: usize,
+    records: Vec<Record>,
+    report: Report,
+}
+
+const NOTHING: Case = Case {
+    promise: Promise::Primary,
+    module_args: &[],
+    ways: &[],
+    every: Duration::from_millis(400),
+    names_once: false,
+    length: Duration::from_secs(4),
+};
+
+/// A load, one failover after the other until it is over, and what clients saw of it. A failover tells where the new primary is.
+fn load(case: &Case, at: SocketAddr, mut fail_over: impl FnMut(&Shared, &mut StdRng) + Send) -> Outcome {
+    let Case { promise, names_once, module_args, ways, .. } = case;
+    let all = settings();
+    let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
+    let load = Settings { features: Features::UNBOUND, listeners: 0, calls: u32::MAX, at_most, ..all };
+    let settings = Settings { promise: *promise, names_once: *names_once, ..load };
+    let seed = settings.seed;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut failovers = 0;
+    let shared = Shared::new(settings, at);
+    let records = load::run(&shared, |shared| {
+        while !shared.is_over() {
+            thread::sleep(case.every.mul_f64(rng.random_range(0.5..1.5)));
+            fault(shared, Disturbance::Failover, || fail_over(shared, &mut rng));
+            failovers += 1;
+        }
+    });
+    let records = records.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    let report = check(&records, &LIMITS);
+    eprintln!("{promise:?} {module_args:?} {ways:?}: {failovers} failovers, seed {seed}: {report}");
+    assert!(failovers > 0 && report.grants > 20, "{report}");
+    // Tokens grow, and guarded writes are right, whatever was promised.
+    let others = report.violations.iter().filter(|one| one.rule != Rule::Exclusion);
+    assert_eq!(others.count(), 0, "seed {seed}: {report}");
+    Outcome { seed, failovers, records, report }
+}
+
+fn run(flavor: Flavor, case: &Case) -> Outcome {
+    let mut fleet = Fleet::start(flavor, case.module_args);
+    let at = address(&fleet.primary);
+    let outcome = load(case, at, |shared, rng| {
+        let how = case.ways[rng.random_range(0..case.ways.len())];
+        let lasts = Duration::from_millis(rng.random_range(5..150));
+        fleet.fail_over(how, lasts, shared);
+    });
+    let Fleet { mut primary, replicas, .. } = fleet;
+    verify(&mut primary);
+    replicas.into_iter().for_each(|(mut replica, _)| verify(&mut replica));
+    outcome
+}
+
+/// Nobody holds a lock beside another one.
+fn run_strictly(flavor: Flavor, case: &Case) {
+    let Outcome { seed, records, report, .. } = run(flavor, case);
+    judge(flavor, seed, &records, &report);
+}
+
+const KEPT: Case = Case { promise: Promise::Replicas(2), ..NOTHING };
+
+/// No lease is longer than a second. Whoever gives a lock back comes again under another name: see `docs/guarantees.md`.
+const QUARANTINE: Case = Case {
+    module_args: &["lock.quarantine", "1000", "lock.max-lease", "1000"],
+    every: Duration::from_millis(2500),
+    names_once: true,
+    ..NOTHING
+};
+
+fn what_replicas_have_acknowledged_is_kept(flavor: Flavor) {
+    run_strictly(flavor, &Case { ways: &[How::Kill, How::Planned, How::Cut], ..KEPT });
+}
+
+fn in_quarantine_nobody_overlaps(flavor: Flavor) {
+    run_strictly(flavor, &Case { ways: &[How::Kill, How::Planned], ..QUARANTINE });
+}
+
+fn a_planned_failover_keeps_every_hold(flavor: Flavor) {
+    run_strictly(flavor, &Case { ways: &[How::Planned], ..NOTHING });
+}
+
+fn sentinels_choose_another_primary(flavor: Flavor) {
+    let Outcome { seed, records, report, .. } =
+        run_with_sentinels(flavor, &Case { length: Duration::from_secs(8), ..KEPT });
+    judge(flavor, seed, &records, &report);
+}
+
+/// Sooner or later, or the others would prove nothing.
+fn what_nobody_was_promised_is_lost(flavor: Flavor) {
+    let ways = &[How::Kill, How::Cut];
+    let doubled = (0..20).map(|_| run(flavor, &Case { ways, ..NOTHING }).report.doubled);
+    assert!(doubled.into_iter().any(|doubled| doubled > 0), "nothing is lost anyway");
+}
+
+fn run_with_sentinels(flavor: Flavor, case: &Case) -> Outcome {
+    let mut watched = Watched::start_with(flavor, &[&MODULE_ARGS, case.module_args].concat());
+    let at = watched.primary_address();
+    let outcome = load(case, at, |shared, _| {
+        watched.fail_over();
+        shared.move_to(watched.primary_address());
+        watched.add_replica();
+    });
+    watched.servers.iter_mut().for_each(verify);
+    outcome
+}
+
+/// How often two owners held the same lock, by what clients waited for and by how the primary was replaced. A table.
+fn how_often_two_hold(flavor: Flavor) {
+    let again = Case { names_once: false, ..QUARANTINE };
+    let wait = Case { promise: Promise::Wait(2), ..NOTHING };
+    let one = Case { promise: Promise::Replicas(1), ..NOTHING };
+    let all = [
+        ("nothing", NOTHING),
+        ("WAIT 2", wait),
+        ("REPLICAS 1", one),
+        ("REPLICAS 2", KEPT),
+        ("quarantine, names come again", again),
+        ("quarantine, names are new", QUARANTINE),
+    ];
+    let ways: [(&str, Option<&'static [How]>); 4] = [
+        ("FAILOVER", Some(&[How::Planned])),
+        ("kill -9", Some(&[How::Kill])),
+        ("Sentinel", None),
+        ("cut off", Some(&[How::Cut])),
+    ];
+    println!("| | by | failovers | grants | owners beside another |\n|---|---|---|---|---|");
+    for (promise, case) in all {
+        for (by, ways) in ways {
+            let Outcome { failovers, report, .. } = match ways {
+                Some(ways) => run(flavor, &Case { ways, ..case }),
+                None => run_with_sentinels(flavor, &case),
+            };
+            println!("| {promise} | {by} | {failovers} | {} | {} |", report.grants, report.doubled);
+        }
+    }
+}
