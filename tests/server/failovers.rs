@@ -85,14 +85,12 @@ impl Fleet {
         });
     }
 
-    /// Puts the first replica in the place of the primary.
-    fn fail_over(&mut self, how: How, lasts: Duration, shared: &Shared) {
+    /// Puts the first replica in the place of the primary. For some time before, so many replicas hear nothing from it.
+    fn fail_over(&mut self, how: How, lagging: usize, lasts: Duration, shared: &Shared) {
         if how == How::Planned {
             self.hand_over();
         } else {
-            // One of the two may hear of what the other does not.
-            let number = if lasts.as_millis() % 2 == 0 { 1 } else { 2 };
-            self.replicas[..number].iter().for_each(|(_, link)| link.freeze());
+            self.replicas[..lagging].iter().for_each(|(_, link)| link.freeze());
             thread::sleep(lasts);
             self.replicas.iter().for_each(|(_, link)| link.freeze());
         }
@@ -163,7 +161,7 @@ fn load(case: &Case, at: SocketAddr, mut fail_over: impl FnMut(&Shared, &mut Std
     let all = settings();
     let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
     let load = Settings { features: Features::UNBOUND, listeners: 0, calls: u32::MAX, at_most, ..all };
-    let settings = Settings { promise: *promise, names_once: *names_once, ..load };
+    let settings = Settings { promise: *promise, names_once: *names_once, replicas: 2, ..load };
     let seed = settings.seed;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut failovers = 0;
@@ -191,7 +189,7 @@ fn run(flavor: Flavor, case: &Case) -> Outcome {
     let outcome = load(case, at, |shared, rng| {
         let how = case.ways[rng.random_range(0..case.ways.len())];
         let lasts = Duration::from_millis(rng.random_range(5..150));
-        fleet.fail_over(how, lasts, shared);
+        fleet.fail_over(how, rng.random_range(1..=2), lasts, shared);
     });
     let Fleet { mut primary, replicas, .. } = fleet;
     verify(&mut primary);

@@ -25,6 +25,9 @@ crate::on_every_server!(
     clients_are_killed_unblocked_and_paused,
     the_server_is_killed_and_comes_back,
     the_server_stands_still_for_longer_than_leases,
+    clients_stand_still_for_longer_than_leases,
+    memory_is_full_for_a_while,
+    the_clock_is_set_forward_and_back,
     a_history_that_is_wrong_is_refused,
 );
 
@@ -143,6 +146,52 @@ fn the_server_stands_still_for_longer_than_leases(flavor: Flavor) {
                 thread::sleep(Duration::from_millis(500));
                 stopped.signal(libc::SIGCONT);
             });
+        }
+    });
+    verify(&mut server);
+}
+
+/// As if each client were a process that is stopped, also between a call and its reply.
+fn clients_stand_still_for_longer_than_leases(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    run(Settings { still: 60, ..settings() }, flavor, address(&server), |_| ());
+    verify(&mut server);
+}
+
+fn memory_is_full_for_a_while(flavor: Flavor) {
+    let mut server = Server::with_module(flavor, &[]);
+    let full = &server;
+    let records = run(settings(), flavor, address(&server), |shared| {
+        while !shared.is_over() {
+            thread::sleep(Duration::from_millis(100));
+            fault(shared, Disturbance::MemoryFull, || {
+                assert_eq!(full.client().call("CONFIG SET maxmemory 1"), "OK");
+                thread::sleep(Duration::from_millis(100));
+                assert_eq!(full.client().call("CONFIG SET maxmemory 0"), "OK");
+            });
+        }
+    });
+    let refused = |record: &&Record| matches!(record, Record::Call(call) if is_error(call, "OOM"));
+    assert!(records.iter().filter(refused).count() > 0, "there was memory enough");
+    verify(&mut server);
+}
+
+fn is_error(call: &Call, word: &str) -> bool {
+    matches!(&call.outcome, Outcome::Error(error) if error.starts_with(word))
+}
+
+/// By a second. What an ID got is remembered for longer.
+fn the_clock_is_set_forward_and_back(flavor: Flavor) {
+    let mut server = Server::with_own_clock(flavor);
+    let set = &server;
+    run(settings(), flavor, address(&server), |shared| {
+        for off in [1, 0].into_iter().cycle() {
+            thread::sleep(Duration::from_millis(300));
+            if shared.is_over() {
+                return;
+            }
+            let by = if off == 1 { 1_000 } else { -1_000 };
+            fault(shared, Disturbance::Clock { by }, || set.set_clock(off));
         }
     });
     verify(&mut server);

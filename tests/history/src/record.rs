@@ -21,7 +21,8 @@ pub const MS: Micros = 1_000;
 /// For how many milliseconds replicas may be waited for.
 const WITHIN: u32 = 200;
 
-/// One line of a history.
+/// One line of a history. Nearly all are calls, so it may be as large as one.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "record")]
 pub enum Record {
@@ -40,7 +41,7 @@ pub enum Record {
 }
 
 /// How the run was made, and what the server was set to.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     /// From which all choices of the clients come.
     pub seed: u64,
@@ -48,6 +49,9 @@ pub struct Run {
     pub default_lease: i64,
     /// `lock.request-ttl`, in milliseconds.
     pub request_ttl: i64,
+    /// How many replicas the primary has. What so many have acknowledged is not lost.
+    #[serde(default)]
+    pub replicas: u32,
 }
 
 /// A connection was made.
@@ -142,6 +146,13 @@ pub enum Disturbance {
     Restart {
         /// It has lost nothing that it had answered.
         durable: bool,
+    },
+    /// The server refuses to use more memory.
+    MemoryFull,
+    /// The wall clock of the server was set forward or back.
+    Clock {
+        /// By so many milliseconds.
+        by: i64,
     },
     /// Another server has become the primary. It may not have heard of everything that was answered. What clients were
     /// promised holds all the same: whoever was granted a lock has it until its lease is over.

@@ -66,7 +66,8 @@ impl<'a> View<'a> {
 
     /// Every server knows of a grant, also after a failover.
     pub(super) fn is_kept(&self, operation: &Operation<'_>) -> bool {
-        !self.history.fails_over() || operation.acquire().is_some_and(|acquire| acquire.replicas.is_some())
+        let have_it = operation.acquire().and_then(|acquire| acquire.replicas);
+        !self.history.fails_over() || have_it.is_some_and(|replicas| replicas >= self.history.run.replicas)
     }
 
     pub(super) fn of(&self, owner: &str) -> &[&'a Operation<'a>] {
@@ -246,8 +247,13 @@ impl<'a> View<'a> {
         until
     }
 
+    /// A lease that ends when the clock is set forward is over for everybody.
     fn kept_until(&self, of: &Operation<'a>) -> Micros {
-        let lost = |what: &Disturbance| *what == Disturbance::Restart { durable: false };
+        let lost = |what: &Disturbance| match what {
+            Disturbance::Restart { durable } => !durable,
+            Disturbance::Clock { by } => *by > 0,
+            _ => false,
+        };
         let faults = self.history.faults.iter().filter(|fault| lost(&fault.what) && fault.until > of.sent);
         faults.map(|fault| fault.from).min().unwrap_or(NEVER)
     }
@@ -316,7 +322,8 @@ impl<'a> View<'a> {
         match one.end {
             Some(end) if !one.is_watched() => {
                 let lease = millis(one.lease().unwrap_or(self.history.run.default_lease));
-                end + lease + self.limits.slack
+                let longer = millis(self.history.set_back_since(one.sent));
+                end + lease + longer + self.limits.slack
             }
             _ => NEVER,
         }
@@ -334,7 +341,7 @@ impl<'a> View<'a> {
         let grace = one.acquire().map_or(0, |acquire| acquire.grace.unwrap_or(5_000));
         let own = if one.is_watched() { of_all } else { one.lease().unwrap_or(default) };
         let unread = one.end.is_none() || one.is_watched();
-        let lease = millis(if unread { own.max(grace) } else { own });
+        let lease = millis(if unread { own.max(grace) } else { own } + self.history.set_back_since(one.sent));
         let connections = one.calls.iter().map(|call| self.history.closed_by(call.connection));
         let closed = connections.max().unwrap_or(NEVER).saturating_add(self.limits.late);
         let mut until = match one.end {

@@ -177,7 +177,7 @@ pub(super) struct History<'a> {
 impl<'a> History<'a> {
     pub(super) fn new(records: &'a [Record]) -> History<'a> {
         let mut history = History {
-            run: Run { seed: 0, default_lease: 30_000, request_ttl: 20_000 },
+            run: Run { default_lease: 30_000, request_ttl: 20_000, ..Run::default() },
             calls: Vec::new(),
             locks: BTreeMap::new(),
             connections: HashMap::new(),
@@ -217,6 +217,15 @@ impl<'a> History<'a> {
     /// Servers have taken each other's place.
     pub(super) fn fails_over(&self) -> bool {
         self.disturbed(Micros::MIN, NEVER, |what| *what == Disturbance::Failover)
+    }
+
+    /// By how many milliseconds the wall clock was set back since some time: so much longer a lease may last.
+    pub(super) fn set_back_since(&self, from: Micros) -> i64 {
+        let steps = self.faults.iter().filter(|fault| fault.until >= from).map(|fault| match fault.what {
+            Disturbance::Clock { by } => (-by).max(0),
+            _ => 0,
+        });
+        steps.sum()
     }
 
     /// True if a grant that was read may have been taken back: its client was being killed already.

@@ -138,6 +138,14 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
             if history.fails_over() && of_a_replica.contains(&word) {
                 continue;
             }
+            let until = call.answered.unwrap_or(Micros::MAX);
+            // That a request which is not known is cancelled must be remembered.
+            let takes_memory =
+                matches!(&call.command, Command::Acquire(_) | Command::Guard { .. } | Command::Cancel { .. });
+            let is_full = |what: &Disturbance| *what == Disturbance::MemoryFull;
+            if word == "OOM" && takes_memory && history.disturbed(call.sent, until, is_full) {
+                continue;
+            }
             let in_place = match &call.command {
                 // The request is remembered at some of its locks only.
                 Command::Acquire(acquire) if word == "ERR" => {
@@ -230,7 +238,8 @@ fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
     history.disturbed(call.sent, until, |what| match what {
         Disturbance::Kill { server_id } | Disturbance::Unblock { server_id } => Some(*server_id) == id,
         Disturbance::Restart { .. } | Disturbance::Failover => true,
-        Disturbance::Pause | Disturbance::Stop => false,
+        Disturbance::Clock { by } => *by < 0,
+        Disturbance::Pause | Disturbance::Stop | Disturbance::MemoryFull => false,
     })
 }
 

@@ -138,7 +138,8 @@ fn value(command: &Command, text: &str) -> Value {
 }
 
 fn history(lines: &str) -> Vec<Record> {
-    let mut records = vec![Record::Run(Run { seed: 0, default_lease: 1_000, request_ttl: 20_000 })];
+    let mut records =
+        vec![Record::Run(Run { default_lease: 1_000, request_ttl: 20_000, replicas: 2, seed: 0 })];
     records.extend((1..10).map(|connection| {
         let server_id = i64::try_from(connection).unwrap();
         Record::Opened(Opened { connection, client: 0, at: 0, server_id })
@@ -162,6 +163,9 @@ fn history(lines: &str) -> Vec<Record> {
                     "restart" => Disturbance::Restart { durable: true },
                     "loss" => Disturbance::Restart { durable: false },
                     "failover" => Disturbance::Failover,
+                    "full" => Disturbance::MemoryFull,
+                    "forward" => Disturbance::Clock { by: 500 },
+                    "back" => Disturbance::Clock { by: -500 },
                     other => panic!("{other}?"),
                 };
                 Record::Fault(Fault { what, from, until: until.unwrap() })
@@ -544,8 +548,25 @@ fn failovers() {
         2 11..12 GUARD k TOKEN 11 w1 = 1\n1 14..15 GUARD k TOKEN 10 w2 = 1\n9 90..91 LOG k = LEFT";
     let with = |replicas: &str, left: &str| written.replace("REPLICAS", replicas).replace("LEFT", left);
     accepts(&with("", "w2"));
+    accepts(&with("REPLICAS 1", "w2"));
     refuses(Rule::Guard, &with("REPLICAS 2", "w2"));
     refuses(Rule::Guard, &with("", "w1 w2"));
     refuses(Rule::Guard, &with("", "w2 w2"));
     refuses(Rule::Guard, &with("", "w2 w3"));
+}
+
+#[test]
+fn memory_and_clocks() {
+    refuses(Rule::Error, "1 0..1 ACQUIRE k a = !OOM");
+    refuses(Rule::Error, "fault full 0..1\n1 2..3 ACQUIRE k a = !OOM");
+    refuses(Rule::Error, "fault full 0..9\n1 2..3 RELEASE k a = !OOM");
+    accepts("fault full 0..9\n1 2..3 ACQUIRE k a = !OOM");
+    let held = "1 0..1 ACQUIRE k a PX 600 = 1\nfault SET 2..3\n";
+    let second = |how: &str, at: &str| format!("{}2 {at} ACQUIRE k b PX 600 = 1", held.replace("SET", how));
+    accepts(&second("forward", "10..11"));
+    refuses(Rule::Exclusion, &second("back", "10..11"));
+    accepts(&second("back", "1200..1201"));
+    let later = |how: &str| format!("{}1 900..901 RENEW k a = 1", held.replace("SET", how));
+    accepts(&later("back"));
+    refuses(Rule::Count, &later("forward"));
 }

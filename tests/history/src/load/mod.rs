@@ -53,6 +53,8 @@ pub struct Settings {
     pub still: u32,
     /// Which parts of the commands are used.
     pub features: Features,
+    /// How many replicas the server has.
+    pub replicas: u32,
     /// What an acquire and a renewal must have before they count.
     pub promise: Promise,
     /// What is done to connections and to the server meanwhile.
@@ -155,6 +157,7 @@ impl Default for Settings {
             broken: 40,
             still: 0,
             features: Features::ALL,
+            replicas: 0,
             promise: Promise::Primary,
             faults: Faults::default(),
             default_lease: Duration::from_millis(400),
@@ -168,7 +171,8 @@ impl Settings {
     /// What stands in the first line of the history.
     pub fn run(&self) -> Run {
         let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-        Run { seed: self.seed, default_lease: ms(self.default_lease), request_ttl: ms(self.request_ttl) }
+        let (default_lease, request_ttl) = (ms(self.default_lease), ms(self.request_ttl));
+        Run { seed: self.seed, default_lease, request_ttl, replicas: self.replicas }
     }
 }
 
