@@ -121,8 +121,15 @@ impl<'a> Command<'a> {
             let is_here = |other: &Str<'_>| {
                 other.as_bytes() == key.as_bytes() || here.is_some() && ask::slot_of(ctx, other) == *here
             };
-            if !self.keys(ctx).iter().all(is_here) {
+            let keys = self.keys(ctx);
+            if !keys.iter().all(is_here) {
                 return Err(NotGuarded::CrossSlot);
+            }
+            // While the slot migrates, the server has looked for the lock only. What is still at the other node would begin anew
+            // here.
+            let all: Vec<&Str<'_>> = keys.iter().chain([key]).collect();
+            if !keys.is_empty() && !ask::serves_slot_of(ctx, &all) {
+                return Err(NotGuarded::TryAgain);
             }
         }
         let depth = DEPTH.get(ctx);

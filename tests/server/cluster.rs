@@ -156,6 +156,7 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
     let [mut first, mut second] = cluster.clients();
     let fenced = first.call("LOCK.ACQUIRE b o FENCE ID one PX 100000");
     assert!(fenced.starts_with("[owner, o, holds, 1, token, "), "{fenced}");
+    assert_eq!(first.call("RPUSH log:{b} before"), "1");
     let (from, to, port) = (cluster.id(0), cluster.id(1), cluster.nodes[1].port);
     assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {from}")), "OK");
     assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {to}")), "OK");
@@ -176,6 +177,12 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
     }
     // What needs no second key goes on.
     assert_eq!(ask("LOCK.RENEW b o PX 100000"), "1");
+    // A write that the lock guards must not begin anew at the new node what is still at the old one.
+    for command in ["RPUSH log:{b} after", "EVAL return(redis.call('RPUSH',KEYS[1],'after')) 1 log:{b}"] {
+        assert_eq!(ask(&format!("LOCK.GUARD b OWNER o {command}")), again, "{command}");
+    }
+    migrate(&mut first, "log:{b}");
+    assert_eq!(ask("LOCK.GUARD b OWNER o RPUSH log:{b} after"), "2");
     migrate(&mut first, "redisson_lock_token:{b}");
     migrate(&mut first, "lock_request:{b}:o:one");
     assert_eq!(ask("LOCK.ACQUIRE b o FENCE ID one"), fenced);

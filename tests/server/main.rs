@@ -37,6 +37,7 @@ mod loading;
 mod lockrun;
 mod locktop;
 mod messages;
+mod migrations;
 mod monitoring;
 mod moving;
 mod notify;

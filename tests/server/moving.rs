@@ -16,6 +16,7 @@ use crate::support::world::keys;
 use crate::support::{show, until, Client, Flavor, Server};
 
 /// A test for each server that can do so.
+#[macro_export]
 macro_rules! on_servers_that_move_slots {
     ($($name:ident),* $(,)?) => { $(
         mod $name {

@@ -154,6 +154,8 @@ pub enum Disturbance {
         /// By so many milliseconds.
         by: i64,
     },
+    /// The slot of all locks was moved to another node of the cluster.
+    Move,
     /// Another server has become the primary. It may not have heard of everything that was answered. What clients were
     /// promised holds all the same: whoever was granted a lock has it until its lease is over.
     Failover,
@@ -364,9 +366,13 @@ impl Words {
     }
 }
 
-/// The list that guarded writes of a lock go to.
+/// The list that guarded writes of a lock go to: in the slot of the lock.
 pub fn log_of(key: &str) -> String {
-    format!("log:{{{key}}}")
+    if key.contains('{') {
+        format!("log:{key}")
+    } else {
+        format!("log:{{{key}}}")
+    }
 }
 
 impl Command {

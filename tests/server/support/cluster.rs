@@ -2,6 +2,8 @@
 
 //! A cluster of two nodes.
 
+use redis::Value;
+
 use super::client::Client;
 use super::server::{until, Flavor, Server};
 
@@ -18,10 +20,19 @@ impl Cluster {
 
     /// Starts both nodes with more arguments.
     pub fn start_with(flavor: Flavor, more: &[&str]) -> Cluster {
+        Cluster::start_as(flavor, &[], more)
+    }
+
+    /// Starts both nodes with arguments for the module.
+    pub fn start_with_module_args(flavor: Flavor, module_args: &[&str]) -> Cluster {
+        Cluster::start_as(flavor, module_args, &[])
+    }
+
+    fn start_as(flavor: Flavor, module_args: &[&str], more: &[&str]) -> Cluster {
         // Without full coverage the cluster goes on when a slot is lost, and does not end all waits itself.
         let args = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
         let args = [&args, more].concat();
-        let nodes = [Server::with_module(flavor, &args), Server::with_module(flavor, &args)];
+        let nodes = [(); 2].map(|()| Server::with_module_args(flavor, module_args, &args));
         let [mut first, mut second] = [nodes[0].client(), nodes[1].client()];
         assert_eq!(first.call("CLUSTER ADDSLOTSRANGE 0 8191"), "OK");
         assert_eq!(second.call("CLUSTER ADDSLOTSRANGE 8192 16383"), "OK");
@@ -56,6 +67,37 @@ impl Cluster {
         assert_eq!(first.call(&format!("MIGRATE 127.0.0.1 {port} {key} 0 10000")), "OK");
         for client in [&mut second, &mut first] {
             assert_eq!(client.call(&format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
+        }
+    }
+
+    /// Moves the slot of a key from one node to the other, key by key, while it is in use.
+    pub fn migrate_all(&self, key: &str, from: usize, to: usize) {
+        let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
+        let slot = source.call(&format!("CLUSTER KEYSLOT {key}"));
+        let (from, id) = (self.id(from), self.id(to));
+        assert_eq!(target.call(&format!("CLUSTER SETSLOT {slot} IMPORTING {from}")), "OK");
+        assert_eq!(source.call(&format!("CLUSTER SETSLOT {slot} MIGRATING {id}")), "OK");
+        let port = self.nodes[to].port.to_string();
+        until("no key is left", || {
+            let keys = match source.call_value(&format!("CLUSTER GETKEYSINSLOT {slot} 10")) {
+                Value::Array(keys) => keys,
+                other => panic!("{other:?}"),
+            };
+            let mut call: Vec<&[u8]> =
+                vec![b"MIGRATE", b"127.0.0.1", port.as_bytes(), b"", b"0", b"10000", b"KEYS"];
+            call.extend(keys.iter().map(|key| match key {
+                Value::BulkString(name) => name.as_slice(),
+                other => panic!("{other:?}"),
+            }));
+            // A key may have gone by itself, which is as good.
+            if !keys.is_empty() {
+                let reply = source.call_args(&call);
+                assert!(["OK", "NOKEY"].contains(&reply.as_str()), "{reply}");
+            }
+            keys.is_empty()
+        });
+        for client in [&mut target, &mut source] {
+            assert_eq!(client.call(&format!("CLUSTER SETSLOT {slot} NODE {id}")), "OK");
         }
     }
 

@@ -35,10 +35,12 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
             }
         }
     }
-    report.doubled += doubled.len();
     for operation in &view.lock.operations {
-        check_operation(view, &holds, operation, report);
+        let beside =
+            check_operation(view, &holds, operation, report).filter(|_| operation.acquire().is_some());
+        doubled.extend(beside.map(|hold| (hold.owner, operation.owner)));
     }
+    report.doubled += doubled.len();
 }
 
 /// Certain holds of other owners that last all the time in which a call took effect.
@@ -54,20 +56,27 @@ fn around<'a, 'b>(
         .filter(move |hold| hold.owner != owner && hold.until >= until)
 }
 
-/// A call that was carried out only because its owner holds the lock, in the middle of a hold that excludes it.
-fn check_operation(view: &View<'_>, holds: &[Hold<'_>], operation: &Operation<'_>, report: &mut Report) {
-    let Some(end) = operation.end else { return };
+/// A call that was carried out only because its owner holds the lock, in the middle of a hold that excludes it, which is
+/// returned.
+fn check_operation<'a, 'b>(
+    view: &View<'a>,
+    holds: &'b [Hold<'a>],
+    operation: &'b Operation<'a>,
+    report: &mut Report,
+) -> Option<&'b Hold<'a>> {
+    let end = operation.end?;
     let mode = match (operation.kind, operation.done) {
         (Kind::Acquire(acquire), Done::Count(_)) if !acquire.shared => Mode::Exclusive,
         (Kind::Acquire(_), Done::Count(_)) => Mode::Shared,
         (Kind::Release(_) | Kind::Renew(_) | Kind::Check | Kind::Guard, Done::Count(_)) => {
             view.mode(operation.owner)
         }
-        _ => return,
+        _ => return None,
     };
     let others: Vec<_> = around(holds, operation.owner, operation.low(), end).collect();
     report.pairs += others.len();
-    if let Some(hold) = others.iter().find(|hold| conflict(mode, hold.mode)) {
+    let excluded = others.iter().copied().find(|hold| conflict(mode, hold.mode));
+    if let Some(hold) = excluded {
         let text = format!("{} was served although {} holds it all the time", operation.owner, hold.owner);
         report.add(Rule::Exclusion, view.lock.key, text, &[hold.proof.call(), operation.call()]);
     }
@@ -81,6 +90,7 @@ fn check_operation(view: &View<'_>, holds: &[Hold<'_>], operation: &Operation<'_
             report.add(Rule::Exclusion, view.lock.key, text, &proof);
         }
     }
+    excluded
 }
 
 /// `LOCK.INFO` shows all who certainly hold the lock, and nobody who never asked for it.

@@ -219,6 +219,11 @@ impl<'a> History<'a> {
         self.disturbed(Micros::MIN, NEVER, |what| *what == Disturbance::Failover)
     }
 
+    /// Locks have moved from node to node.
+    pub(super) fn moves(&self) -> bool {
+        self.disturbed(Micros::MIN, NEVER, |what| *what == Disturbance::Move)
+    }
+
     /// By how many milliseconds the wall clock was set back since some time: so much longer a lease may last.
     pub(super) fn set_back_since(&self, from: Micros) -> i64 {
         let steps = self.faults.iter().filter(|fault| fault.until >= from).map(|fault| match fault.what {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::holds::View;
 use super::operations::{reply, Operation, NEVER};
 use super::{Report, Rule};
-use crate::record::{Acquire, Call, Micros};
+use crate::record::{Acquire, Call, Disturbance, Micros};
 
 /// Somebody was seen waiting before another one called, and after that one was granted the lock.
 pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
@@ -21,6 +21,10 @@ pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
         let since = seen().map(|seen| seen.answered).min();
         let last = seen().map(|seen| seen.sent).max();
         let (Some(since), Some(last)) = (since, last) else { continue };
+        // Each node has a queue of its own.
+        if view.history.disturbed(since, last, |what| *what == Disturbance::Move) {
+            continue;
+        }
         for second in &view.lock.operations {
             let Some(end) = second.end.filter(|_| second.acquire().is_some() && second.count() == Some(1))
             else {

@@ -138,6 +138,10 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
             if history.fails_over() && of_a_replica.contains(&word) {
                 continue;
             }
+            let of_a_cluster = ["MOVED", "TRYAGAIN", "CLUSTERDOWN"];
+            if history.moves() && of_a_cluster.contains(&word) {
+                continue;
+            }
             let until = call.answered.unwrap_or(Micros::MAX);
             // That a request which is not known is cancelled must be remembered.
             let takes_memory =
@@ -237,7 +241,7 @@ fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
     let until = call.answered.unwrap_or(Micros::MAX);
     history.disturbed(call.sent, until, |what| match what {
         Disturbance::Kill { server_id } | Disturbance::Unblock { server_id } => Some(*server_id) == id,
-        Disturbance::Restart { .. } | Disturbance::Failover => true,
+        Disturbance::Restart { .. } | Disturbance::Failover | Disturbance::Move => true,
         Disturbance::Clock { by } => *by < 0,
         Disturbance::Pause | Disturbance::Stop | Disturbance::MemoryFull => false,
     })

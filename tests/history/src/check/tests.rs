@@ -163,6 +163,7 @@ fn history(lines: &str) -> Vec<Record> {
                     "restart" => Disturbance::Restart { durable: true },
                     "loss" => Disturbance::Restart { durable: false },
                     "failover" => Disturbance::Failover,
+                    "move" => Disturbance::Move,
                     "full" => Disturbance::MemoryFull,
                     "forward" => Disturbance::Clock { by: 500 },
                     "back" => Disturbance::Clock { by: -500 },
@@ -454,6 +455,8 @@ fn queues() {
     accepts(&format!("{waiting}3 10..11 ACQUIRE k a = 2\n9 30..31 WAITERS k = b@2"));
     // It is a wait of another owner on that connection.
     accepts(&format!("{passed}9 30..31 WAITERS k = d@2"));
+    // The lock has been at another node.
+    accepts(&format!("{passed}9 30..31 WAITERS k = b@2\nfault move 10..20"));
 }
 
 #[test]
@@ -521,6 +524,10 @@ fn errors() {
     refuses(Rule::Error, "1 0..1 ACQUIRE k a = !DEADLOCK you");
     refuses(Rule::Error, "1 0..1 RELEASE k a = !UNBLOCKED");
     refuses(Rule::Error, "1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
+    refuses(Rule::Error, "1 0..1 ACQUIRE k a = !MOVED 1 127.0.0.1:1");
+    accepts(
+        "fault move 4..5\n1 0..1 ACQUIRE k a = !MOVED 1 127.0.0.1:1\n1 2..6 ACQUIRE k a BLOCK 0 = !UNBLOCKED",
+    );
     accepts("fault unblock 1 4..5\n2 0..0 ACQUIRE k b = ?\n1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts("3 0..1 ACQUIRE k b PX 500 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts("3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !DEADLOCK a waits for b");

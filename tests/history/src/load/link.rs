@@ -2,6 +2,7 @@
 
 //! A client's connection: made anew when it is broken, and every call taken down.
 
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
@@ -39,21 +40,26 @@ pub(super) struct Line<'a> {
     shared: &'a Shared,
     client: u32,
     link: Option<Link>,
+    /// Another server than that of the others.
+    at: Option<SocketAddr>,
     /// The client stands still for so long between sending the next call and reading its reply.
     pub(super) rest: Duration,
 }
 
 impl Line<'_> {
     pub(super) fn new(shared: &Shared, client: u32) -> Line<'_> {
-        Line { shared, client, link: None, rest: Duration::ZERO }
+        Line { shared, client, link: None, at: None, rest: Duration::ZERO }
     }
 
     /// Makes a call, as a whole or broken.
     pub(super) fn call(&mut self, command: Command, breakage: Option<Breakage>) -> Outcome {
         let Some(breakage) = breakage else {
-            let Some(pending) = self.send(command) else { return Outcome::Unsent };
+            let Some(pending) = self.send(command.clone()) else { return Outcome::Unsent };
             thread::sleep(std::mem::take(&mut self.rest));
-            return self.receive(pending);
+            return match self.receive(pending) {
+                Outcome::Error(error) if error.starts_with("ASK ") => self.call_there(command, &error),
+                outcome => outcome,
+            };
         };
         match breakage {
             Breakage::Part(bytes, end) => {
@@ -83,6 +89,22 @@ impl Line<'_> {
         }
     }
 
+    /// Makes a call once more, at the node that a slot is being moved to.
+    fn call_there(&mut self, command: Command, error: &str) -> Outcome {
+        let mut there = Line::new(self.shared, self.client);
+        there.at = address(error);
+        let asked = there.connect().and_then(|()| {
+            let wire = &mut there.link.as_mut()?.wire;
+            wire.send(&["ASKING".to_owned()], None).ok()?;
+            wire.receive(Duration::from_secs(20)).ok()?.ok()
+        });
+        if asked.is_none() {
+            return Outcome::Unsent;
+        }
+        let Some(pending) = there.send(command) else { return Outcome::Unsent };
+        there.receive(pending)
+    }
+
     /// Sends a call as a whole; nothing if there is no server any more.
     pub(super) fn send(&mut self, command: Command) -> Option<Pending> {
         self.begin(command, None)
@@ -110,8 +132,13 @@ impl Line<'_> {
             Ok(answer) => {
                 let now = self.shared.recorder.now();
                 let outcome = outcome(answer);
-                if matches!(&outcome, Outcome::Error(error) if is_elsewhere(error)) {
-                    self.ended(now, false);
+                if let Outcome::Error(error) = &outcome {
+                    if let Some(address) = address(error).filter(|_| error.starts_with("MOVED ")) {
+                        self.shared.move_to(address);
+                    }
+                    if is_elsewhere(error) {
+                        self.ended(now, false);
+                    }
                 }
                 self.finish(pending, outcome, Some(now))
             }
@@ -137,7 +164,10 @@ impl Line<'_> {
             command,
             outcome: outcome_of_call,
         };
-        self.shared.recorder.add(Record::Call(call));
+        // Nothing was done: the same call is made at another node.
+        if !matches!(&outcome, Outcome::Error(error) if error.starts_with("ASK ")) {
+            self.shared.recorder.add(Record::Call(call));
+        }
         if matches!(&self.link, Some(link) if link.is_over()) {
             self.link = None;
         }
@@ -186,7 +216,7 @@ impl Line<'_> {
 
     fn try_connect(&self) -> Option<Link> {
         let recorder = &self.shared.recorder;
-        let mut wire = Wire::connect(self.shared.server()).ok()?;
+        let mut wire = Wire::connect(self.at.unwrap_or_else(|| self.shared.server())).ok()?;
         wire.send(&["CLIENT".to_owned(), "ID".to_owned()], None).ok()?;
         let server_id = wire.receive(Duration::from_secs(20)).ok()?.ok()?.as_i64()?;
         let number = recorder.next_connection();
@@ -224,9 +254,14 @@ impl Promise {
     }
 }
 
-/// The server is no primary any more.
+/// Where the node is that an error names: `MOVED slot host:port`.
+fn address(error: &str) -> Option<SocketAddr> {
+    error.split(' ').nth(2)?.parse().ok()
+}
+
+/// The server is not the primary of this lock any more.
 fn is_elsewhere(error: &str) -> bool {
-    ["READONLY", "MASTERDOWN"].iter().any(|word| error.starts_with(word))
+    ["READONLY", "MASTERDOWN", "MOVED"].iter().any(|word| error.starts_with(word))
 }
 
 fn outcome(answer: Answer) -> Outcome {

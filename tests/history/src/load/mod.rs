@@ -38,6 +38,8 @@ pub struct Settings {
     pub calls: u32,
     /// No more calls begin after this time.
     pub at_most: Duration,
+    /// What the name of each lock begins with: a hash tag, where all are to be in one slot.
+    pub prefix: &'static str,
     /// How many locks are in use at a time.
     pub keys: u32,
     /// After so many calls of a client it goes on with new locks, so that the history of one lock stays short.
@@ -150,6 +152,7 @@ impl Default for Settings {
             listeners: 1,
             calls: 400,
             at_most: Duration::from_secs(30),
+            prefix: "",
             keys: 4,
             calls_per_key: 100,
             owners: 3,
@@ -224,8 +227,13 @@ impl Shared {
         StdRng::seed_from_u64(self.settings.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)))
     }
 
+    /// The lock that a client uses in one of its calls.
     fn key(&self, slot: u32, call: u32) -> String {
-        format!("lock-{}-{slot}", call / self.settings.calls_per_key.max(1))
+        self.key_of(call / self.settings.calls_per_key.max(1), slot)
+    }
+
+    fn key_of(&self, generation: u32, slot: u32) -> String {
+        format!("{}lock-{generation}-{slot}", self.settings.prefix)
     }
 }
 
@@ -280,7 +288,7 @@ fn read_logs(shared: &Shared, client: u32) {
     let mut line = Line::new(shared, client);
     for generation in 0..=shared.generation.load(Ordering::Relaxed) {
         for slot in 0..shared.settings.keys {
-            let key = format!("lock-{generation}-{slot}");
+            let key = shared.key_of(generation, slot);
             line.call(Command::Log { key }, None);
         }
     }

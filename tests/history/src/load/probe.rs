@@ -17,12 +17,12 @@ pub(super) fn run(shared: &Shared, client: u32) {
     while !shared.is_over() {
         let generation = shared.generation.load(Ordering::Relaxed);
         for slot in 0..shared.settings.keys {
-            let key = format!("lock-{generation}-{slot}");
+            let key = shared.key_of(generation, slot);
             line.call(Command::Waiters { key: key.clone() }, None);
             line.call(Command::Info { key }, None);
             // Some clients have not come as far.
             if let Some(before) = generation.checked_sub(1) {
-                line.call(Command::Waiters { key: format!("lock-{before}-{slot}") }, None);
+                line.call(Command::Waiters { key: shared.key_of(before, slot) }, None);
             }
             thread::sleep(PAUSE);
         }
