@@ -107,6 +107,11 @@ impl Fairness {
         self.is_blank() && self.deadline.is_none()
     }
 
+    /// True if it is forgotten only when the lock is free.
+    pub(super) fn is_until_free(&self) -> bool {
+        !self.is_blank() && self.deadline.is_none()
+    }
+
     /// The end of the lease is watched for subscribers.
     pub(super) fn has_subscribers(&self) -> bool {
         self.has_subscribers

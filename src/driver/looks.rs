@@ -8,6 +8,9 @@ use crate::core::MonoUs;
 /// without a word about its keys.
 const ALL_US: MonoUs = 500_000;
 
+/// The same for locks that nobody waits for, and of which something is remembered until they are free.
+const REMEMBERED_US: MonoUs = 5_000_000;
+
 /// How soon after the server has been woken up fragile locks that somebody waits for are looked at, in microseconds: when a
 /// foreign write deletes the owner's field, the token's is left, and no event comes but of a class that would cost every `HSET`
 /// of the server a fifth of its time. A server that sleeps has nothing to look at.
@@ -35,15 +38,22 @@ impl Looks {
 
     /// Somebody waits, in a cluster.
     pub(super) fn plan_all(&mut self, now: MonoUs) {
-        self.all.get_or_insert(now + ALL_US);
+        let at = now + ALL_US;
+        self.all = Some(self.all.map_or(at, |planned| planned.min(at)));
     }
 
-    /// True if all locks are to be looked at now. They are again, if somebody waits.
-    pub(super) fn take_all(&mut self, now: MonoUs, somebody_waits: bool) -> bool {
-        let due = self.all.is_some_and(|at| at <= now);
-        let planned = self.all.filter(|at| *at > now);
-        self.all = somebody_waits.then(|| planned.unwrap_or(now + ALL_US));
-        due
+    /// True if all locks are to be looked at now.
+    pub(super) fn take_all(&mut self, now: MonoUs) -> bool {
+        self.all.take_if(|at| *at <= now).is_some()
+    }
+
+    /// They have been, and are to be again if somebody waits, or if something is remembered until locks are free.
+    pub(super) fn plan_again(&mut self, now: MonoUs, somebody_waits: bool, is_remembered: bool) {
+        if somebody_waits {
+            self.plan_all(now);
+        } else if is_remembered {
+            self.all = Some(now + REMEMBERED_US);
+        }
     }
 
     /// The server was woken up, and carries out what it has been sent before any timer fires. Returns whether the timer is to

@@ -35,9 +35,9 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         driver.ignore_clients(ctx);
         driver.acknowledgements.ignore(ctx);
         driver.inboxes.rest(ctx, &driver.locks);
-        let somebody_waits = driver.locks.waiting_total() > 0;
-        if driver.in_cluster && driver.looks.take_all(started, somebody_waits) {
-            driver.locks.look_at_all();
+        if driver.in_cluster && driver.looks.take_all(started) {
+            let is_remembered = driver.locks.look_at_all();
+            driver.looks.plan_again(started, driver.locks.waiting_total() > 0, is_remembered);
         }
         if may_write {
             driver.look_at_fragile(started);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use super::tables::full_tables;
 use crate::support::cluster::Cluster;
 use crate::support::world::keys;
 use crate::support::{show, until, Client, Flavor, Server};
@@ -36,6 +37,7 @@ macro_rules! on_servers_that_move_slots {
 
 on_servers_that_move_slots!(
     a_lock_moves_with_its_slot,
+    nothing_is_remembered_of_what_has_moved,
     what_is_written_during_the_move_moves_too,
     locks_that_are_used_move_to_and_fro,
 );
@@ -85,6 +87,21 @@ fn a_lock_moves_with_its_slot(flavor: Flavor) {
 }
 
 /// The new node is frozen while it receives, so that all of this happens in the middle of the move.
+/// Somebody has waited for the lock, and nobody does any more: no event tells that it has left.
+fn nothing_is_remembered_of_what_has_moved(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, mut second] = cluster.clients();
+    assert_eq!(first.call("LOCK.ACQUIRE b a PX 600000"), "1");
+    let mut waiter = cluster.nodes[0].waiting("LOCK.ACQUIRE b w BLOCK 0 PX 600000");
+    assert_eq!(first.call("LOCK.RELEASE b a"), "0");
+    assert_eq!(waiter.recv(), "1");
+    cluster.begin_to_move("b", 0, 1);
+    cluster.until_moved("b", 0, 1);
+    until("all is forgotten", || full_tables(&mut first).is_empty());
+    assert_eq!(second.call("HGETALL b"), "[w, 1]");
+    cluster.assert_healthy();
+}
+
 fn what_is_written_during_the_move_moves_too(flavor: Flavor) {
     let cluster =
         Cluster::start_with(flavor, &["--rdb-key-save-delay", "10000", "--repl-diskless-sync", "yes"]);

@@ -474,13 +474,19 @@ impl LockManager {
         }
     }
 
-    /// Every lock that somebody waits for may have changed, but not necessarily.
-    pub(crate) fn look_at_all(&mut self) {
+    /// Every lock that somebody waits for may have changed, but not necessarily; and every one of which something is
+    /// remembered until it is free. Returns whether there is one of those.
+    pub(crate) fn look_at_all(&mut self) -> bool {
+        let mut is_remembered = false;
         for lock in self.parts.table.handles(None) {
-            if self.parts.state(lock).is_some_and(|state| !state.queue.is_empty()) {
+            let Some(state) = self.parts.state(lock) else { continue };
+            let until_free = state.fairness.is_until_free();
+            is_remembered |= until_free;
+            if until_free || !state.queue.is_empty() {
                 self.parts.table.set_ready(lock);
             }
         }
+        is_remembered
     }
 
     /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten. When it is
