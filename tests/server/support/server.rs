@@ -203,15 +203,22 @@ impl Server {
 
     /// Starts a server with the module whose wall clock is [`set_clock`](Server::set_clock).
     pub fn with_own_clock(flavor: Flavor) -> Server {
-        let dir = TempDir::new().unwrap();
+        Server::with_own_clock_in(flavor, TempDir::new().unwrap(), &[])
+    }
+
+    /// The same in a folder that may have data already, and the clock that wrote it.
+    pub fn with_own_clock_in(flavor: Flavor, dir: TempDir, args: &[&str]) -> Server {
         let (clock, library) = (dir.path().join("clock"), dir.path().join("clock.so"));
-        fs::write(&clock, 0i64.to_ne_bytes()).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/support/clock.c");
-        let built =
-            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
-        assert!(built.is_ok_and(|status| status.success()), "the clock does not build");
-        let env = [("LD_PRELOAD", library.to_str().unwrap()), ("CLOCK_FILE", clock.to_str().unwrap())];
-        Server::start_with(flavor, dir, &env, &["--loadmodule", module().to_str().unwrap()])
+        if !library.exists() {
+            fs::write(&clock, 0i64.to_ne_bytes()).unwrap();
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/support/clock.c");
+            let built =
+                Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+            assert!(built.is_ok_and(|status| status.success()), "the clock does not build");
+        }
+        let (clock, library) = (clock.to_str().unwrap().to_owned(), library.to_str().unwrap().to_owned());
+        let env = [("LD_PRELOAD", library.as_str()), ("CLOCK_FILE", clock.as_str())];
+        Server::start_with(flavor, dir, &env, &[&["--loadmodule", module().to_str().unwrap()], args].concat())
     }
 
     /// Sets the wall clock of such a server this many seconds off.
