@@ -49,6 +49,7 @@ mod quarantine;
 mod races;
 mod readers;
 mod redisson;
+mod redlock;
 mod replicas;
 mod retries;
 mod revoked;
