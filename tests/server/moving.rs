@@ -21,7 +21,7 @@ use crate::support::{show, until, Client, Flavor, Server};
 macro_rules! on_servers_that_move_slots {
     ($($name:ident),* $(,)?) => { $(
         mod $name {
-            use crate::support::Flavor;
+            use $crate::support::Flavor;
             #[test]
             fn redis_8_6() { on(Flavor::Redis8_6) }
             #[test]
