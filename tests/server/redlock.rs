@@ -334,7 +334,7 @@ impl Load {
         let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
         let seed = number("HISTORY_SEED").unwrap_or(u64::from(now().subsec_nanos()));
         let urls = Mutex::new(servers.each_ref().map(Server::url));
-        let recorder = Recorder::new(Run { seed, default_lease: 30_000, request_ttl: 20_000 });
+        let recorder = Recorder::new(Run { seed, default_lease: 30_000, request_ttl: 20_000, replicas: 0 });
         let duration = Duration::from_secs(number("HISTORY_SECONDS").unwrap_or(5));
         Load {
             seed,
