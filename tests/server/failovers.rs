@@ -6,6 +6,7 @@
 //! A primary has two replicas. It is killed when they lag behind, or hands over (`FAILOVER`), or is cut off from them and goes
 //! on serving clients, while the first replica is promoted. `HISTORY_SECONDS` makes each run so long.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use redis_lock_history::load::{self, Features, Promise, Settings, Shared};
 use redis_lock_history::record::{Disturbance, Record};
 
 use super::histories::{address, fault, judge, settings, verify, LIMITS, MODULE_ARGS};
+use crate::support::cluster::Cluster;
 use crate::support::proxy::Proxy;
 use crate::support::sentinel::Watched;
 use crate::support::server::module;
@@ -27,6 +29,8 @@ crate::on_every_server!(
     in_quarantine_nobody_overlaps,
     a_planned_failover_keeps_every_hold,
     sentinels_choose_another_primary,
+    a_node_of_a_cluster_is_replaced,
+    in_quarantine_nobody_overlaps_after_a_power_cut,
     what_nobody_was_promised_is_lost,
     #[ignore = "a table for docs/evidence.md"]
     how_often_two_hold,
@@ -134,6 +138,8 @@ struct Case {
     every: Duration,
     /// A name that has given something back acquires nothing more.
     names_once: bool,
+    /// The hash tag of all locks, in a cluster. Its primary has one replica, others have two.
+    prefix: &'static str,
     /// How long the run is, unless `HISTORY_SECONDS` is set.
     length: Duration,
 }
@@ -152,6 +158,7 @@ const NOTHING: Case = Case {
     ways: &[],
     every: Duration::from_millis(400),
     names_once: false,
+    prefix: "",
     length: Duration::from_secs(4),
 };
 
@@ -161,7 +168,9 @@ fn load(case: &Case, at: SocketAddr, mut fail_over: impl FnMut(&Shared, &mut Std
     let all = settings();
     let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
     let load = Settings { features: Features::UNBOUND, listeners: 0, calls: u32::MAX, at_most, ..all };
-    let settings = Settings { promise: *promise, names_once: *names_once, replicas: 2, ..load };
+    let replicas = if case.prefix.is_empty() { 2 } else { 1 };
+    let prefix = case.prefix;
+    let settings = Settings { promise: *promise, names_once: *names_once, replicas, prefix, ..load };
     let seed = settings.seed;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut failovers = 0;
@@ -231,6 +240,71 @@ fn sentinels_choose_another_primary(flavor: Flavor) {
     judge(flavor, seed, &records, &report);
 }
 
+/// A replica takes the place of its node, which stands still or goes on until it hears of it.
+fn run_in_a_cluster(flavor: Flavor, case: &Case) -> Outcome {
+    let cluster = Cluster::start_with_module_args(flavor, &MODULE_ARGS);
+    let mut replica = cluster.replica_of(0, &[]);
+    let Cluster { nodes: [mut primary, mut other] } = cluster;
+    let outcome = load(case, address(&primary), |shared, rng| {
+        let stands_still = rng.random();
+        let mut next = replica.client();
+        if stands_still {
+            primary.signal(libc::SIGSTOP);
+            thread::sleep(Duration::from_millis(rng.random_range(5..150)));
+        }
+        // The other node votes only once in a while, and is not asked.
+        assert_eq!(next.call("CLUSTER FAILOVER TAKEOVER"), "OK");
+        until("the other one leads", || next.call("ROLE").starts_with("[master"));
+        shared.move_to(address(&replica));
+        if stands_still {
+            thread::sleep(Duration::from_millis(rng.random_range(5..150)));
+            primary.signal(libc::SIGCONT);
+        }
+        let mut before = primary.client();
+        until("it follows", || before.call("ROLE").starts_with("[slave"));
+        until("it is in sync", || before.info("replication", "master_link_status") == "up");
+        std::mem::swap(&mut primary, &mut replica);
+    });
+    [&mut primary, &mut replica, &mut other].into_iter().for_each(verify);
+    outcome
+}
+
+fn a_node_of_a_cluster_is_replaced(flavor: Flavor) {
+    let case = Case { promise: Promise::Replicas(1), prefix: "{b}", ..NOTHING };
+    let Outcome { seed, records, report, .. } = run_in_a_cluster(flavor, &case);
+    judge(flavor, seed, &records, &report);
+}
+
+/// A server with `appendfsync everysec` whose machine loses power: the end of the AOF is gone when it starts again.
+fn run_with_power_cuts(flavor: Flavor, case: &Case) -> Outcome {
+    let load_module =
+        [&["--loadmodule", module().to_str().unwrap()], &MODULE_ARGS[..], case.module_args].concat();
+    let args = [&load_module[..], &["--appendonly", "yes", "--appendfsync", "everysec"]].concat();
+    let mut server = Some(Server::start(flavor, &args));
+    let at = server.as_ref().map(address).unwrap();
+    let outcome = load(case, at, |shared, rng| {
+        let dir = server.take().unwrap().stop();
+        for file in fs::read_dir(dir.path().join("appendonlydir")).unwrap() {
+            let path = file.unwrap().path();
+            if path.to_string_lossy().ends_with(".incr.aof") {
+                let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+                let len = file.metadata().unwrap().len();
+                file.set_len(len.saturating_sub(rng.random_range(0..20_000))).unwrap();
+            }
+        }
+        let next = Server::start_in(flavor, dir, &args);
+        shared.move_to(address(&next));
+        server = Some(next);
+    });
+    verify(&mut server.unwrap());
+    outcome
+}
+
+fn in_quarantine_nobody_overlaps_after_a_power_cut(flavor: Flavor) {
+    let Outcome { seed, records, report, .. } = run_with_power_cuts(flavor, &QUARANTINE);
+    judge(flavor, seed, &records, &report);
+}
+
 /// Sooner or later, or the others would prove nothing.
 fn what_nobody_was_promised_is_lost(flavor: Flavor) {
     let ways = &[How::Kill, How::Cut];
@@ -263,19 +337,21 @@ fn how_often_two_hold(flavor: Flavor) {
         ("quarantine, names come again", again),
         ("quarantine, names are new", QUARANTINE),
     ];
-    let ways: [(&str, Option<&'static [How]>); 4] = [
-        ("FAILOVER", Some(&[How::Planned])),
-        ("kill -9", Some(&[How::Kill])),
-        ("Sentinel", None),
-        ("cut off", Some(&[How::Cut])),
+    type Runs = fn(Flavor, &Case) -> Outcome;
+    let ways: [(&str, Runs); 5] = [
+        ("FAILOVER", |flavor, case| run(flavor, &Case { ways: &[How::Planned], ..*case })),
+        ("kill -9", |flavor, case| run(flavor, &Case { ways: &[How::Kill], ..*case })),
+        ("Sentinel", run_with_sentinels),
+        ("cut off", |flavor, case| run(flavor, &Case { ways: &[How::Cut], ..*case })),
+        ("power cut, everysec", run_with_power_cuts),
     ];
     println!("| | by | failovers | grants | owners beside another |\n|---|---|---|---|---|");
     for (promise, case) in all {
-        for (by, ways) in ways {
-            let Outcome { failovers, report, .. } = match ways {
-                Some(ways) => run(flavor, &Case { ways, ..case }),
-                None => run_with_sentinels(flavor, &case),
-            };
+        for (by, runs) in ways {
+            if by.starts_with("power") && case.promise != Promise::Primary {
+                continue;
+            }
+            let Outcome { failovers, report, .. } = runs(flavor, &case);
             println!("| {promise} | {by} | {failovers} | {} | {} |", report.grants, report.doubled);
         }
     }

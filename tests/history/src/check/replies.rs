@@ -139,7 +139,7 @@ pub(super) fn check_calls(history: &History<'_>, limits: &Limits, report: &mut R
                 continue;
             }
             let of_a_cluster = ["MOVED", "TRYAGAIN", "CLUSTERDOWN"];
-            if history.moves() && of_a_cluster.contains(&word) {
+            if (history.moves() || history.fails_over()) && of_a_cluster.contains(&word) {
                 continue;
             }
             let until = call.answered.unwrap_or(Micros::MAX);
