@@ -25,7 +25,7 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix sanitize mutants evidence bench guard guard-record \
+.PHONY: help run setup clients test test-all test-matrix sanitize mutants porcupine evidence bench guard guard-record \
 	lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
@@ -81,10 +81,17 @@ mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only t
 	@$(call install,rust cc libclang redis)
 	python3 tests/mutants/run.py $(WORDS)
 
-evidence: setup clients ## What docs/evidence.md tells of, all of it, within an hour
+porcupine: ## Histories of exclusive locks, judged by Porcupine, too: a checker for linearizability that others wrote
+	@$(call install,rust cc libclang redis)
+	($(call install,go)) || true
+	python3 tests/porcupine.py
+
+evidence: setup clients ## What docs/evidence.md tells of, all of it
 	EXPLORE_STEPS=600000 cargo test --lib every_short -- --nocapture
 	HISTORY_SECONDS=60 python3 tests/run.py all histories::
+	$(MAKE) porcupine
 	python3 tests/mutants/run.py
+	python3 tests/mutants/histories.py
 	python3 tests/sanitize.py
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them

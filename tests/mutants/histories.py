@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Puts the bugs of tests/mutants into the module, one after the other, and looks whether histories of clients show them.
+
+    tests/mutants/histories.py               all that such a load can meet
+    tests/mutants/histories.py token lease   those that have one of the words in their names
+
+Each gets two loads on the installed redis-server: of everything, with clients that are killed, unblocked and paused, for the
+checker of tests/history; and of exclusive locks, for Porcupine and for that checker. Without a bug all of them must be content.
+What is found depends on how the calls meet: this tells what the checkers can see, and the tests are what must see it.
+"""
+
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import run
+
+sys.path.insert(0, str(run.ROOT / "tests"))
+import porcupine  # noqa: E402
+
+# What the load does not have, and without which these bugs have no effect.
+NEEDED = {
+    "demotion-leaves-waiters": "a replica",
+    "hand-over-not-replicated": "a replica",
+    "relative-expiry": "a replica, or a restart after the load",
+    "unacknowledged-stands": "a replica",
+    "watchdog-renews-anothers": "a replica",
+    "migration-frees": "a cluster",
+    "quarantine-skipped": "a restart without data",
+    "deletion-unnoticed": "strangers who write to keys",
+    "memory-before-the-key": "strangers who write to keys",
+    "token-begins-anew": "strangers who write to keys",
+    "write-in-a-notification": "strangers who write to keys",
+    "guard-trusts-the-first-look": "guarded scripts",
+    "told-though-handed-over": "subscribers to Redisson's channel",
+    "watchers-not-told": "transactions that watch a lock",
+}
+
+SEED = 1
+SECONDS = 8
+
+
+def rules(verdict):
+    """What a checker of tests/history has refused, and how often; or how the load ended without a history."""
+    found = Counter(re.findall(r"^(\w+) on \S+: ", verdict.output, re.MULTILINE))
+    if found:
+        return ", ".join(f"{rule} {count}" for rule, count in found.most_common())
+    return "nothing" if verdict.passed else f"no history: {verdict.last_line()}"
+
+
+def look(module):
+    """What the checker says of everything and of exclusive locks, and Porcupine of the latter; whether any has found anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        history = Path(folder, "history.jsonl")
+        with porcupine.server(module) as port:
+            everything = porcupine.load(port, SEED, SECONDS, history, "--faults")
+        history.unlink(missing_ok=True)
+        with porcupine.server(module) as port:
+            exclusive = porcupine.load(port, SEED, SECONDS, history, "--exclusive")
+        second = porcupine.porcupine(history) if history.exists() else None
+    refused = re.search(r"\d+ wrong.*", second.last_line()) if second else None
+    passed = everything.passed and exclusive.passed and (second is None or second.passed)
+    says = f"everything: {rules(everything)} | exclusive: {rules(exclusive)} | Porcupine: {refused[0] if refused else 'not asked'}"
+    return says, not passed
+
+
+def main(*words):
+    chosen = [mutant for mutant in run.mutants() if not words or any(word in mutant.name for word in words)]
+    if not chosen:
+        sys.exit("no such mutants")
+    porcupine.build()
+    run.copy_sources()
+    run.cargo("build", "--release", "--lib")
+    module = run.ENVIRONMENT["REDIS_LOCK_MODULE"]
+    says, is_found = look(module)
+    print(f"without a bug | {says}", flush=True)
+    if is_found:
+        sys.exit("what is refused without a bug tells nothing")
+    found = tried = 0
+    for mutant in chosen:
+        if mutant.name in NEEDED:
+            print(f"{mutant.name} | left out: needs {NEEDED[mutant.name]}", flush=True)
+            continue
+        tried += 1
+        try:
+            with run.applied(mutant):
+                run.cargo("build", "--release", "--lib")
+                says, is_found = look(module)
+        except run.Trouble as trouble:
+            sys.exit(f"{mutant.name}: {trouble}")
+        found += is_found
+        print(f"{mutant.name} | {says}", flush=True)
+    print(f"{found} of {tried} were seen")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
