@@ -25,7 +25,7 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix sanitize mutants porcupine evidence bench guard guard-record \
+.PHONY: help run setup clients test test-all test-matrix sanitize mutants porcupine soak evidence bench guard guard-record \
 	lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
@@ -86,10 +86,14 @@ porcupine: ## Histories of exclusive locks, judged by Porcupine, too: a checker 
 	($(call install,go)) || true
 	python3 tests/porcupine.py
 
-evidence: setup clients ## What docs/evidence.md tells of, all of it
+soak: setup ## A quarter of an hour of everything on one server: nothing may grow; or as long as in `make soak SECONDS=60`
+	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/run.py all soak::nothing_grows::redis_7
+
+evidence: setup clients ## What docs/evidence.md tells of, all of it, within an hour and a half
 	EXPLORE_STEPS=600000 cargo test --lib every_short -- --nocapture
 	HISTORY_SECONDS=60 python3 tests/run.py all histories::
 	$(MAKE) porcupine
+	$(MAKE) soak
 	python3 tests/mutants/run.py
 	python3 tests/mutants/histories.py
 	python3 tests/sanitize.py

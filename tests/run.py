@@ -36,8 +36,8 @@ AT_A_TIME = 2 * (os.cpu_count() or 1)
 # As many tests as this may fail on a busy machine and pass when nothing else runs. They are named at the end.
 SECOND_CHANCES = 3
 
-# In seconds. No test is as slow as this, not on a busy machine either.
-PATIENCE = 900
+# In seconds. No test is as slow as this, not on a busy machine either, but for one that is told how long to go on.
+PATIENCE = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
 
 
 class Test(NamedTuple):

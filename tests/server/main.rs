@@ -58,6 +58,7 @@ mod sessions;
 mod setups;
 mod several;
 mod shared;
+mod soak;
 mod tables;
 mod waiting;
 mod who;

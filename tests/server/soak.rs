@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+
+//! One server under load for long: what it keeps afterwards is what it kept after the first load (1 to 7, 9).
+//!
+//! `SOAK_SECONDS` makes the load so long.
+
+use std::time::{Duration, Instant};
+
+use redis_lock_history::load::{Faults, Settings};
+
+use super::histories::{address, run, settings, verify};
+use crate::support::{until, Client, Flavor, Server};
+
+crate::on_every_server!(nothing_grows);
+
+/// What the server keeps while nobody uses it, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    used: i64,
+    resident: i64,
+}
+
+impl Memory {
+    /// The server gives back its own buffers and tables step by step, and tells of the process as of its last look.
+    const SLACK: Memory = Memory { used: 500_000, resident: 4_000_000 };
+
+    fn of(client: &mut Client) -> Memory {
+        let mut field = |name: &str| client.info("memory", name).parse().unwrap();
+        Memory { used: field("used_memory"), resident: field("used_memory_rss") }
+    }
+
+    fn exceeds(self, before: Memory) -> bool {
+        self.used > before.used + Memory::SLACK.used
+            || self.resident > before.resident + Memory::SLACK.resident
+    }
+}
+
+/// Waits until all is over that the load has left. The tokens of locks, and what was written under them, are to stay.
+fn come_to_rest(server: &mut Server) {
+    let mut client = server.client();
+    verify(server);
+    until("every other key is gone", || {
+        let keys = client.call("KEYS *");
+        let stays = |key: &str| key.starts_with("log:") || key.starts_with("redisson_lock_token:");
+        let mut keys = keys.trim_matches(['[', ']']).split(", ");
+        keys.all(|key| key.is_empty() || stays(key))
+    });
+    until("nobody else is connected", || client.info("clients", "connected_clients") == "1");
+    for gauge in
+        ["waiters", "contended_locks", "known_held_locks", "watchdogs", "ephemeral_holds", "notify_waits"]
+    {
+        assert_eq!(client.info("lock", &format!("lock_{gauge}")), "0", "lock_{gauge}");
+    }
+    assert_eq!(client.call("FLUSHALL"), "OK");
+}
+
+fn nothing_grows(flavor: Flavor) {
+    let asked: Option<u64> = std::env::var("SOAK_SECONDS").ok().map(|value| value.parse().unwrap());
+    // The first load fills what the server and the module keep for ever.
+    let (warm_up, round) = asked.map_or((1, 2), |_| (20, 30));
+    let mut server = Server::with_module(flavor, &[]);
+    let mut load = |number: u64, seconds: u64| {
+        let load = Settings {
+            seed: settings().seed.wrapping_add(number),
+            calls: u32::MAX,
+            at_most: Duration::from_secs(seconds),
+            broken: 80,
+            faults: Faults { kill: true, unblock: true, pause: true },
+            ..settings()
+        };
+        run(load, flavor, address(&server), |_| ());
+        come_to_rest(&mut server);
+        let memory = Memory::of(&mut server.client());
+        eprintln!("load {number}: {memory:?}");
+        memory
+    };
+    let before = load(0, warm_up);
+    let began = Instant::now();
+    let mut number = 0;
+    while number == 0 || began.elapsed() < Duration::from_secs(asked.unwrap_or(0)) {
+        number += 1;
+        load(number, round);
+    }
+    let mut client = server.client();
+    until("the memory is given back", || !Memory::of(&mut client).exceeds(before));
+}
