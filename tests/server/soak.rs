@@ -22,7 +22,7 @@ struct Memory {
 
 impl Memory {
     /// The server gives back its own buffers and tables step by step, and tells of the process as of its last look.
-    const SLACK: Memory = Memory { used: 500_000, resident: 4_000_000 };
+    const SLACK: Memory = Memory { used: 200_000, resident: 4_000_000 };
 
     fn of(client: &mut Client) -> Memory {
         let mut field = |name: &str| client.info("memory", name).parse().unwrap();
