@@ -484,13 +484,15 @@ fn connections(records: &[Record], calls: &[&Call]) -> HashMap<u64, Connection> 
     found
 }
 
-/// It may have been carried out. What replicas have not acknowledged may stand, for a while or on another primary.
+/// It may have been carried out. What replicas have not acknowledged may stand, for a while or on another primary, and the
+/// lease that a renewal has set may be over before they have.
 fn is_unknown(call: &Call) -> bool {
     match &call.outcome {
         Outcome::Unknown => true,
         Outcome::Error(error) => {
+            let is_over = matches!(call.command, Command::Renew(_)) && error.starts_with("NOTOWNER");
             let ends = ["NOREPLICAS", "UNBLOCKED"].iter().any(|word| error.starts_with(word));
-            ends && waits_for_replicas(&call.command)
+            (ends || is_over) && waits_for_replicas(&call.command)
         }
         Outcome::Reply(_) | Outcome::Unsent => false,
     }

@@ -546,6 +546,15 @@ fn failovers() {
     accepts("1 0..1 ACQUIRE k a REPLICAS 2 = !NOREPLICAS\n2 10..11 ACQUIRE k b REPLICAS 2 = 1");
     accepts(&format!("{held}2 10..11 ACQUIRE k b = !READONLY"));
     refuses(Rule::Error, "2 10..11 ACQUIRE k b = !READONLY");
+    // The lease that a renewal has set was over before the reply.
+    let renewed = |replicas: &str| {
+        format!(
+            "1 0..1 ACQUIRE k a PX 600 = 1\n1 2..50 RENEW k a PX 5 {replicas} = !NOTOWNER
+             2 60..61 ACQUIRE k b PX 5 = 1"
+        )
+    };
+    accepts(&renewed("REPLICAS 2"));
+    refuses(Rule::Exclusion, &renewed(""));
     // The new primary has not heard of a release, or of the hold.
     let released = "1 0..1 ACQUIRE k a = 1\n1 2..3 RELEASE k a = 0\nfault failover 4..5\n";
     accepts(&format!("{released}1 20..21 ACQUIRE k a = 2"));
