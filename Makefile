@@ -91,7 +91,8 @@ soak: setup ## A quarter of an hour of everything on one server: nothing may gro
 
 evidence: setup clients ## What docs/evidence.md tells of, all of it, within an hour and a half
 	EXPLORE_STEPS=600000 cargo test --lib every_short -- --nocapture
-	HISTORY_SECONDS=60 python3 tests/run.py all histories::
+	HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations::
+	HISTORY_SECONDS=20 cargo test --test server how_often_two_hold::redis_7 -- --ignored --nocapture
 	$(MAKE) porcupine
 	$(MAKE) soak
 	python3 tests/mutants/run.py
