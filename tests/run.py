@@ -104,9 +104,16 @@ def build():
     return [message["executable"] for message in built if message["profile"]["test"] and message["executable"]]
 
 
+def listed(binary, *which):
+    command = [binary, "--list", "--format", "terse", *which]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [line.removesuffix(": test") for line in output.splitlines() if line.endswith(": test")]
+
+
 def tests_in(binary):
-    listed = subprocess.run([binary, "--list", "--format", "terse"], check=True, stdout=subprocess.PIPE, text=True)
-    return [Test(binary, line.removesuffix(": test")) for line in listed.stdout.splitlines() if line.endswith(": test")]
+    # What is ignored makes a table, and is run by hand.
+    ignored = set(listed(binary, "--ignored"))
+    return [Test(binary, name) for name in listed(binary) if name not in ignored]
 
 
 def kill_group(pid):
