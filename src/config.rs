@@ -9,14 +9,14 @@ use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use crate::decimal::GREATEST;
 use crate::error::shown;
 use crate::server::config::{load, register_choice, register_number};
 use crate::server::load::Args;
 use crate::server::Ctx;
 
-/// The largest number of milliseconds that is accepted anywhere: 2^53 − 1, which every client can represent,
-/// and which can be added to the time of day without overflow.
-pub(crate) const MAX_MS: i64 = (1 << 53) - 1;
+/// The largest number of milliseconds that is accepted anywhere. It can be added to the time of day without overflow.
+pub(crate) const MAX_MS: i64 = GREATEST;
 
 /// What every setting's name begins with.
 const PREFIX: &str = "lock.";

@@ -28,6 +28,7 @@ mod commands;
 mod config;
 #[forbid(unsafe_code)]
 mod core;
+mod decimal;
 mod driver;
 mod error;
 mod keyspace;

@@ -4,10 +4,10 @@
 
 use crate::config::{self, MAX_MS};
 use crate::core::{RequestId, Token};
+use crate::decimal::decimal;
 use crate::error::{shown, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
-use crate::server::string::decimal;
 use crate::server::{ask, Ctx, Str};
 
 /// The longest owner, in bytes.

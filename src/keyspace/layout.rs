@@ -13,9 +13,8 @@
 
 use smallvec::SmallVec;
 
-use crate::config::MAX_MS;
 use crate::core::{Hold, Holders, Owner, Token};
-use crate::server::string::{decimal, Digits};
+use crate::decimal::{decimal, Digits, GREATEST};
 
 pub(super) const FENCE: &[u8] = b"#fence";
 const SHARED: &[u8] = b"#shared:";
@@ -34,7 +33,7 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
     for (name, value) in fields {
         if **name == *FENCE {
-            fence = Some(positive(value).filter(|token| *token <= MAX_MS)?);
+            fence = Some(positive(value).filter(|token| *token <= GREATEST)?);
         } else if let Some(owner) = name.strip_prefix(SHARED).filter(|owner| is_owner(owner)) {
             holds.push(parse_shared(owner, value, expires_at)?);
         } else if is_owner(name) && exclusive.is_none() {
@@ -68,7 +67,7 @@ pub(super) fn alone(name: &[u8], holds: i64, token: Option<Token>, expires_at: i
 
 /// True if a hash with this field alone, and maybe the token's, is a lock that this owner holds.
 pub(super) fn is_alone(name: &[u8], holds: i64, token: Option<Token>) -> bool {
-    is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=MAX_MS).contains(&token))
+    is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=GREATEST).contains(&token))
 }
 
 fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
@@ -110,7 +109,7 @@ fn shared_value(value: &[u8]) -> Option<(i64, i64, Option<i64>)> {
     let shared = positive(parts.next()?)?;
     let end = positive(parts.next()?)?;
     let token = match parts.next() {
-        Some(token) => Some(positive(token).filter(|token| *token <= MAX_MS)?),
+        Some(token) => Some(positive(token).filter(|token| *token <= GREATEST)?),
         None => None,
     };
     parts.next().is_none().then_some((shared, end, token))

@@ -5,6 +5,7 @@
 use std::ffi::{c_int, CStr};
 
 use crate::core::{Hold, Holders, Now, Token};
+use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
@@ -14,7 +15,6 @@ use crate::keyspace::{channel, kept, redisson_fair};
 use crate::server::key::{Key, Kind};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
-use crate::server::string::Digits;
 use crate::server::{notify, Ctx, Str};
 
 /// A lock of the selected database that is open to be read and written.

@@ -9,14 +9,14 @@ use std::cell::Cell;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use crate::config::{self, MAX_MS};
+use crate::config;
 use crate::core::{self, Mode, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
+use crate::decimal::{Digits, GREATEST};
 use crate::keyspace::names::Name;
 use crate::keyspace::{channel, names};
 use crate::server::key::{Kind, OwnKey};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
-use crate::server::string::Digits;
 use crate::server::{notify, Ctx, ServerCell, Str};
 
 /// The records of one lock.
@@ -292,7 +292,7 @@ impl Counter<'_> {
             Some(last) => last.checked_add(1).ok_or(Refusal::CounterFull)?.max(now),
             None => now,
         };
-        if next > MAX_MS {
+        if next > GREATEST {
             return Err(Refusal::CounterFull);
         }
         Ok(next)
@@ -392,7 +392,7 @@ impl<'a> Record<'a> {
             rest = after;
             let (mut token, mut owner) = (None, None);
             if let Some(value) = rest.strip_prefix(b" t") {
-                let (value, after) = number(value).filter(|(token, _)| (1..=MAX_MS).contains(token))?;
+                let (value, after) = number(value).filter(|(token, _)| (1..=GREATEST).contains(token))?;
                 (token, rest) = (Some(value), after);
             }
             let is_owner = |name: &&[u8]| !matches!(name, [] | [b'#', ..]);

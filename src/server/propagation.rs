@@ -19,8 +19,8 @@ use redis_module::raw;
 use smallvec::SmallVec;
 
 use crate::config;
+use crate::decimal::Digits;
 use crate::server::ctx::enter;
-use crate::server::string::Digits;
 use crate::server::version::{is_known, Version};
 use crate::server::{info, messages, notify, subscribe, Ctx, ServerCell, Str};
 

@@ -97,53 +97,6 @@ impl Drop for Str<'_> {
     }
 }
 
-/// The decimal form of a number, on the stack.
-pub(crate) struct Digits {
-    /// No number has more digits, and a sign.
-    buffer: [u8; 20],
-    start: usize,
-}
-
-impl Digits {
-    #[allow(clippy::cast_possible_truncation)] // Of numbers below 100.
-    pub(crate) fn of(number: i64) -> Digits {
-        let mut digits = Digits { buffer: [b'0'; 20], start: 20 };
-        let mut rest = number.unsigned_abs();
-        // Two at a time: divisions are what this costs.
-        while rest >= 10 {
-            let two = (rest % 100) as u8;
-            rest /= 100;
-            digits.start -= 2;
-            digits.buffer[digits.start] += two / 10;
-            digits.buffer[digits.start + 1] += two % 10;
-        }
-        if rest > 0 || digits.start == 20 {
-            digits.start -= 1;
-            digits.buffer[digits.start] += rest as u8;
-        }
-        if number < 0 {
-            digits.start -= 1;
-            digits.buffer[digits.start] = b'-';
-        }
-        digits
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.buffer[self.start..]
-    }
-}
-
-/// The number that these digits are; `None` if there is anything else among them. More than 19 of them wrap.
-pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
-    let (mut number, mut all_digits) = (0_u64, true);
-    for byte in digits {
-        let digit = byte.wrapping_sub(b'0');
-        all_digits &= digit < 10;
-        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
-    }
-    all_digits.then_some(number)
-}
-
 /// The content of a string.
 ///
 /// # Safety
@@ -171,17 +124,5 @@ pub(super) unsafe fn take_number(raw: *mut raw::RedisModuleString) -> Option<i64
         let is_number = call!(RedisModule_StringToLongLong(raw, &mut number)) == super::OK;
         call!(RedisModule_FreeString(ptr::null_mut(), raw));
         is_number.then_some(number)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Digits;
-
-    #[test]
-    fn digits_are_those_of_the_number() {
-        for number in [0, 7, 10, 99, 100, 101, -1, -10, 1_700_000_000_000, i64::MAX, i64::MIN] {
-            assert_eq!(Digits::of(number).as_bytes(), number.to_string().as_bytes());
-        }
     }
 }
