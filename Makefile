@@ -77,6 +77,10 @@ test-matrix: setup clients ## All tests on every server that Debian has; with RE
 sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
 	@python3 tests/sanitize.py
 
+fuzz: ## Fuzzes by coverage what knows no server, for SECONDS=60 each
+	@$(call install,rust cc)
+	SECONDS_EACH=$(or $(SECONDS),60) sh tests/fuzz.sh
+
 mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only those that have the word in their names
 	@$(call install,rust cc libclang redis)
 	python3 tests/mutants/run.py $(WORDS)
@@ -98,6 +102,7 @@ evidence: setup clients ## What docs/evidence.md tells of, all of it, within an 
 	python3 tests/mutants/run.py
 	python3 tests/mutants/histories.py
 	python3 tests/sanitize.py
+	SECONDS_EACH=300 sh tests/fuzz.sh
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)

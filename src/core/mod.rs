@@ -51,7 +51,7 @@ pub(crate) mod waits;
 pub(crate) mod waits_for;
 
 #[cfg(test)]
-mod model_tests;
+pub(crate) mod model_tests;
 #[cfg(test)]
 mod scenarios;
 

@@ -230,7 +230,7 @@ fn threads() -> Vec<Op> {
 }
 
 /// All of the above.
-fn everything() -> Vec<Op> {
+pub(super) fn everything() -> Vec<Op> {
     let all = [
         exclusive_locks(),
         readers(),

@@ -341,6 +341,21 @@ fn compare(ops: &[Op], tells_owners: bool) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Plays the history that these bytes choose, each a step of the largest of the small worlds: for `tests/fuzz`, which goes on
+/// with those that reach something new.
+#[cfg(fuzzing)]
+pub fn play(bytes: &[u8]) {
+    thread_local! {
+        static WORLD: Vec<Op> = exhaustive::everything();
+    }
+    let Some((first, rest)) = bytes.split_first() else { return };
+    let ops: Vec<Op> =
+        WORLD.with(|world| rest.iter().map(|byte| world[usize::from(*byte) % world.len()].clone()).collect());
+    if let Err(difference) = compare(&ops, first % 2 == 0) {
+        panic!("{difference}: {ops:#?}");
+    }
+}
+
 /// The lease of a renewal that confirms grants is the renewal's, also if it ends when a grant that was given back would have.
 #[test]
 fn a_renewal_outlives_the_grant_that_it_confirms() {

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+
+//! What is stored in a lock's hash.
+
+#[path = "../../../../src/keyspace/layout.rs"]
+mod layout;
+
+use layout::{fields, has_field, parse, Field};
+
+use crate::core::Hold;
+
+/// When the hash expires.
+const EXPIRES_AT: i64 = 500;
+
+/// Reads the fields of a hash, each with one byte for the length of its name and one for that of its value. Whatever is a lock
+/// is written so that it is read again as the same.
+pub fn read(mut bytes: &[u8]) {
+    let mut stored: Vec<Field> = Vec::new();
+    let part = |len: &mut &[u8]| -> Option<Vec<u8>> {
+        let (len_of_part, rest) = len.split_first()?;
+        let (part, rest) = rest.split_at(usize::from(*len_of_part).min(rest.len()));
+        *len = rest;
+        Some(part.to_vec())
+    };
+    while let (Some(name), Some(value)) = (part(&mut bytes), part(&mut bytes)) {
+        // A hash has a field of each name once.
+        if !stored.iter().any(|(other, _)| **other == *name) {
+            stored.push((name.as_slice().into(), value.as_slice().into()));
+        }
+    }
+    let Some(holders) = parse(&stored, EXPIRES_AT) else { return };
+    let holds: Vec<&Hold> = holders.iter().collect();
+    assert!(holds.iter().all(|hold| hold.exclusive > 0 || hold.shared > 0), "a hold of nothing: {stored:?}");
+    assert!(holds.iter().all(|hold| hold.expires_at <= EXPIRES_AT), "a lease outlives its key: {stored:?}");
+    let exclusive = holds.iter().filter(|hold| hold.exclusive > 0).count();
+    assert!(exclusive == 0 || (exclusive == 1 && holds.len() == 1), "an exclusive hold beside another: {stored:?}");
+    let written: Vec<Field> = fields(&holds).into_iter().map(|wanted| wanted.field).collect();
+    assert!(written.iter().all(|(name, _)| has_field(&holders, name)), "{stored:?} {written:?}");
+    // A lease that ended with the key is written as ending with it.
+    let again = parse(&written, EXPIRES_AT);
+    let again = again.unwrap_or_else(|| panic!("what is written is no lock: {stored:?} {written:?}"));
+    let look = |hold: &Hold| (hold.owner.clone(), hold.exclusive, hold.shared, hold.expires_at, hold.token);
+    let mut both = [&holders, &again].map(|holders| holders.iter().map(look).collect::<Vec<_>>());
+    both.iter_mut().for_each(|holds| holds.sort());
+    assert_eq!(both[0], both[1], "{stored:?}");
+}
