@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""Two connections that carry all waits and holds of a process: one for commands, one for messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+import weakref
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Optional, Set
+
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+
+from .errors import Unavailable, of
+
+BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
+
+_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+
+
+def text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _after_fork() -> None:
+    # A copy of the socket would keep the holds of a parent that has died. Something harmless takes its number, as whoever
+    # collects the copy closes that number.
+    null = os.open(os.devnull, os.O_RDWR)
+    for link in list(_links):
+        if link.descriptor is not None:
+            os.dup2(null, link.descriptor)
+            link.descriptor = None
+    os.close(null)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+async def within(future: "asyncio.Future[Any]", seconds: float) -> Any:
+    """`asyncio.wait_for` swallows a cancellation that comes with the result, before Python 3.12: here it counts."""
+    done, _ = await asyncio.wait({future}, timeout=max(0.0, seconds))
+    if not done:
+        raise asyncio.TimeoutError
+    return future.result()
+
+
+async def told_within(event: asyncio.Event, seconds: float) -> None:
+    """Waits for the event, or for that long."""
+    task = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, seconds))
+    finally:
+        task.cancel()
+
+
+class Link:
+    """A connection on which calls overtake nothing and wait for nothing: replies come in the order of the calls."""
+
+    def __init__(self, connection: Any, on_message: Optional[Callable[[Any], None]], on_end: Callable[[], None]) -> None:
+        self._connection, self._on_message, self._on_end = connection, on_message, on_end
+        self._replies: Deque["asyncio.Future[Any]"] = deque()
+        self._write = asyncio.Lock()
+        self.open = True
+        self.descriptor: Optional[int] = None
+
+    async def start(self) -> None:
+        # A new task of redis-py would read with this time-out, and a message may be long in coming.
+        await self._connection.connect()
+        self._connection.socket_timeout = None
+        socket = self._connection._writer.get_extra_info("socket")
+        self.descriptor = socket.fileno() if socket is not None else None
+        _links.add(self)
+        self._reader = asyncio.ensure_future(self._read())
+
+    async def send(self, *words: Any) -> "asyncio.Future[Any]":
+        reply: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
+        async with self._write:
+            if not self.open:
+                raise Unavailable("the connection is lost")
+            self._replies.append(reply)
+            try:
+                # Shielded: half a command would be the end of all calls.
+                packed = self._connection.pack_command(*words)
+                await asyncio.shield(self._connection.send_packed_command(packed, check_health=False))
+            except BROKEN as error:
+                self.break_off()
+                raise Unavailable(f"the connection is lost: {error}") from error
+        return reply
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                result: Any
+                try:
+                    result = await self._connection.read_response(disconnect_on_error=False)
+                except ResponseError as error:
+                    result = error
+                if self._on_message is not None and isinstance(result, list) and text(result[0]) == "message":
+                    self._on_message(text(result[2]))
+                    continue
+                reply = self._replies.popleft()
+                if reply.done():
+                    continue
+                if isinstance(result, ResponseError):
+                    reply.set_exception(result)
+                else:
+                    reply.set_result(result)
+        except (*BROKEN, RedisError, IndexError):
+            pass
+        finally:
+            self.break_off()
+
+    def break_off(self) -> None:
+        """Nothing of what is not answered will be. The server hears of it at once."""
+        if not self.open:
+            return
+        self.open = False
+        self.descriptor = None
+        _links.discard(self)
+        for reply in self._replies:
+            if not reply.done():
+                reply.set_exception(Unavailable("the connection is lost"))
+                reply.exception()  # Nobody may be left to look at it.
+        if self._connection._writer is not None:
+            self._connection._writer.transport.abort()
+        self._on_end()
+
+    async def close(self) -> None:
+        self.break_off()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._connection.disconnect(nowait=True)
+
+
+class Session:
+    """The connections, made when they are needed, and again when they broke."""
+
+    def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0) -> None:
+        self._pool = client.connection_pool
+        self.patience = patience
+        self.inbox = f"inbox-{uuid.uuid4()}"
+        self.waits: Dict[str, asyncio.Event] = {}
+        # Whom it concerns that a connection broke: the holds that are bound to it.
+        self.holds: Dict[str, asyncio.Event] = {}
+        self.tasks: Set["asyncio.Task[None]"] = set()
+        self._commands: Optional[Link] = None
+        self._messages: Optional[Link] = None
+        self._opening = asyncio.Lock()
+        self.closed = False
+
+    async def _open(self, on_message: Optional[Callable[[str], None]]) -> Link:
+        # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself.
+        # What belongs to RESP3 alone is left out.
+        settings = {name: value for name, value in self._pool.connection_kwargs.items() if "maint_notifications" not in name}
+        connection = self._pool.connection_class(**{**settings, "protocol": 2})
+        link = Link(connection, on_message, self._wake)
+        try:
+            await asyncio.wait_for(link.start(), self.patience)
+        except (*BROKEN, RedisError) as error:
+            raise Unavailable(f"no connection: {error}") from error
+        return link
+
+    def _wake(self) -> None:
+        for event in (*self.waits.values(), *self.holds.values()):
+            event.set()
+
+    def _told(self, message: str) -> None:
+        # "granted <request> <key>" and "lost <request> <key>" both mean: ask again.
+        event = self.waits.get(message.split(" ", 2)[1])
+        if event is not None:
+            event.set()
+
+    async def listen(self) -> None:
+        """Before a wait: a message that nobody hears is taken for a refusal."""
+        async with self._opening:
+            if self.closed:
+                raise Unavailable("closed")
+            if self._messages is None or not self._messages.open:
+                link = await self._open(self._told)
+                try:
+                    reply = await link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}")
+                    await within(reply, self.patience)
+                except BaseException as error:
+                    await link.close()
+                    if isinstance(error, asyncio.TimeoutError):
+                        raise Unavailable("the server does not answer") from error
+                    raise
+                self._messages = link
+
+    async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
+        async with self._opening:
+            if self.closed:
+                raise Unavailable("closed")
+            if self._commands is None or not self._commands.open:
+                self._commands = await self._open(None)
+            link = self._commands
+        reply = await link.send(*words)
+        try:
+            return await within(reply, self.patience if patience is None else patience)
+        except asyncio.TimeoutError:
+            if patience is None:
+                # A server that has vanished: the next call tries a new connection.
+                link.break_off()
+            raise Unavailable("the server does not answer") from None
+        except ResponseError as error:
+            raise of(error) from error
+
+    async def close(self) -> None:
+        """Drops the connections: the server ends the waits, and the holds that are bound to them."""
+        self.closed = True
+        async with self._opening:
+            for link in (self._commands, self._messages):
+                if link is not None:
+                    await link.close()
+        self._wake()
+        await asyncio.gather(*self.tasks, return_exceptions=True)

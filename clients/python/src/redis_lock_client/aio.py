@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: MIT
+"""Locks for asyncio. The synchronous ones are these, run in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from typing import Any, Dict, List, Optional
+
+import redis.asyncio
+
+from ._session import Session, text, told_within
+from .errors import Busy, LockError, Lost, TimedOut, Unavailable
+
+# A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
+ASK_AGAIN = 2.0
+
+# After a broken connection, in seconds.
+TRY_AGAIN = 0.05
+
+
+class Hold:
+    """A lock that is held: what `with` gives."""
+
+    def __init__(self, lock: "Lock", owner: str) -> None:
+        self.key, self.owner = lock.key, owner
+        self.token: Optional[int] = None
+        self.lost = asyncio.Event()
+        self._lock, self._session = lock, lock._session
+        self._wake = asyncio.Event()
+        self._release_id = str(uuid.uuid4())
+        self._granted = self._until = 0.0
+        self._watch: Optional["asyncio.Task[None]"] = None
+        self.released = False
+
+    def valid_for(self) -> float:
+        """Seconds for which nobody else can have the lock, whatever the network does."""
+        return 0.0 if self.lost.is_set() or self.released else max(0.0, self._until - time.monotonic())
+
+    async def extend(self, lease: Optional[float] = None) -> None:
+        """Sets the lease anew. `Lost` if there is nothing to extend."""
+        await self._renew(lease if lease is not None else self._lock.lease, None)
+
+    async def guard(self, *command: Any) -> Any:
+        """Carries out a command of Redis if the lock is still held, in the same step."""
+        try:
+            return await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
+        except Lost:
+            self._lose()
+            raise
+
+    async def release(self) -> None:
+        """Gives the lock back. If that fails, it may be called again, and counts once."""
+        if self.released:
+            return
+        words = ["LOCK.RELEASE", self.key, self.owner, *(["SHARED"] if self._lock.shared else []), "ID", self._release_id]
+        deadline = time.monotonic() + self._session.patience
+        while True:
+            try:
+                await self._session.call(*words)
+                break
+            except Lost:
+                self._lose()
+                self._end()
+                raise
+            except Unavailable:
+                if self._session.closed or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(TRY_AGAIN)
+        self._end()
+
+    def _end(self) -> None:
+        self.released = True
+        self._session.holds.pop(self.owner, None)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _lose(self) -> None:
+        self.lost.set()
+        self._session.holds.pop(self.owner, None)
+
+    async def _renew(self, lease: float, patience: Optional[float]) -> None:
+        sent = time.monotonic()
+        words: List[Any] = ["LOCK.RENEW", self.key, self.owner, "PX", _ms(lease), *self._lock._bound(sent - self._granted)]
+        try:
+            await self._session.call(*words, patience=patience)
+        except Lost:
+            self._lose()
+            raise
+        self._until = sent + lease
+
+    def _begin(self, sent: float) -> None:
+        self._granted, self._until = sent, sent + self._lock.lease
+        self._session.holds[self.owner] = self._wake
+        self._watch = asyncio.ensure_future(self._keep_watch())
+        self._session.tasks.add(self._watch)
+        self._watch.add_done_callback(self._session.tasks.discard)
+
+    async def _keep_watch(self) -> None:
+        """Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock."""
+        lock, pause = self._lock, self._lock.lease / 3
+        while not self.lost.is_set():
+            now = time.monotonic()
+            keeps = lock.keep and (lock.max_hold is None or now - self._granted < lock.max_hold)
+            if not keeps and now >= self._until:
+                return self._lose()
+            wait = min(pause, self._until - now) if keeps else self._until - now
+            await told_within(self._wake, wait)
+            self._wake.clear()
+            if self._session.closed:
+                return self._lose()
+            if not keeps:
+                continue
+            now = time.monotonic()
+            # A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock,
+            # as no other ever has this owner's name.
+            slept = now >= self._until
+            try:
+                await self._renew(lock.lease, pause if slept else self._until - now)
+            except Lost:
+                return
+            except LockError:
+                if time.monotonic() >= self._until:
+                    return self._lose()
+                await asyncio.sleep(min(TRY_AGAIN, pause))
+                self._wake.set()
+
+
+class Lock:
+    """A name and how it is to be held. May be used by many tasks: each hold has an owner of its own."""
+
+    def __init__(
+        self,
+        session: Session,
+        key: str,
+        lease: Optional[float] = None,
+        wait: Optional[float] = None,
+        keep: Optional[bool] = None,
+        ephemeral: Optional[bool] = None,
+        max_hold: Optional[float] = None,
+        shared: bool = False,
+        limit: Optional[int] = None,
+        fence: bool = False,
+    ) -> None:
+        if limit is not None:
+            shared = True
+        self.key, self.wait, self.max_hold = key, wait, max_hold
+        self.lease = 30.0 if lease is None else lease
+        self.keep = lease is None if keep is None else keep
+        self.ephemeral = self.keep if ephemeral is None else ephemeral
+        self.shared, self.limit, self.fence = shared, limit, fence
+        self._session = session
+        self._holds: Dict[Any, Hold] = {}
+
+    def _bound(self, age: float = 0.0) -> List[Any]:
+        words: List[Any] = ["WATCHDOG"] if self.keep else []
+        if self.keep and self.max_hold is not None:
+            words += ["MAX", max(1, _ms(self.max_hold - age))]
+        return words + (["EPHEMERAL"] if self.ephemeral else [])
+
+    async def try_acquire(self) -> Optional[Hold]:
+        """The hold, or None if somebody else has the lock."""
+        return await self.acquire(0)
+
+    async def acquire(self, wait: Optional[float] = None) -> Optional[Hold]:
+        """The hold, or None when `wait` seconds are over; without it, as the lock was made."""
+        limit = self.wait if wait is None else wait
+
+        deadline = None if limit is None else time.monotonic() + limit
+        while True:
+            owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
+            request = str(uuid.uuid4())
+            try:
+                hold = await self._acquire(owner, request, deadline, limit != 0)
+            except Lost:
+                # It was granted to a connection that broke, and ended with it.
+                continue
+            except BaseException:
+                # Whatever has become of the call: nothing waits, and nothing is held.
+                await _finish(self._cancel(owner, request))
+                raise
+            if hold is None and limit != 0:
+                await _finish(self._cancel(owner, request))
+            return hold
+
+    async def _acquire(self, owner: str, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
+        words: List[Any] = ["LOCK.ACQUIRE", self.key, owner, "PX", _ms(self.lease), "ONCE"]
+        words += ["SHARED"] if self.shared else []
+        words += ["LIMIT", self.limit] if self.limit is not None else []
+        words += ["FENCE"] if self.fence else []
+        words += self._bound()
+        words += ["NOTIFY", self._session.inbox] if waits else []
+        words += ["ID", request]
+        hold, broken = Hold(self, owner), False
+        told = self._session.waits[request] = asyncio.Event()
+        give_up = time.monotonic() + self._session.patience
+        try:
+            while True:
+                told.clear()
+                try:
+                    if waits:
+                        await self._session.listen()
+                    sent = time.monotonic()
+                    reply = await self._session.call(*words)
+                    if reply is not None and reply != 0:
+                        hold.token = _token(reply)
+                        hold._granted = sent
+                        if broken:
+                            # The reply may be that of a call whose hold ended with its connection.
+                            sent = time.monotonic()
+                            await hold._renew(self.lease, None)
+                        hold._begin(sent)
+                        return hold
+                    give_up = time.monotonic() + self._session.patience
+                    if reply is None:
+                        return None
+                except Unavailable as error:
+                    # What the server said stands; a broken connection is made again.
+                    broken = True
+                    late = time.monotonic() > (give_up if deadline is None else min(give_up, deadline))
+                    if self._session.closed or str(error).startswith("UNBLOCKED") or late:
+                        raise
+                    await asyncio.sleep(TRY_AGAIN)
+                    continue
+                left = ASK_AGAIN if deadline is None else min(ASK_AGAIN, deadline - time.monotonic())
+                if left <= 0:
+                    return None
+                await told_within(told, left)
+        finally:
+            del self._session.waits[request]
+
+    async def _cancel(self, owner: str, request: str) -> None:
+        for _ in range(3):
+            try:
+                await self._session.call("LOCK.CANCEL", self.key, owner, "ID", request)
+                return
+            except Unavailable:
+                # The wait ends with its connection.
+                if self._session.closed:
+                    return
+                await asyncio.sleep(TRY_AGAIN)
+            except LockError:
+                return
+
+    async def __aenter__(self) -> Hold:
+        hold = await self.acquire()
+        if hold is None:
+            raise (Busy if self.wait == 0 else TimedOut)(f"{self.key}: somebody else has it")
+        self._holds[asyncio.current_task()] = hold
+        return hold
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        hold = self._holds.pop(asyncio.current_task())
+        try:
+            await _finish(hold.release())
+        except LockError:
+            # What the body raised says more.
+            if error is None:
+                raise
+
+
+class Locks:
+    """All locks of this process on one server."""
+
+    def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0) -> None:
+        self._session = Session(client, patience)
+
+    def lock(self, key: str, **how: Any) -> Lock:
+        """See the README for what may be said."""
+        return Lock(self._session, key, **how)
+
+    async def close(self) -> None:
+        """Ends all waits, and what is held with `keep`."""
+        await self._session.close()
+
+
+async def _finish(work: Any) -> None:
+    """What must not be cut off by a cancellation, which comes after it."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+            cancelled = True
+        except LockError:
+            break
+    if cancelled:
+        task.exception()
+        raise asyncio.CancelledError
+    task.result()
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _token(reply: Any) -> Optional[int]:
+    if isinstance(reply, dict):
+        pairs = reply
+    elif isinstance(reply, list):
+        pairs = dict(zip(reply[::2], reply[1::2]))
+    else:
+        return None
+    return {text(name): value for name, value in pairs.items()}.get("token")

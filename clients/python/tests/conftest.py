@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""A real server for each test, and a proxy that cuts and freezes."""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULE = os.environ.get("REDIS_LOCK_MODULE", str(ROOT / "target/release/libredis_lock.so"))
+
+
+def until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.005)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    def __init__(self, folder):
+        self.port, self._folder = free_port(), folder
+        self.start()
+
+    def start(self):
+        words = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self._folder), "--loadmodule", MODULE]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        self.admin = redis.Redis(port=self.port, decode_responses=True)
+        until(self._answers)
+
+    def _answers(self):
+        try:
+            return self.admin.ping()
+        except redis.ConnectionError:
+            return False
+
+    def stop(self):
+        self.admin.close()
+        self.process.kill()
+        self.process.wait()
+
+    def waiters(self, key):
+        return len(self.admin.execute_command("LOCK.WAITERS", key))
+
+    def held(self, key):
+        return self.admin.exists(key) == 1
+
+
+class Proxy:
+    """Passes bytes on, but for those of replies that are to be lost."""
+
+    def __init__(self, target):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port, self._target = self.listener.getsockname()[1], target
+        self.frozen, self.cut_reply_of, self._pairs = threading.Event(), None, []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            pair = {"near": near, "far": far, "cut": False}
+            self._pairs.append(pair)
+            threading.Thread(target=self._pump, args=(pair, near, far, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(pair, far, near, False), daemon=True).start()
+
+    def _pump(self, pair, source, sink, calls):
+        try:
+            while data := source.recv(65536):
+                while self.frozen.is_set():
+                    time.sleep(0.005)
+                if calls and self.cut_reply_of and self.cut_reply_of in data:
+                    pair["cut"], self.cut_reply_of = True, None
+                if not calls and pair["cut"]:
+                    break
+                sink.sendall(data)
+        except OSError:
+            pass
+        self._end(pair)
+
+    def _end(self, pair):
+        for end in (pair["near"], pair["far"]):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def cut(self):
+        for pair in self._pairs:
+            self._end(pair)
+
+    def close(self):
+        self.frozen.clear()
+        self.listener.close()
+        self.cut()
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()
