@@ -67,9 +67,11 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 
 test: setup clients ## The tests on one Redis and one Valkey, with every client
 	@python3 tests/run.py short
+	sh tests/client-python.sh
 
 test-all: setup clients ## All tests, with a part of them on the newest servers; with REST=1 only what `make test` leaves out
 	@python3 tests/run.py $(if $(REST),long,all)
+	sh tests/client-python.sh
 
 test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)

@@ -22,6 +22,11 @@ def until(condition, seconds=10):
         time.sleep(0.005)
 
 
+def pairs(reply):
+    """A map comes as a list in RESP2."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2]))
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -52,6 +57,10 @@ class Server:
 
     def waiters(self, key):
         return len(self.admin.execute_command("LOCK.WAITERS", key))
+
+    def holder(self, key):
+        """What LOCK.INFO says of the only one."""
+        return pairs(pairs(self.admin.execute_command("LOCK.INFO", key))["holders"][0])
 
     def held(self, key):
         return self.admin.exists(key) == 1

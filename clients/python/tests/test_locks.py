@@ -133,6 +133,9 @@ def test_the_reply_of_an_acquire_is_lost(server, proxy, far):
     for ephemeral in (True, False):
         with far.lock("a", keep=True, ephemeral=ephemeral) as hold:
             assert server.admin.hgetall("a") == {hold.owner: "1"}
+            assert proxy.cut_reply_of is None
+            # The session's new connection keeps it, though it was granted to one that is gone.
+            assert server.holder("a")["watchdog"] == 1
         assert not server.held("a")
         proxy.cut_reply_of = b"LOCK.ACQUIRE"
 
@@ -292,3 +295,29 @@ def test_close_leaves_no_thread_and_no_hold(server):
     assert threading.active_count() == threads
     until(lambda: not any(server.held(f"l{n}") for n in range(5)))
     assert all(hold.lost for hold in holds)
+
+
+FORKING = """
+import os, sys, redis
+from redis_lock_client import Locks
+hold = Locks(redis.Redis(port=int(sys.argv[1]))).lock("a").acquire()
+if os.fork():
+    print("held", flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_a_forked_child_keeps_nothing_alive(server):
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen([sys.executable, "-c", FORKING, str(server.port)], stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert parent.stdout.readline() == "held\n" and server.held("a")
+        parent.kill()
+        until(lambda: not server.held("a"), 2)
+    finally:
+        # The child ends with its input.
+        parent.stdin.close()
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
