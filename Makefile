@@ -71,7 +71,7 @@ test: setup clients ## The tests on one Redis and one Valkey, with every client
 
 test-all: setup clients ## All tests, with a part of them on the newest servers; with REST=1 only what `make test` leaves out
 	@python3 tests/run.py $(if $(REST),long,all)
-	sh tests/client-python.sh
+	$(if $(REST),,sh tests/client-python.sh)
 
 test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)

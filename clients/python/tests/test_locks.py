@@ -191,7 +191,8 @@ def test_a_frozen_network_is_a_loss_by_the_own_clock(proxy, far):
     hold = far.lock("a", lease=0.6, keep=True).acquire()
     started = time.monotonic()
     proxy.frozen.set()
-    assert hold.wait_lost(5) and time.monotonic() - started < 1.0
+    # Before a call is given up.
+    assert hold.wait_lost(5) and time.monotonic() - started < 2.0
 
 
 def test_a_broken_lock_is_told_and_the_error_of_the_body_wins(server, locks):
@@ -221,7 +222,7 @@ def test_no_server_is_unavailable(server):
 CHILD = """
 import sys, time, redis
 from redis_lock_client import Locks
-lock = Locks(redis.Redis(port=int(sys.argv[1]))).lock("a", lease=0.6, keep=True)
+lock = Locks(redis.Redis(port=int(sys.argv[1]))).lock("a", lease=float(sys.argv[2]), keep=True)
 hold = lock.acquire()
 print("held", flush=True)
 sys.stdin.readline()
@@ -231,15 +232,17 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def child(server):
+def child(server, request):
     pipe = subprocess.PIPE
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(server.port)], stdin=pipe, stdout=pipe, text=True)
+    words = [sys.executable, "-c", CHILD, str(server.port), str(request.param)]
+    child = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
     assert child.stdout.readline() == "held\n"
     yield child
     child.kill()
     child.communicate()
 
 
+@pytest.mark.parametrize("child", [0.6], indirect=True)
 def test_a_process_that_was_frozen_for_two_leases_keeps_it(server, child):
     # The server renews meanwhile: nobody else had it.
     os.kill(child.pid, signal.SIGSTOP)
@@ -251,9 +254,10 @@ def test_a_process_that_was_frozen_for_two_leases_keeps_it(server, child):
     assert child.stdout.readline() == "kept\n"
 
 
+@pytest.mark.parametrize("child", [60.0], indirect=True)
 def test_a_killed_process_frees_it_at_once(server, child):
     child.kill()
-    until(lambda: not server.held("a"), 0.4)
+    until(lambda: not server.held("a"))
 
 
 def test_readers_and_a_limit(server, locks):
@@ -314,7 +318,7 @@ def test_a_forked_child_keeps_nothing_alive(server):
     try:
         assert parent.stdout.readline() == "held\n" and server.held("a")
         parent.kill()
-        until(lambda: not server.held("a"), 2)
+        until(lambda: not server.held("a"))
     finally:
         # The child ends with its input.
         parent.stdin.close()
