@@ -25,7 +25,7 @@ modules = $(at)/lib/redis/modules
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix sanitize mutants porcupine soak evidence bench guard guard-record \
+.PHONY: help run setup clients test test-all test-matrix sanitize fuzz mutants porcupine soak evidence bench guard guard-record \
 	lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
@@ -95,7 +95,7 @@ porcupine: ## Histories of exclusive locks, judged by Porcupine, too: a checker 
 soak: setup ## A quarter of an hour of everything on one server: nothing may grow; or as long as in `make soak SECONDS=60`
 	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/run.py all soak::nothing_grows::redis_7
 
-evidence: setup clients ## What docs/evidence.md tells of, all of it, within an hour and a half
+evidence: setup clients ## What docs/evidence.md tells of, all of it, within two hours
 	EXPLORE_STEPS=600000 cargo test --lib every_short -- --nocapture
 	HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations::
 	HISTORY_SECONDS=20 cargo test --test server how_often_two_hold::redis_7 -- --ignored --nocapture
