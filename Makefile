@@ -80,7 +80,7 @@ sanitize: setup clients ## All tests on the installed Redis, with AddressSanitiz
 	@python3 tests/sanitize.py
 
 fuzz: ## Fuzzes by coverage what knows no server, for SECONDS=60 each
-	@$(call install,rust cc)
+	@$(call install,rust cc c++)
 	SECONDS_EACH=$(or $(SECONDS),60) sh tests/fuzz.sh
 
 mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only those that have the word in their names
@@ -104,7 +104,7 @@ evidence: setup clients ## What docs/evidence.md tells of, all of it, within two
 	python3 tests/mutants/run.py
 	python3 tests/mutants/histories.py
 	python3 tests/sanitize.py
-	SECONDS_EACH=300 sh tests/fuzz.sh
+	$(MAKE) fuzz SECONDS=300
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)
@@ -218,6 +218,9 @@ for need in $(1); do
         ;;
     cc)
         echo "#include <stdlib.h>" | cc -E - &>/dev/null || missing+=(gcc libc6-dev)
+        ;;
+    c++)
+        echo "#include <vector>" | c++ -x c++ -E - &>/dev/null || missing+=(g++)
         ;;
     libclang)
         # Where bindgen looks. It has no use for libclang-cpp.
