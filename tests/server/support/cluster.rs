@@ -196,6 +196,5 @@ fn keep_the_greater(source: &mut Client, target: &mut Client, port: &str, keys: 
         } else {
             assert_eq!(source.call_args(&[b"DEL", key]), "1");
         }
-        eprintln!("COUNTERS {} here {here} there {there}", String::from_utf8_lossy(key));
     }
 }
