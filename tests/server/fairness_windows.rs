@@ -4,6 +4,7 @@
 //! subscription; the real ones are in `redisson`. Neither they nor those who wait natively starve (3).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Barrier;
 use std::thread;
 
 use crate::support::server::{load_module, unload_module};
@@ -71,12 +72,15 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
         inside.fetch_sub(1, Ordering::SeqCst);
         total.fetch_add(1, Ordering::SeqCst) < rounds
     };
-    let (enter, here, elsewhere) = (&enter, &here, &elsewhere);
+    // On a busy machine some would be done before others have begun.
+    let all_are_there = Barrier::new(natives + externals);
+    let (enter, here, elsewhere, all_are_there) = (&enter, &here, &elsewhere, &all_are_there);
     thread::scope(|scope| {
         for native in 0..natives {
             scope.spawn(move || {
                 let mut client = server.client();
                 let mut goes_on = true;
+                all_are_there.wait();
                 while goes_on {
                     assert_eq!(client.call(&format!("LOCK.ACQUIRE k n{native} PX 100000 BLOCK 0")), "1");
                     goes_on = enter(here);
@@ -88,6 +92,7 @@ fn contend(server: &Server, natives: usize, externals: usize, rounds: usize) -> 
             scope.spawn(move || {
                 let mut external = External::new(server, &format!("s{external}"));
                 let mut goes_on = true;
+                all_are_there.wait();
                 while goes_on {
                     external.lock();
                     goes_on = enter(elsewhere);
