@@ -180,6 +180,7 @@ impl fmt::Display for Error {
                 Refusal::CounterFull => {
                     "ERR the lock's fencing counter is at its maximum; choose another key"
                 }
+                Refusal::CounterMoved => TRY_AGAIN,
                 Refusal::NoRecord => {
                     "WRONGTYPE the key in which the reply to this request is kept holds something else; \
                      choose another ID"

@@ -282,6 +282,8 @@ pub(crate) enum Refusal {
     NoCounter,
     /// The fencing counter cannot grow any more.
     CounterFull,
+    /// The fencing counter is at another node already, or will be, as the lock's slot moves key by key.
+    CounterMoved,
     /// The key in which the reply is remembered holds something else.
     NoRecord,
     /// The request was cancelled before.

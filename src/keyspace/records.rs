@@ -17,7 +17,7 @@ use crate::keyspace::{channel, names};
 use crate::server::key::{Kind, OwnKey};
 use crate::server::muted::muted;
 use crate::server::propagation::Propagation;
-use crate::server::{notify, Ctx, ServerCell, Str};
+use crate::server::{ask, notify, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
@@ -114,8 +114,12 @@ impl<'a> Records<'a> {
         let counter = match self.counter.take() {
             Some(counter) => counter,
             None => {
-                let key = open(self.ctx, &names::counter(self.lock.as_bytes()));
+                let name = names::counter(self.lock.as_bytes());
+                let key = open(self.ctx, &name);
                 let value = token_in(&key)?;
+                if value.is_none() && has_moved(self.ctx, &name) {
+                    return Err(Refusal::CounterMoved);
+                }
                 let permanent = value.is_some() && key.expires_at().is_none();
                 Counter { key, value, permanent, changed: false }
             }
@@ -465,6 +469,12 @@ fn time_us(ctx: Ctx<'_>) -> i64 {
     let latest = LATEST.get(ctx);
     latest.set(ctx.time_us().max(latest.get().saturating_add(1)));
     latest.get()
+}
+
+/// True if a key that is not here is at another node, or will be: its slot leaves key by key, and the lock may leave later than
+/// what belongs to it. Whoever waits may be granted the lock meanwhile, and what would be written here would be there twice.
+fn has_moved(ctx: Ctx<'_>, name: &[u8]) -> bool {
+    ctx.is_cluster() && muted(ctx, || !ask::serves_slot_of(ctx, &[&Str::new(name)]))
 }
 
 /// Opens a key to read and write it. If it has expired, the event that the server raises for it is none of a lock's.

@@ -2,6 +2,7 @@
 
 //! Locks in a cluster of two nodes.
 
+use super::notify::inbox;
 use crate::support::cluster::Cluster;
 use crate::support::server::unload_module;
 use crate::support::{until, Client, Flavor, Server};
@@ -14,6 +15,7 @@ crate::on_every_server!(
     what_belongs_to_a_lock_is_in_its_slot,
     a_slot_that_migrates_is_not_watched_any_more,
     a_retry_in_a_migration_has_to_wait_for_its_end,
+    no_counter_begins_anew_in_a_migration,
     a_demoted_node_comes_to_rest,
 );
 
@@ -190,6 +192,40 @@ fn a_retry_in_a_migration_has_to_wait_for_its_end(flavor: Flavor) {
         assert_eq!(client.call(&format!("CLUSTER SETSLOT 3300 NODE {to}")), "OK");
     }
     assert_eq!(second.call("LOCK.RELEASE b o ID two"), "0");
+    cluster.assert_healthy();
+}
+
+/// The counter of a lock moves before the lock, which is handed over meanwhile.
+fn no_counter_begins_anew_in_a_migration(flavor: Flavor) {
+    let cluster = Cluster::start(flavor);
+    let [mut first, mut second] = cluster.clients();
+    let [source, target] = &cluster.nodes;
+    let counter = "redisson_lock_token:{b}";
+    assert!(first.call("LOCK.ACQUIRE b o FENCE PX 600000").starts_with("[owner, o, holds, 1, token, "));
+    let token = first.call(&format!("GET {counter}"));
+    let mut fenced = source.waiting("LOCK.ACQUIRE b w FENCE BLOCK 0 PX 600000");
+    let mut plain = source.waiting("LOCK.ACQUIRE b v BLOCK 0 PX 600000");
+    let mut told = inbox(source, "n");
+    assert_eq!(told.call("LOCK.ACQUIRE b n FENCE NOTIFY n ID one PX 600000"), "0");
+    let (from, to, port) = (cluster.id(0), cluster.id(1), target.port);
+    assert_eq!(second.call(&format!("CLUSTER SETSLOT 3300 IMPORTING {from}")), "OK");
+    assert_eq!(first.call(&format!("CLUSTER SETSLOT 3300 MIGRATING {to}")), "OK");
+    assert_eq!(first.call(&format!("MIGRATE 127.0.0.1 {port} {counter} 0 10000")), "OK");
+    assert_eq!(first.call("LOCK.RELEASE b o"), "0");
+    assert!(fenced.recv().starts_with("TRYAGAIN "));
+    // Nobody else is kept from the lock.
+    assert_eq!(plain.recv(), "1");
+    assert_eq!(first.call("LOCK.RELEASE b v"), "0");
+    assert_eq!(told.recv(), "push[lock:inbox:n, lost one b]");
+    until("nobody waits", || first.info("lock", "lock_waiters") == "0");
+    assert!(first.call(&format!("EXISTS {counter}")).starts_with("ASK "), "a second counter");
+    for client in [&mut second, &mut first] {
+        assert_eq!(client.call(&format!("CLUSTER SETSLOT 3300 NODE {to}")), "OK");
+    }
+    assert_eq!(second.call(&format!("GET {counter}")), token);
+    let reply = second.call("LOCK.ACQUIRE b w FENCE PX 600000");
+    let next = reply.trim_end_matches(']').rsplit(' ').next().unwrap();
+    assert!(next.parse::<i64>().unwrap() > token.parse().unwrap(), "{reply} after {token}");
     cluster.assert_healthy();
 }
 

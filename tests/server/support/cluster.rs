@@ -92,11 +92,7 @@ impl Cluster {
             // A key may have gone by itself, which is as good.
             if !keys.is_empty() {
                 let reply = source.call_args(&call);
-                if reply.contains("BUSYKEY") {
-                    keep_the_greater(&mut source, &mut target, &port, &call[7..]);
-                } else {
-                    assert!(["OK", "NOKEY"].contains(&reply.as_str()), "{reply}");
-                }
+                assert!(["OK", "NOKEY"].contains(&reply.as_str()), "{reply}");
             }
             keys.is_empty()
         });
@@ -179,22 +175,5 @@ impl Cluster {
             });
         }
         replica
-    }
-}
-
-/// A lock that is handed on while its slot moves key by key may have a fencing counter at both nodes: see
-/// `docs/operations.md`. Nothing else may be at both.
-fn keep_the_greater(source: &mut Client, target: &mut Client, port: &str, keys: &[&[u8]]) {
-    for key in keys {
-        assert_eq!(target.call("ASKING"), "OK");
-        let (here, there) = (source.call_args(&[b"GET", key]), target.call_args(&[b"GET", key]));
-        let [Ok(here), Ok(there)] = [here, there].map(|counter| counter.parse::<i64>()) else { continue };
-        if here > there {
-            let call: [&[u8]; 7] =
-                [b"MIGRATE", b"127.0.0.1", port.as_bytes(), key, b"0", b"10000", b"REPLACE"];
-            assert_eq!(source.call_args(&call), "OK");
-        } else {
-            assert_eq!(source.call_args(&[b"DEL", key]), "1");
-        }
     }
 }
