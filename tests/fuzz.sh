@@ -11,7 +11,7 @@ coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-
 coverage="$coverage -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 RUSTFLAGS="$coverage -Ccodegen-units=1 -Cdebug-assertions" cargo build --release --quiet \
     --manifest-path tests/fuzz/Cargo.toml --target-dir target/fuzz --target "$host"
-for target in stored histories; do
+for target in stored records histories; do
     mkdir -p "target/fuzz/corpus/$target"
     echo "== $target"
     "target/fuzz/$host/release/$target" -max_total_time="${SECONDS_EACH:-60}" -max_len=400 -print_final_stats=1 \

@@ -14,6 +14,7 @@ mod layout;
 mod lock;
 mod memory;
 pub(crate) mod names;
+mod record;
 mod records;
 pub(crate) mod redisson_fair;
 

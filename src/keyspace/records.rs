@@ -10,9 +10,10 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::config;
-use crate::core::{self, Mode, Now, Owner, Refusal, Reply, RequestId, Token, WallMs};
+use crate::core::{self, Now, Refusal, Reply, RequestId, Token};
 use crate::decimal::{Digits, GREATEST};
 use crate::keyspace::names::Name;
+use crate::keyspace::record::{integer, Granted, Record};
 use crate::keyspace::{channel, names};
 use crate::server::key::{Kind, OwnKey};
 use crate::server::muted::muted;
@@ -24,7 +25,7 @@ pub(crate) struct Records<'a> {
     ctx: Ctx<'a>,
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
-    requests: SmallVec<[Record<'a>; 1]>,
+    requests: SmallVec<[Open<'a>; 1]>,
     /// Where they are, if there are many.
     places: Option<Box<Places>>,
     /// Those who wait elsewhere are to be told that the lock is free.
@@ -51,30 +52,12 @@ struct Counter<'a> {
     changed: bool,
 }
 
-/// The replies to one request of one owner; an acquire and a release may have the same id. Each is remembered for a
-/// time of its own, and the key as long as the longer.
-struct Record<'a> {
+/// What is remembered of one request, as far as it was asked for.
+struct Open<'a> {
+    record: Record,
     /// Open from when it is read until it is written; `None` if another request has a record of the same name.
     key: Option<OwnKey<'a>>,
-    id: RequestId,
-    /// The lock's key has a brace. Another lock's key may be the same without them, and has records of the same names.
-    braced: bool,
-    stored: bool,
-    granted: Option<Granted>,
-    released: Option<(i64, WallMs)>,
-    /// The acquire was cancelled: whether there was anything to undo.
-    cancelled: Option<(bool, WallMs)>,
     changed: bool,
-}
-
-/// What an acquire got.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Granted {
-    reply: Reply,
-    /// Until when that is remembered.
-    end: WallMs,
-    /// Its client was told so by a message, and has not confirmed it.
-    unconfirmed: bool,
 }
 
 impl<'a> Records<'a> {
@@ -85,7 +68,7 @@ impl<'a> Records<'a> {
     /// True if there is anything to write.
     pub(super) fn has_changed(&self) -> bool {
         self.counter.as_ref().is_some_and(|counter| counter.changed)
-            || self.requests.iter().any(|record| record.changed)
+            || self.requests.iter().any(|open| open.changed)
     }
 
     /// Writes what has changed. Returns whether anything has.
@@ -99,8 +82,8 @@ impl<'a> Records<'a> {
             let expires_at = retention.map(|ms| ctx.now().wall.saturating_add(ms));
             set(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
         }
-        for record in self.requests.iter_mut().filter(|record| record.changed) {
-            let mut key = record.key.take().unwrap_or_else(|| open(ctx, &record.name(lock)));
+        for Open { record, key, .. } in self.requests.iter_mut().filter(|open| open.changed) {
+            let mut key = key.take().unwrap_or_else(|| open(ctx, &record.name(lock)));
             match record.end() {
                 Some(end) => set(ctx, propagation, &mut key, &record.encode(), Some(end)),
                 None if record.stored => delete(ctx, propagation, &mut key),
@@ -127,7 +110,7 @@ impl<'a> Records<'a> {
         Ok(self.counter.insert(counter))
     }
 
-    fn record(&mut self, id: &RequestId) -> Result<&mut Record<'a>, Refusal> {
+    fn record(&mut self, id: &RequestId) -> Result<&mut Open<'a>, Refusal> {
         let at = match self.place_of(id) {
             Some(at) => at,
             None => {
@@ -146,9 +129,8 @@ impl<'a> Records<'a> {
                     Kind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
                     _ => return Err(Refusal::NoRecord),
                 };
-                let mut record = record.ok_or(Refusal::OthersRecord)?;
-                record.key = alone.then_some(key);
-                self.push(record)
+                let record = record.ok_or(Refusal::OthersRecord)?;
+                self.push(Open { record, key: alone.then_some(key), changed: false })
             }
         };
         self.requests.get_mut(at).ok_or(Refusal::NoRecord)
@@ -156,7 +138,7 @@ impl<'a> Records<'a> {
 
     fn place_of(&self, id: &RequestId) -> Option<usize> {
         match &self.places {
-            None => self.requests.iter().position(|record| record.id == *id),
+            None => self.requests.iter().position(|open| open.record.id == *id),
             Some(places) => places.by_id.get(id).copied(),
         }
     }
@@ -165,21 +147,21 @@ impl<'a> Records<'a> {
         match &self.places {
             None => {
                 let lock = self.lock.as_bytes();
-                self.requests.iter().position(|record| record.name(lock) == *name)
+                self.requests.iter().position(|open| open.record.name(lock) == *name)
             }
             Some(places) => places.by_name.get(name).copied(),
         }
     }
 
     /// Adds a record. Returns where it is.
-    fn push(&mut self, record: Record<'a>) -> usize {
-        self.requests.push(record);
+    fn push(&mut self, open: Open<'a>) -> usize {
+        self.requests.push(open);
         let (len, lock) = (self.requests.len(), self.lock.as_bytes());
         if len >= MANY {
             // From the first that has no place: all of them, at first.
             let from = if self.places.is_some() { len - 1 } else { 0 };
             let places = self.places.get_or_insert_default();
-            for (at, record) in self.requests.iter().enumerate().skip(from) {
+            for (at, Open { record, .. }) in self.requests.iter().enumerate().skip(from) {
                 places.by_id.entry(record.id.clone()).or_insert(at);
                 places.by_name.entry(record.name(lock)).or_insert(at);
             }
@@ -190,12 +172,13 @@ impl<'a> Records<'a> {
     fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
             // The call was let through before somebody put something else there: what it got counts.
-            let empty = Record::empty(id, self.lock.as_bytes());
-            self.push(Record { stored: true, ..empty });
+            let mut record = Record::empty(id, self.lock.as_bytes());
+            record.stored = true;
+            self.push(Open { record, key: None, changed: false });
         }
-        if let Ok(record) = self.record(id) {
-            what(record);
-            record.changed = true;
+        if let Ok(open) = self.record(id) {
+            what(&mut open.record);
+            open.changed = true;
         }
     }
 }
@@ -216,7 +199,7 @@ impl core::Records for Records<'_> {
 
     fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
         let now = self.ctx.now().wall;
-        let record = self.record(id)?;
+        let record = &self.record(id)?.record;
         if record.cancelled.is_some_and(|(_, end)| now <= end) {
             return Err(Refusal::Cancelled);
         }
@@ -226,12 +209,12 @@ impl core::Records for Records<'_> {
 
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal> {
         let now = self.ctx.now().wall;
-        Ok(self.record(id)?.released.filter(|(_, end)| now <= *end).map(|(left, _)| left))
+        Ok(self.record(id)?.record.released.filter(|(_, end)| now <= *end).map(|(left, _)| left))
     }
 
     fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal> {
         let now = self.ctx.now().wall;
-        Ok(self.record(id)?.cancelled.filter(|(_, end)| now <= *end).map(|(undone, _)| undone))
+        Ok(self.record(id)?.record.cancelled.filter(|(_, end)| now <= *end).map(|(undone, _)| undone))
     }
 
     fn may_grow(&mut self) -> bool {
@@ -263,7 +246,7 @@ impl core::Records for Records<'_> {
     }
 
     fn is_unconfirmed(&mut self, id: &RequestId) -> bool {
-        let granted = self.record(id).ok().and_then(|record| record.granted.as_ref());
+        let granted = self.record(id).ok().and_then(|open| open.record.granted.as_ref());
         granted.is_some_and(|granted| granted.unconfirmed)
     }
 
@@ -273,9 +256,9 @@ impl core::Records for Records<'_> {
     }
 
     fn forget_grant(&mut self, id: &RequestId) {
-        if let Ok(record) = self.record(id) {
-            record.granted = None;
-            record.changed = true;
+        if let Ok(open) = self.record(id) {
+            open.record.granted = None;
+            open.changed = true;
         }
     }
 
@@ -300,113 +283,6 @@ impl Counter<'_> {
             return Err(Refusal::CounterFull);
         }
         Ok(next)
-    }
-}
-
-impl<'a> Record<'a> {
-    fn empty(id: &RequestId, lock: &[u8]) -> Record<'a> {
-        Record {
-            key: None,
-            id: id.clone(),
-            braced: lock.contains(&b'{'),
-            stored: false,
-            granted: None,
-            released: None,
-            cancelled: None,
-            changed: false,
-        }
-    }
-
-    /// The name of its key.
-    fn name(&self, lock: &[u8]) -> Name {
-        names::request(lock, self.id.asked(), self.id.id())
-    }
-
-    /// When the last reply in it is forgotten; `None` if there is none.
-    fn end(&self) -> Option<WallMs> {
-        let granted = self.granted.as_ref().map(|granted| granted.end);
-        granted.max(self.released.map(|(_, end)| end)).max(self.cancelled.map(|(_, end)| end))
-    }
-
-    /// The length of the owner's name, which tells where it ends in the key's; `b` if the lock's key has a brace; and the replies: `r` is how much
-    /// a release left, `c` whether a cancel had anything to undo, `a` how many holds an acquire got, or `s` a shared
-    /// one, each with the time at which it is forgotten, and in capitals if it is not confirmed; `t` the acquire's token, `o` its
-    /// owner, up to the end.
-    fn encode(&self) -> Text {
-        let mut text = Text::new();
-        put(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
-        if self.braced {
-            text.extend_from_slice(b" b");
-        }
-        let mut put_timed = |word: &[u8; 2], number, end| {
-            put(&mut text, word, number);
-            put(&mut text, b"@", end);
-        };
-        if let Some((left, end)) = self.released {
-            put_timed(b" r", left, end);
-        }
-        if let Some((undone, end)) = self.cancelled {
-            put_timed(b" c", i64::from(undone), end);
-        }
-        let Some(Granted { reply, end, unconfirmed }) = &self.granted else { return text };
-        let Reply { mode, holds, token, owner } = reply;
-        let kind = match (mode, unconfirmed) {
-            (Mode::Exclusive, false) => b" a",
-            (Mode::Exclusive, true) => b" A",
-            (Mode::Shared, false) => b" s",
-            (Mode::Shared, true) => b" S",
-        };
-        put_timed(kind, *holds, *end);
-        if let Some(token) = token {
-            put(&mut text, b" t", *token);
-        }
-        if let Some(owner) = owner {
-            text.extend_from_slice(b" o");
-            text.extend_from_slice(owner.as_bytes());
-        }
-        text
-    }
-
-    /// This one as it is stored. `None` if that is no record, `Some(None)` if it is one of another owner or lock.
-    fn decode(self, text: &[u8]) -> Option<Option<Record<'a>>> {
-        let (len, rest) = number(text)?;
-        let braced = rest.strip_prefix(b" b");
-        if usize::try_from(len).ok()? != self.id.asked().len() || braced.is_some() != self.braced {
-            return Some(None);
-        }
-        let mut rest = braced.unwrap_or(rest);
-        let mut record = Record { stored: true, ..self };
-        if let Some(value) = rest.strip_prefix(b" r") {
-            let (left, after) = timed(value).filter(|((left, _), _)| *left >= 0)?;
-            (record.released, rest) = (Some(left), after);
-        }
-        if let Some(value) = rest.strip_prefix(b" c") {
-            let ((undone, end), after) = timed(value)?;
-            (record.cancelled, rest) = (Some((undone != 0, end)), after);
-        }
-        let granted = match rest {
-            [b' ', b'a', value @ ..] => Some((Mode::Exclusive, false, value)),
-            [b' ', b'A', value @ ..] => Some((Mode::Exclusive, true, value)),
-            [b' ', b's', value @ ..] => Some((Mode::Shared, false, value)),
-            [b' ', b'S', value @ ..] => Some((Mode::Shared, true, value)),
-            _ => None,
-        };
-        if let Some((mode, unconfirmed, value)) = granted {
-            let ((holds, end), after) = timed(value).filter(|((holds, _), _)| *holds > 0)?;
-            rest = after;
-            let (mut token, mut owner) = (None, None);
-            if let Some(value) = rest.strip_prefix(b" t") {
-                let (value, after) = number(value).filter(|(token, _)| (1..=GREATEST).contains(token))?;
-                (token, rest) = (Some(value), after);
-            }
-            let is_owner = |name: &&[u8]| !matches!(name, [] | [b'#', ..]);
-            if let Some(name) = rest.strip_prefix(b" o").filter(is_owner) {
-                (owner, rest) = (Some(Owner::new(name)), &[]);
-            }
-            let reply = Reply { mode, holds, token, owner };
-            record.granted = Some(Granted { reply, end, unconfirmed });
-        }
-        (rest.is_empty() && record.end().is_some()).then_some(Some(record))
     }
 }
 
@@ -443,23 +319,6 @@ fn token_in(counter: &OwnKey<'_>) -> Result<Option<Token>, Refusal> {
         Kind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
         Kind::Hash | Kind::Other => Err(Refusal::NoCounter),
     }
-}
-
-/// A number up to the next space or the end, and what follows.
-fn number(text: &[u8]) -> Option<(i64, &[u8])> {
-    let end = text.iter().position(|byte| *byte == b' ').unwrap_or(text.len());
-    Some((integer(&text[..end])?, &text[end..]))
-}
-
-/// Two numbers with an `@` between them, up to the next space or the end, and what follows.
-fn timed(text: &[u8]) -> Option<((i64, WallMs), &[u8])> {
-    let at = text.iter().position(|byte| *byte == b'@')?;
-    let (end, rest) = number(&text[at + 1..])?;
-    Some(((integer(&text[..at])?, end), rest))
-}
-
-fn integer(text: &[u8]) -> Option<i64> {
-    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// The time of day in microseconds, but never the same twice, and never earlier than before: so a token is
@@ -513,87 +372,4 @@ fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnKey<'_>) {
         propagation.event(notify::GENERIC, c"del", key.name());
     });
     notify::signal_modified(ctx, key.name());
-}
-
-/// What stands in a record; on the stack, unless an owner is long.
-type Text = SmallVec<[u8; 96]>;
-
-/// A word that ends with a number.
-fn put(text: &mut Text, word: &[u8], number: i64) {
-    text.extend_from_slice(word);
-    text.extend_from_slice(Digits::of(number).as_bytes());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Granted, Mode, Owner, Record, Reply, RequestId};
-
-    fn id(asked: &[u8]) -> RequestId {
-        RequestId::new(asked, b"r", 1)
-    }
-
-    #[test]
-    fn a_record_is_read_as_it_was_written() {
-        let owner = Some(Owner::new(b"o w\0n:er"));
-        let reply = |mode, holds, token| Reply { mode, holds, token, owner: None };
-        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
-        let granted = |reply, end| Some(Granted { reply, end, unconfirmed: false });
-        let unconfirmed = |reply, end| Some(Granted { reply, end, unconfirmed: true });
-        for (granted, released, cancelled) in [
-            (granted(reply(exclusive, 3, None), 7), None, None),
-            (
-                granted(Reply { owner: owner.clone(), ..reply(shared, 1, Some(9_007_199_254_740_991)) }, 8),
-                Some((0, 9)),
-                None,
-            ),
-            (granted(Reply { owner, ..reply(exclusive, 1, None) }, 1), Some((7, 2)), Some((true, 3))),
-            (granted(reply(shared, 2, None), 7), None, Some((false, 8))),
-            (unconfirmed(reply(shared, 2, None), 7), None, None),
-            (unconfirmed(reply(exclusive, 1, Some(5)), 7), Some((2, 3)), None),
-            (None, Some((2, 3)), None),
-            (None, None, Some((false, 4))),
-            (None, Some((2, 3)), Some((true, 4))),
-        ] {
-            for (lock, other) in [(b"k".as_slice(), b"{k}".as_slice()), (b"{k}", b"k")] {
-                let granted = granted.clone();
-                let record = Record { granted, released, cancelled, ..Record::empty(&id(b"*"), lock) };
-                let text = record.encode();
-                let decoded = |asked, lock| Record::empty(&id(asked), lock).decode(&text);
-                let Some(Some(read)) = decoded(b"*", lock) else { panic!("{text:?} is refused") };
-                assert_eq!(
-                    (read.granted, read.released, read.cancelled),
-                    (record.granted, released, cancelled)
-                );
-                assert!(matches!(decoded(b"**", lock), Some(None)), "taken for another owner's");
-                assert!(matches!(decoded(b"*", other), Some(None)), "taken for another lock's");
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_no_record_is_refused() {
-        for text in [
-            "",
-            "x",
-            "1",
-            "1 ",
-            "1 a",
-            "1 a1",
-            "1 a1@",
-            "1 r0@5 x",
-            "1 a1@5 o",
-            "1 a1@5 t",
-            "1 c",
-            "1 a0@5",
-            "1 a-3@5",
-            "1 s0@5",
-            "1 r-1@5",
-            "1 a1@5 t0",
-            "1 a1@5 t9007199254740992",
-            "1 a1@5 o#x",
-            "hello world",
-        ] {
-            assert!(Record::empty(&id(b"*"), b"k").decode(text.as_bytes()).is_none(), "{text}");
-        }
-    }
 }

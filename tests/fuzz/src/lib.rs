@@ -23,4 +23,4 @@ mod decimal;
 mod keyspace;
 
 pub use self::core::model_tests::play;
-pub use keyspace::read;
+pub use keyspace::{read, read_record};

@@ -4,23 +4,23 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 /// Passes on what a program and a server say to each other, but for what it is there for: it loses one reply, keeps
-/// one back, or freezes everything.
+/// one back, breaks all connections, or freezes everything.
 pub struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    server: u16,
-    trap: Option<Trap>,
-    /// The command of the trap was called, and was the first.
-    called: AtomicBool,
+    server: AtomicU16,
+    trap: Mutex<Option<Trap>>,
     has_sprung: AtomicBool,
+    /// Both ends of each connection.
+    streams: Mutex<Vec<TcpStream>>,
     is_over: AtomicBool,
     is_frozen: Mutex<bool>,
     thawed: Condvar,
@@ -29,34 +29,36 @@ struct Shared {
 /// What becomes of the reply to the first call of a command, when the server has carried it out and before the program
 /// hears of that. Other connections are not concerned.
 struct Trap {
-    command: &'static str,
+    command: String,
     breaks: bool,
+    /// The command was called, and was the first.
+    called: bool,
 }
 
 impl Proxy {
     /// The connection of that call breaks.
-    pub fn loses_the_reply_to(server: u16, command: &'static str) -> Proxy {
-        Proxy::start(server, Some(Trap { command, breaks: true }))
+    pub fn loses_the_reply_to(server: u16, command: &str) -> Proxy {
+        let proxy = Proxy::freezable(server);
+        proxy.lose_the_reply_to(command);
+        proxy
     }
 
     /// The connection of that call stays open, and nothing more arrives on it.
-    pub fn keeps_back_the_reply_to(server: u16, command: &'static str) -> Proxy {
-        Proxy::start(server, Some(Trap { command, breaks: false }))
+    pub fn keeps_back_the_reply_to(server: u16, command: &str) -> Proxy {
+        let proxy = Proxy::freezable(server);
+        proxy.set_trap(command, false);
+        proxy
     }
 
-    /// Passes everything on until it is told to [`freeze`](Proxy::freeze).
+    /// Passes everything on until it is told something else.
     pub fn freezable(server: u16) -> Proxy {
-        Proxy::start(server, None)
-    }
-
-    fn start(server: u16, trap: Option<Trap>) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared {
-            server,
-            trap,
-            called: AtomicBool::new(false),
+            server: AtomicU16::new(server),
+            trap: Mutex::default(),
             has_sprung: AtomicBool::new(false),
+            streams: Mutex::default(),
             is_over: AtomicBool::new(false),
             is_frozen: Mutex::new(false),
             thawed: Condvar::new(),
@@ -68,8 +70,11 @@ impl Proxy {
                 if shared.is_over.load(Ordering::SeqCst) {
                     return;
                 }
-                let Ok(server) = TcpStream::connect(("127.0.0.1", shared.server)) else { return };
-                pass_on(program, server, shared.clone());
+                // A server that does not run now is back later. Dropped, the connection is closed.
+                let server = shared.server.load(Ordering::SeqCst);
+                if let Ok(server) = TcpStream::connect(("127.0.0.1", server)) {
+                    pass_on(program, server, shared.clone());
+                }
             }
         });
         proxy
@@ -85,6 +90,28 @@ impl Proxy {
     pub fn thaw(&self) {
         *self.shared.is_frozen.lock().unwrap() = false;
         self.shared.thawed.notify_all();
+    }
+
+    /// The next call of this command is carried out, and its connection breaks before the program hears of that.
+    pub fn lose_the_reply_to(&self, command: &str) {
+        self.set_trap(command, true);
+    }
+
+    fn set_trap(&self, command: &str, breaks: bool) {
+        self.shared.has_sprung.store(false, Ordering::SeqCst);
+        *self.shared.trap.lock().unwrap() = Some(Trap { command: command.to_owned(), breaks, called: false });
+    }
+
+    /// Closes all connections. New ones can be made.
+    pub fn break_all(&self) {
+        for stream in self.shared.streams.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// New connections are made to another server.
+    pub fn lead_to(&self, server: u16) {
+        self.shared.server.store(server, Ordering::SeqCst);
     }
 
     pub fn has_lost_a_reply(&self) -> bool {
@@ -113,6 +140,7 @@ fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
     for stream in [&program, &server] {
         let _ = stream.set_nodelay(true);
     }
+    shared.streams.lock().unwrap().extend([program.try_clone().unwrap(), server.try_clone().unwrap()]);
     // Whether this is the connection of the trap.
     let trapped = Arc::new(AtomicBool::new(false));
     let (from_program, to_program) = (program.try_clone().unwrap(), program);
@@ -120,21 +148,20 @@ fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
     let (will_be_trapped, to_shared) = (trapped.clone(), shared.clone());
     thread::spawn(move || {
         copy(from_program, to_server, &to_shared, |bytes| {
-            let Some(Trap { command, .. }) = to_shared.trap else { return Some(bytes) };
-            let calls = bytes.windows(command.len()).any(|part| part == command.as_bytes());
-            if calls && !to_shared.called.swap(true, Ordering::SeqCst) {
-                will_be_trapped.store(true, Ordering::SeqCst);
+            if let Some(trap) = to_shared.trap.lock().unwrap().as_mut().filter(|trap| !trap.called) {
+                trap.called = bytes.windows(trap.command.len()).any(|part| part == trap.command.as_bytes());
+                will_be_trapped.fetch_or(trap.called, Ordering::SeqCst);
             }
             Some(bytes)
         });
     });
     thread::spawn(move || {
         copy(from_server, to_program, &shared, |bytes| {
-            let Some(Trap { breaks, .. }) = shared.trap else { return Some(bytes) };
             if !trapped.load(Ordering::SeqCst) {
                 return Some(bytes);
             }
             shared.has_sprung.store(true, Ordering::SeqCst);
+            let breaks = shared.trap.lock().unwrap().as_ref().is_some_and(|trap| trap.breaks);
             (!breaks).then_some(&[])
         });
     });

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: MIT
 
-//! What is stored in a lock's hash.
+//! What is stored in a lock's hash, and beside it.
 
 #[path = "../../../../src/keyspace/layout.rs"]
 mod layout;
+#[path = "../../../../src/keyspace/names.rs"]
+mod names;
+#[path = "../../../../src/keyspace/record.rs"]
+mod record;
 
 use layout::{fields, has_field, parse, Field};
+use record::Record;
 
-use crate::core::Hold;
+use crate::core::{Hold, RequestId};
 
 /// When the hash expires.
 const EXPIRES_AT: i64 = 500;
@@ -43,4 +48,22 @@ pub fn read(mut bytes: &[u8]) {
     let mut both = [&holders, &again].map(|holders| holders.iter().map(look).collect::<Vec<_>>());
     both.iter_mut().for_each(|holds| holds.sort());
     assert_eq!(both[0], both[1], "{stored:?}");
+}
+
+/// Reads the record of a request of the owner `own`, of a lock whose key has a brace or none. What is a record is written so that it
+/// is read again as the same, and never as that of another owner or lock.
+pub fn read_record(bytes: &[u8]) {
+    let Some((first, text)) = bytes.split_first() else { return };
+    let keys: [&[u8]; 2] = [b"key", b"{key}"];
+    let (key, other) = if first % 2 == 0 { (keys[0], keys[1]) } else { (keys[1], keys[0]) };
+    let decode = |owner: &[u8], key, text: &[u8]| Record::empty(&RequestId::new(owner, b"id", 1), key).decode(text);
+    let Some(Some(record)) = decode(b"own", key, text) else { return };
+    let written = record.encode();
+    let Some(Some(again)) = decode(b"own", key, &written) else { panic!("no record any more: {text:?} {written:?}") };
+    let content = |record: &Record| (record.granted.clone(), record.released, record.cancelled);
+    assert_eq!(content(&record), content(&again), "{text:?} {written:?}");
+    assert!(record.end().is_some() && record.end() == again.end(), "{text:?}");
+    for (owner, key) in [(&b"another"[..], key), (b"own", other)] {
+        assert!(matches!(decode(owner, key, &written), Some(None)), "taken for another's: {text:?}");
+    }
 }

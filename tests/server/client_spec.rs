@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: MIT
+
+//! What every package in `clients/` does: the scenarios of `clients/spec/scenarios.json`, each played against the driver of each
+//! package on a server of its own, with faults.
+//!
+//! A step is one of these:
+//! * `on`, `do` and what belongs to it: a request to the driver of that name, `a` or `b` of the package, or `other` of another.
+//!   `is` is its answer, or one of several; with `later` it goes on under that name, until `ends` waits for it;
+//!   `token: grows` compares it with all before; `heard` is part of what the listener heard; `owner_of` is the owner that was
+//!   told under that name.
+//! * `pending`: these are not answered yet.
+//! * `owners` or `waiters` of a lock, `are`: waits until there are so many.
+//! * `server`, `says`: a command on a connection of ours.
+//! * `calls` of a command, `at_least` (waits for them) or `at_most`, since the scenario began.
+//! * `fault`: `freeze`, `thaw`, `break` and `lose the reply to` a `command` concern the connections of a driver, `kill` itself;
+//!   `restart` and `failover` the server.
+//! * `repeat`, `steps`; and `pause` in ms, where what must not happen needs time to happen.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::driver::{Driver, Package};
+use crate::support::proxy::Proxy;
+use crate::support::{until, Client, Flavor, Server};
+
+/// A module with a test for each package, for each scenario.
+macro_rules! scenarios {
+    ($($name:ident),* $(,)?) => {
+        #[test]
+        fn all_scenarios_are_played() {
+            let mut played = vec![$(stringify!($name)),*];
+            played.sort_unstable();
+            assert!(scenarios().keys().eq(played), "the list here is not that of scenarios.json");
+        }
+        $(
+            mod $name {
+                use super::{play, Package};
+                #[test]
+                fn python() { play(stringify!($name), Package::Python) }
+                #[test]
+                fn python_async() { play(stringify!($name), Package::PythonAsync) }
+                #[test]
+                fn rust() { play(stringify!($name), Package::Rust) }
+                #[test]
+                fn go() { play(stringify!($name), Package::Go) }
+                #[test]
+                fn node_ioredis() { play(stringify!($name), Package::NodeIoredis) }
+                #[test]
+                fn node_redis() { play(stringify!($name), Package::NodeRedis) }
+                #[test]
+                fn java() { play(stringify!($name), Package::Java) }
+            }
+        )*
+    };
+}
+
+scenarios!(
+    s01_a_try_gets_a_free_lock,
+    s02_a_busy_lock_is_no_error,
+    s03_five_are_served_in_order,
+    s04_a_wait_that_is_over_leaves_the_queue,
+    s05_a_wait_that_is_cancelled_leaves_the_queue,
+    s06_a_cancel_that_meets_the_grant,
+    s07_a_long_wait_is_no_polling,
+    s08_waits_delay_no_other_call,
+    s09_a_kept_hold_outlives_its_lease,
+    s10_a_kept_hold_survives_a_busy_process,
+    s11_a_kept_hold_ends_with_its_process,
+    s12_a_loss_is_told,
+    s13_a_network_that_is_silent_loses_by_the_own_clock,
+    s14_a_hold_with_a_lease_outlives_its_connection,
+    s15_who_waits_asks_again_when_its_connection_broke,
+    s16_a_server_that_starts_again_keeps_the_hold,
+    s17_a_release_whose_reply_is_lost,
+    s18_an_acquire_whose_reply_is_lost,
+    s19_a_release_may_be_called_again,
+    s20_the_bodys_own_error_comes_out,
+    s21_a_hold_is_handed_to_another_process,
+    s22_tokens_grow,
+    s23_readers_share_and_permits_are_counted,
+    s24_a_kept_hold_has_its_limit,
+    s25_errors_are_told_apart,
+    s26_two_packages_count_together,
+    s27_a_guarded_write_is_the_holders,
+    s28_a_close_leaves_nothing,
+    s29_few_permissions_suffice,
+    s30_a_listener_hears_of_waits_and_holds,
+    s31_a_server_that_becomes_a_replica,
+);
+
+fn scenarios() -> &'static BTreeMap<String, Value> {
+    static SCENARIOS: OnceLock<BTreeMap<String, Value>> = OnceLock::new();
+    SCENARIOS.get_or_init(|| {
+        serde_json::from_str(include_str!("../../clients/spec/scenarios.json"))
+            .expect("scenarios.json is no list of scenarios")
+    })
+}
+
+/// All that a user needs who takes locks, and what client libraries say when they connect.
+const APP: &str = "ACL SETUSER app on >secret resetkeys ~k resetchannels &lock:inbox:* -@all +lock.acquire +lock.release \
+                   +lock.renew +lock.cancel +lock.info +subscribe +unsubscribe +ping +select +client|setinfo +client|setname";
+
+fn play(name: &str, package: Package) {
+    if !package.is_built() {
+        return;
+    }
+    let scenario = &scenarios()[name];
+    let mut stage = Stage::of(scenario, package);
+    stage.play(&scenario["steps"]);
+    stage.end();
+}
+
+struct Stage {
+    package: Package,
+    primary: Server,
+    replica: Option<Server>,
+    client: Client,
+    drivers: BTreeMap<String, (Driver, Proxy)>,
+    /// What goes on: at which driver, and the number of the request.
+    pending: HashMap<String, (String, u64)>,
+    last: HashMap<String, String>,
+    owners: HashMap<String, String>,
+    token: i64,
+}
+
+impl Stage {
+    fn of(scenario: &Value, package: Package) -> Stage {
+        let steps = scenario["steps"].to_string();
+        let args = ["--appendonly", "yes", "--appendfsync", "always"];
+        let primary = Server::with_module(Flavor::Redis7, &args);
+        let replica = steps.contains("\"failover\"").then(|| {
+            let replica = Server::with_module(Flavor::Redis7, &args);
+            replica.follow(&primary);
+            replica
+        });
+        let mut client = primary.client();
+        assert_eq!(client.call(APP), "OK");
+        let mut drivers = BTreeMap::new();
+        for name in ["a", "b", "other"] {
+            if !steps.contains(&format!("\"on\":\"{name}\"")) {
+                continue;
+            }
+            let proxy = Proxy::freezable(primary.port);
+            let user = scenario["users"][name].as_str();
+            let user = user.map_or_else(String::new, |user| format!("{user}:secret@"));
+            let url = format!("redis://{user}127.0.0.1:{}", proxy.port);
+            let package = if name == "other" { package.other() } else { package };
+            drivers.insert(name.to_owned(), (Driver::start(package, &url), proxy));
+        }
+        Stage {
+            package,
+            primary,
+            replica,
+            client,
+            drivers,
+            pending: HashMap::new(),
+            last: HashMap::new(),
+            owners: HashMap::new(),
+            token: 0,
+        }
+    }
+
+    fn play(&mut self, steps: &Value) {
+        for step in steps.as_array().unwrap() {
+            if std::env::var_os("SHOW_STEPS").is_some() {
+                eprintln!("{step}");
+            }
+            self.step(step);
+        }
+    }
+
+    fn step(&mut self, step: &Value) {
+        let text = |name: &str| step[name].as_str();
+        if let Some(times) = step["repeat"].as_u64() {
+            (0..times).for_each(|_| self.play(&step["steps"]));
+        } else if let Some(outcome) = text("release_if") {
+            if self.last[text("was").unwrap()] == outcome {
+                self.ask(&serde_json::json!({"on": step["on"], "do": "release", "as": step["as"], "is": "released"}));
+            }
+        } else if text("do").is_some() {
+            self.ask(step);
+        } else if let Some(name) = text("ends") {
+            let (driver, number) = self.pending.remove(name).unwrap();
+            let answer = self.drivers[&driver].0.answer(number);
+            self.last.insert(name.to_owned(), answer["is"].as_str().unwrap_or_default().to_owned());
+            self.check(step, &answer);
+        } else if let Some(names) = step["pending"].as_array() {
+            for name in names {
+                let (driver, number) = &self.pending[name.as_str().unwrap()];
+                assert!(!self.drivers[driver].0.has_answered(*number), "{name} is answered already");
+            }
+        } else if let Some(lock) = text("owners") {
+            let (command, are) = (format!("LOCK.INFO {lock}"), step["are"].as_u64().unwrap());
+            until(&format!("{are} hold {lock}"), || match self.client.call_value(&command) {
+                redis::Value::Nil => are == 0,
+                other => owners_in(&other) == are,
+            });
+        } else if let Some(lock) = text("waiters") {
+            let (command, are) = (format!("LOCK.WAITERS {lock}"), step["are"].as_u64().unwrap());
+            until(&format!("{are} wait for {lock}"), || match self.client.call_value(&command) {
+                redis::Value::Array(waiters) => waiters.len() as u64 == are,
+                _ => are == 0,
+            });
+        } else if let Some(command) = text("server") {
+            assert_eq!(self.client.call(command), text("says").unwrap(), "{command}");
+        } else if let Some(command) = text("calls") {
+            let mut calls = || calls_of(&mut self.client, command);
+            if let Some(least) = step["at_least"].as_u64() {
+                until(&format!("{command} was called {least} times"), || calls() >= least);
+            }
+            if let Some(most) = step["at_most"].as_u64() {
+                assert!(calls() <= most, "{command} was called {} times", calls());
+            }
+        } else if let Some(ms) = step["pause"].as_u64() {
+            std::thread::sleep(Duration::from_millis(ms));
+        } else if let Some(fault) = text("fault") {
+            self.fault(fault, step);
+        } else {
+            panic!("an unknown step: {step}");
+        }
+    }
+
+    fn ask(&mut self, step: &Value) {
+        let mut request = step.clone();
+        let fields = request.as_object_mut().unwrap();
+        for ours in ["on", "is", "later", "token", "heard"] {
+            fields.remove(ours);
+        }
+        if let Some(name) = fields.remove("owner_of") {
+            fields.insert("owner".to_owned(), self.owners[name.as_str().unwrap()].clone().into());
+        }
+        let on = step["on"].as_str().unwrap();
+        let driver = &mut self.drivers.get_mut(on).unwrap().0;
+        let number = driver.ask(request);
+        if let Some(name) = step["later"].as_str() {
+            self.pending.insert(name.to_owned(), (on.to_owned(), number));
+            return;
+        }
+        let answer = driver.answer(number);
+        if step["do"] == "owner" {
+            let owner = answer["owner"].as_str().expect("no owner").to_owned();
+            self.owners.insert(step["as"].as_str().unwrap().to_owned(), owner);
+        }
+        self.check(step, &answer);
+    }
+
+    fn check(&mut self, step: &Value, answer: &Value) {
+        let is = &answer["is"];
+        let wanted = &step["is"];
+        let right = wanted == is || wanted.as_array().is_some_and(|wanted| wanted.contains(is));
+        assert!(right, "{:?}: {step} got {answer}", self.package);
+        if step["token"] == "grows" {
+            let token = answer["token"].as_i64().unwrap_or_else(|| panic!("no token in {answer}"));
+            assert!(token > self.token, "{token} after {}", self.token);
+            self.token = token;
+        }
+        if let Some(heard) = step["heard"].as_array() {
+            let events = answer["events"].as_array().unwrap_or_else(|| panic!("no events in {answer}"));
+            for event in heard {
+                assert!(events.contains(event), "no {event} in {answer}");
+            }
+        }
+    }
+
+    fn fault(&mut self, fault: &str, step: &Value) {
+        let to = step["to"].as_str().unwrap_or_default();
+        match fault {
+            "freeze" => self.drivers[to].1.freeze(),
+            "thaw" => self.drivers[to].1.thaw(),
+            "break" => self.drivers[to].1.break_all(),
+            "lose the reply to" => self.drivers[to].1.lose_the_reply_to(step["command"].as_str().unwrap()),
+            "happened" => assert!(self.drivers[to].1.has_lost_a_reply(), "no reply was lost"),
+            "kill" => self.drivers.get_mut(to).unwrap().0.kill(),
+            "restart" => {
+                let args = [
+                    "--appendonly",
+                    "yes",
+                    "--loadmodule",
+                    crate::support::server::module().to_str().unwrap(),
+                ];
+                let old = std::mem::replace(&mut self.primary, Server::start(Flavor::Redis7, &[]));
+                self.primary = Server::start_in(Flavor::Redis7, old.stop(), &args);
+                self.lead_to_primary();
+            }
+            "failover" => {
+                let replica = self.replica.take().unwrap();
+                let (mut theirs, port) = (replica.client(), replica.port);
+                let reply = self.client.call(&format!("FAILOVER TO 127.0.0.1 {port}"));
+                assert_eq!(reply, "OK");
+                until("the replica is the primary", || theirs.info("replication", "role") == "master");
+                self.replica = Some(std::mem::replace(&mut self.primary, replica));
+                self.lead_to_primary();
+            }
+            other => panic!("an unknown fault: {other}"),
+        }
+    }
+
+    fn lead_to_primary(&mut self) {
+        self.client = self.primary.client();
+        for (_, proxy) in self.drivers.values() {
+            proxy.lead_to(self.primary.port);
+        }
+    }
+
+    /// Lets the drivers end, and looks whether they leave anything behind.
+    fn end(mut self) {
+        for (name, (mut driver, proxy)) in std::mem::take(&mut self.drivers) {
+            if driver.is_running() {
+                let number = driver.ask(serde_json::json!({"do": "close"}));
+                assert_eq!(driver.answer(number)["is"], "closed", "{name}");
+                let number = driver.ask(serde_json::json!({"do": "no such thing"}));
+                assert_eq!(driver.answer(number)["is"], "unknown", "{name}");
+            }
+            driver.finish();
+            drop(proxy);
+        }
+        until("nobody waits", || self.client.info("lock", "lock_waiters") == "0");
+        until("nobody listens", || self.client.info("clients", "pubsub_clients") == "0");
+        self.primary.assert_healthy();
+    }
+}
+
+fn owners_in(info: &redis::Value) -> u64 {
+    match crate::support::client::fields(info).get("holders") {
+        Some(redis::Value::Array(holders)) => holders.len() as u64,
+        other => panic!("no holders in {other:?}"),
+    }
+}
+
+/// How often a command was called.
+fn calls_of(client: &mut Client, command: &str) -> u64 {
+    let stats = client.call("INFO commandstats");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+}

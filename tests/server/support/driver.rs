@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+
+//! The drivers of the packages in `clients/`, which do what they are told: see `clients/spec/README.md`.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// No answer takes longer, unless something is broken. A wait for a loss may be told to take 15 s.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A package and how its driver is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Package {
+    Python,
+    PythonAsync,
+    Rust,
+    Go,
+    NodeIoredis,
+    NodeRedis,
+    Java,
+}
+
+impl Package {
+    pub const ALL: [Package; 7] = [
+        Package::Python,
+        Package::PythonAsync,
+        Package::Rust,
+        Package::Go,
+        Package::NodeIoredis,
+        Package::NodeRedis,
+        Package::Java,
+    ];
+
+    /// The driver's program, without the server's URL; nothing if it is not built.
+    fn program(self) -> Option<Vec<PathBuf>> {
+        let at = |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let program = match self {
+            Package::Python | Package::PythonAsync => {
+                vec![at("target/python-client/bin/python3"), at("clients/python/driver.py")]
+            }
+            Package::Rust => vec![super::programs::tool("lock-driver-rust").get_program().into()],
+            Package::Go => vec![at("target/client-go/driver")],
+            Package::NodeIoredis | Package::NodeRedis => {
+                vec!["node".into(), at("target/client-node/driver.mjs")]
+            }
+            Package::Java => vec![at("target/client-java/driver")],
+        };
+        program.iter().filter(|path| path.is_absolute()).all(|path| path.exists()).then_some(program)
+    }
+
+    /// False, with a word about it, if the driver is not built. With `REQUIRE_ALL_SERVERS` set, that is a failure.
+    pub fn is_built(self) -> bool {
+        let is_built = self.program().is_some();
+        if !is_built {
+            assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "the driver of {self:?} is not built");
+            eprintln!("SKIPPED: the driver of {self:?} is not built, see tests/setup-drivers.sh");
+        }
+        is_built
+    }
+
+    /// Another package that is built; the same if there is none.
+    pub fn other(self) -> Package {
+        let at = Package::ALL.iter().position(|package| *package == self).unwrap();
+        let others = Package::ALL.into_iter().cycle().skip(at + 1).take(Package::ALL.len() - 1);
+        others.into_iter().find(|package| package.program().is_some()).unwrap_or(self)
+    }
+
+    fn command(self, url: &str) -> Command {
+        let program = self.program().unwrap();
+        let mut command = Command::new(&program[0]);
+        command.args(&program[1..]).arg(url);
+        match self {
+            Package::Python | Package::PythonAsync => {
+                command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python/src"));
+                command.env("PYTHONDONTWRITEBYTECODE", "1");
+                command.args((self == Package::PythonAsync).then_some("--async"));
+            }
+            Package::NodeRedis => {
+                command.args(["--client", "node-redis"]);
+            }
+            _ => {}
+        }
+        command
+    }
+}
+
+/// A driver that runs; killed if its test fails.
+pub struct Driver {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    asked: u64,
+    answers: Arc<Answers>,
+}
+
+#[derive(Default)]
+struct Answers {
+    by_number: Mutex<HashMap<u64, Value>>,
+    came: Condvar,
+}
+
+impl Driver {
+    pub fn start(package: Package, url: &str) -> Driver {
+        let mut command = package.command(url);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child =
+            command.spawn().unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
+        let answers = Arc::new(Answers::default());
+        let heard = answers.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let Ok(answer) = serde_json::from_str::<Value>(&line) else {
+                    eprintln!("the driver of {package:?} says: {line}");
+                    continue;
+                };
+                let number = answer["n"].as_u64().unwrap_or_else(|| panic!("no number in {line}"));
+                heard.by_number.lock().unwrap().insert(number, answer);
+                heard.came.notify_all();
+            }
+        });
+        Driver { child, stdin, asked: 0, answers }
+    }
+
+    /// Asks something. Returns the number by which it is answered.
+    pub fn ask(&mut self, mut request: Value) -> u64 {
+        self.asked += 1;
+        request["n"] = self.asked.into();
+        let stdin = self.stdin.as_mut().unwrap();
+        writeln!(stdin, "{request}").and_then(|()| stdin.flush()).expect("the driver has ended");
+        self.asked
+    }
+
+    /// Waits for an answer.
+    pub fn answer(&self, number: u64) -> Value {
+        let answers = self.answers.by_number.lock().unwrap();
+        let not_yet = |answers: &mut HashMap<u64, Value>| !answers.contains_key(&number);
+        let (mut answers, _) = self.answers.came.wait_timeout_while(answers, PATIENCE, not_yet).unwrap();
+        answers.remove(&number).unwrap_or_else(|| panic!("no answer to request {number}"))
+    }
+
+    pub fn has_answered(&self, number: u64) -> bool {
+        self.answers.by_number.lock().unwrap().contains_key(&number)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.stdin.is_some()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.stdin = None;
+    }
+
+    /// Ends its input, and fails unless it ends well.
+    pub fn finish(mut self) {
+        if self.stdin.take().is_some() {
+            super::until("the driver ends", || self.child.try_wait().unwrap().is_some());
+            assert!(self.child.wait().unwrap().success(), "the driver failed");
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+
+//! Any words in any order: each call is answered, one that is refused changes nothing, and the server lives (10, 12). For two seconds,
+//! or as long as `WORDS_SECONDS` says; `WORDS_SEED` is printed if it fails.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redis::Value;
+
+use crate::support::client::prefix;
+use crate::support::world::keys;
+use crate::support::{in_world_with, show, Client, Flavor, Server};
+
+crate::on_every_server!(any_words_are_answered);
+
+const COMMANDS: [&str; 17] = [
+    "ACQUIRE", "RELEASE", "RENEW", "BREAK", "INFO", "WAITERS", "LIST", "BLOCKERS", "CHECK", "GUARD",
+    "CANCEL", "MACQUIRE", "MRELEASE", "MRENEW", "SCAN", "TOP", "HELP",
+];
+
+/// Owners, keys, requests and inboxes; and values of which no lease or time-out is so short that it ends within the test.
+const VALUES: [&[u8]; 30] = [
+    b"a",
+    b"b",
+    b"k",
+    b"l",
+    b"{k}",
+    b"*",
+    b"#",
+    b"#k",
+    b"x y",
+    b"\0\r\n\xff",
+    b"redisson_lock_token:{k}",
+    b"text",
+    b"list",
+    b"600000",
+    b"700000",
+    b"0",
+    b"1",
+    b"2",
+    b"-1",
+    b"00",
+    b"+1",
+    b"1.5",
+    b" 1",
+    b"1e3",
+    b"9007199254740991",
+    b"9007199254740992",
+    b"18446744073709551616",
+    b"",
+    b"SET",
+    b"INCR",
+];
+
+/// Options as they are meant.
+const OPTIONS: [&str; 22] = [
+    "PX 600000",
+    "EX 600",
+    "BLOCK 600000",
+    "NOTIFY w",
+    "GRACE 600000",
+    "SHARED",
+    "SHARED LIMIT 2",
+    "ONCE",
+    "FENCE",
+    "WATCHDOG",
+    "WATCHDOG MAX 600000",
+    "EPHEMERAL",
+    "REPLICAS 1",
+    "REPLICAS 2 WITHIN 1",
+    "ID r1",
+    "ID r2",
+    "ALL",
+    "OWNER a",
+    "TOKEN 5",
+    "MATCH *",
+    "COUNT 2",
+    "SET v 1",
+];
+
+/// What these reply in errors comes after something was done.
+const AFTER: [&str; 3] = ["NOREPLICAS", "UNBLOCKED", "EXECABORT"];
+
+struct Words {
+    tokens: Vec<String>,
+    rng: StdRng,
+}
+
+impl Words {
+    /// The words of the help texts: commands, options and errors.
+    fn of(help: &Value, seed: u64) -> Words {
+        let text = show(help);
+        let words = text.split(|c: char| !c.is_ascii_uppercase());
+        let words: BTreeSet<&str> = words.filter(|word| word.len() > 1).collect();
+        let tokens: Vec<_> = words.into_iter().map(str::to_owned).collect();
+        assert!(tokens.contains(&"NOTIFY".to_owned()) && tokens.contains(&"GUARD".to_owned()), "{tokens:?}");
+        Words { tokens, rng: StdRng::seed_from_u64(seed) }
+    }
+
+    fn any<T: Clone>(rng: &mut StdRng, of: &[T]) -> T {
+        of[rng.random_range(0..of.len())].clone()
+    }
+
+    /// A call that is often right at its beginning.
+    fn call(&mut self) -> Vec<Vec<u8>> {
+        let rng = &mut self.rng;
+        let mut call = vec![format!("LOCK.{}", Words::any(rng, &COMMANDS)).into_bytes()];
+        if call[0].starts_with(b"LOCK.M") && rng.random_bool(0.8) {
+            call.push(Words::any(rng, &[b"1", b"2", b"3"]).to_vec());
+        }
+        if rng.random_bool(0.8) {
+            call.push(Words::any(rng, &[&b"k"[..], b"l", b"m"]).to_vec());
+            call.push(Words::any(rng, &[&b"a"[..], b"b", b"m"]).to_vec());
+        }
+        for _ in 0..rng.random_range(0..4) {
+            if rng.random_bool(0.8) {
+                let option = Words::any(rng, &OPTIONS);
+                call.extend(option.split(' ').map(|word| word.as_bytes().to_vec()));
+            }
+        }
+        for _ in 0..rng.random_range(0_u32..6).saturating_sub(3) {
+            call.push(match rng.random_range(0..20) {
+                0..=10 => Words::any(rng, &self.tokens).into_bytes(),
+                11 => vec![b'x'; rng.random_range(100..1100)],
+                _ => Words::any(rng, &VALUES).to_vec(),
+            });
+            if rng.random_bool(0.3) {
+                call.push(Words::any(rng, &[&b"600000"[..], b"2", b"r1", b"r2"]).to_vec());
+            }
+        }
+        call
+    }
+}
+
+fn any_words_are_answered(flavor: Flavor) {
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let seed = number("WORDS_SEED")
+        .unwrap_or_else(|| u64::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos()));
+    let until = Instant::now() + Duration::from_secs(number("WORDS_SECONDS").unwrap_or(2));
+    eprintln!("WORDS_SEED={seed}");
+    in_world_with(flavor, &[], |world| {
+        let (mut admin, mut client) = (world.client(), world.client());
+        assert_eq!(admin.call("SET text x"), "OK");
+        assert_eq!(admin.call("RPUSH list x"), "1");
+        let mut words = Words::of(&admin.call_value("LOCK.HELP"), seed);
+        let (mut answered, mut refused, mut blocked) = (0, BTreeSet::new(), 0);
+        while Instant::now() < until {
+            let call = words.call();
+            let before = admin.call("DEBUG DIGEST");
+            let Some(reply) = answer(world, &mut admin, &mut client, &call) else {
+                blocked += 1;
+                continue;
+            };
+            answered += 1;
+            if let Value::ServerError(_) = reply {
+                let reply = show(&reply);
+                let after = admin.call("DEBUG DIGEST");
+                assert!(
+                    before == after || AFTER.contains(&prefix(&reply)),
+                    "{} was refused, and did something: {reply}\n{:#?}",
+                    readable(&call),
+                    keys(&mut admin)
+                );
+                refused.insert(prefix(&reply).to_owned());
+            }
+        }
+        println!("{answered} calls were answered, {blocked} waited; errors: {refused:?}");
+        assert!(answered > 100 && refused.len() > 2, "{answered} {refused:?}");
+    });
+}
+
+/// The reply to a call; nothing if it waits, and its connection was closed then.
+fn answer(server: &Server, admin: &mut Client, client: &mut Client, call: &[Vec<u8>]) -> Option<Value> {
+    client.send_args(&call.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while client.has_nothing() {
+        let line = admin.call(&format!("CLIENT LIST ID {}", client.id));
+        let is_blocked = line.split_whitespace().any(|word| word.starts_with("flags=") && word.contains('b'));
+        if is_blocked {
+            assert_eq!(admin.call(&format!("CLIENT KILL ID {}", client.id)), "1");
+            *client = server.client();
+            return None;
+        }
+        assert!(Instant::now() < deadline, "no answer to {}", readable(call));
+    }
+    Some(client.recv_value())
+}
+
+fn readable(call: &[Vec<u8>]) -> String {
+    call.iter().map(|word| word.escape_ascii().to_string()).collect::<Vec<_>>().join(" ")
+}
