@@ -13,15 +13,31 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import Any, Callable, Coroutine, List, Optional, TypeVar
+from typing import Any, Callable, Coroutine, List, Optional, Set, TypeVar
 
 import redis
 import redis.asyncio
 
 from . import aio
-from .errors import Busy, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
+from ._session import Event, Listener
+from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
-__all__ = ["Busy", "Deadlock", "Hold", "Lock", "LockError", "Locks", "Lost", "Misuse", "TimedOut", "Unavailable", "aio"]
+__all__ = [
+    "Busy",
+    "Cancellation",
+    "Cancelled",
+    "Deadlock",
+    "Event",
+    "Hold",
+    "Lock",
+    "LockError",
+    "Locks",
+    "Lost",
+    "Misuse",
+    "TimedOut",
+    "Unavailable",
+    "aio",
+]
 
 T = TypeVar("T")
 
@@ -29,10 +45,40 @@ T = TypeVar("T")
 SETTINGS = ("host", "port", "path", "db", "username", "password", "credential_provider", "protocol", "socket_connect_timeout")
 
 
-class Locks:
-    """All locks of this process on the server of `client`. Threads may share it; a forked child has a session of its own."""
+class Cancellation:
+    """Given to an acquire, it lets another thread end the wait. It is for good: a later acquire ends at once."""
 
-    def __init__(self, client: "redis.Redis", patience: float = 5.0) -> None:
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waits: Set[Callable[[], None]] = set()
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Every acquire that has this and is not over raises `Cancelled`."""
+        with self._guard:
+            self.cancelled = True
+            for end in self._waits:
+                end()
+
+    def _add(self, end: Callable[[], None]) -> None:
+        with self._guard:
+            self._waits.add(end)
+            if self.cancelled:
+                end()
+
+    def _remove(self, end: Callable[[], None]) -> None:
+        with self._guard:
+            self._waits.discard(end)
+
+
+class Locks:
+    """All locks of this process on the server of `client`. Threads may share it; a forked child has a session of its own.
+
+    A call that gets no answer in `patience` seconds is sent again on a new connection. `listener` hears, in the session's
+    thread, how each wait and each hold ended: it must be quick.
+    """
+
+    def __init__(self, client: "redis.Redis", patience: float = 5.0, listener: Optional[Listener] = None) -> None:
         pool = client.connection_pool
         kinds = {
             redis.Connection: redis.asyncio.Connection,
@@ -43,15 +89,14 @@ class Locks:
             raise Misuse(f"{pool.connection_class.__name__}: connections of this kind are not supported")
         settings = pool.connection_kwargs
         self._settings = {name: settings[name] for name in settings if name in SETTINGS or name.startswith("ssl_")}
-        self._kind, self._patience = kinds[pool.connection_class], patience
+        self._kind, self._patience, self._listener = kinds[pool.connection_class], patience, listener
         self._guard = threading.Lock()
-        self._process = 0
         self._start()
 
     def _start(self) -> None:
         self._loop = asyncio.new_event_loop()
         pool: Any = redis.asyncio.ConnectionPool(connection_class=self._kind, **self._settings)
-        self.asynchronous = aio.Locks(redis.asyncio.Redis(connection_pool=pool), self._patience)
+        self.asynchronous = aio.Locks(redis.asyncio.Redis(connection_pool=pool), self._patience, self._listener)
         self._thread = threading.Thread(target=self._loop.run_forever, name="redis-lock", daemon=True)
         self._thread.start()
         self._process = os.getpid()
@@ -60,7 +105,12 @@ class Locks:
         if self._process != os.getpid():
             self._guard = threading.Lock()
             self._start()
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        coroutine = work()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise Unavailable("closed") from None
         try:
             return future.result()
         except BaseException:
@@ -76,11 +126,20 @@ class Locks:
         """Ends all waits, what is held with `keep`, and the thread."""
         with self._guard:
             if self._process == os.getpid() and not self._loop.is_closed():
-                self._run(self.asynchronous.close)
-                self._run(self._loop.shutdown_default_executor)
+                self._run(self._close)
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join()
                 self._loop.close()
+
+    async def _close(self) -> None:
+        await self.asynchronous.close()
+        # Calls of other threads: each finds that it is closed, and says so.
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        if calls:
+            _, late = await asyncio.wait(calls, timeout=self._patience)
+            for task in late:
+                task.cancel()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class Hold:
@@ -112,15 +171,15 @@ class Hold:
         return 0.0 if self.lost else self._hold.valid_for()
 
     def extend(self, lease: Optional[float] = None) -> None:
-        """Sets the lease anew."""
+        """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
         self._here(lambda: self._hold.extend(lease))
 
     def guard(self, *command: Any) -> Any:
-        """Carries out a command of Redis if the lock is still held, in the same step."""
+        """Carries out a command of Redis if the lock is still held, in the same step. `Lost` if it is not."""
         return self._here(lambda: self._hold.guard(*command))
 
     def release(self) -> None:
-        """Gives the lock back. If that fails, it may be called again, and counts once."""
+        """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
         self._here(self._hold.release)
 
     def _here(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -142,29 +201,54 @@ class Lock:
         """The hold, or None if somebody else has the lock."""
         return self.acquire(0)
 
-    def acquire(self, wait: Optional[float] = None) -> Optional[Hold]:
+    def acquire(self, wait: Optional[float] = None, cancellation: Optional[Cancellation] = None) -> Optional[Hold]:
         """The hold, or None when `wait` seconds are over; without it, as the lock was made."""
 
-        got: List[aio.Hold] = []
+        begun: List["asyncio.Task[Optional[aio.Hold]]"] = []
 
-        async def acquire() -> None:
-            hold = await self._locks.asynchronous.lock(self.key, **self._how).acquire(wait)
-            if hold is not None:
-                got.append(hold)
+        async def acquire() -> Optional[aio.Hold]:
+            task = asyncio.ensure_future(self._locks.asynchronous.lock(self.key, **self._how).acquire(wait))
+            begun.append(task)
+            loop = asyncio.get_running_loop()
+
+            def end() -> None:
+                loop.call_soon_threadsafe(task.cancel)
+
+            if cancellation is not None:
+                cancellation._add(end)
+            try:
+                # The task has its own end, whatever becomes of who asked for it.
+                await asyncio.wait({task})
+            finally:
+                if cancellation is not None:
+                    cancellation._remove(end)
+            if task.cancelled():
+                raise Cancelled(f"{self.key}: the wait was cancelled")
+            return task.result()
 
         async def undo() -> None:
-            for hold in got:
-                await hold.release()
+            for task in begun:
+                task.cancel()
+                await asyncio.wait({task})
+                if not task.cancelled() and task.exception() is None:
+                    hold = task.result()
+                    if hold is not None:
+                        await hold.release()
 
         try:
-            self._locks._run(acquire)
+            hold = self._locks._run(acquire)
         except LockError:
             raise
         except BaseException:
             # Ctrl-C, maybe at the very moment of the grant.
             self._locks._run(undo)
             raise
-        return Hold(self._locks, got[0]) if got else None
+        return Hold(self._locks, hold) if hold is not None else None
+
+    def attach(self, owner: str) -> Hold:
+        """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none."""
+        lock = self._locks.asynchronous.lock(self.key, **self._how)
+        return Hold(self._locks, self._locks._run(lambda: lock.attach(owner)))
 
     def _stack(self) -> List[Hold]:
         stack: List[Hold] = self._mine.__dict__.setdefault("holds", [])

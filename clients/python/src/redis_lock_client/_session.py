@@ -4,19 +4,43 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 import uuid
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, Set
+from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Set
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from .errors import Unavailable, of
+from .errors import Disconnected, Unavailable, of
 
 BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
+
+# After a broken connection, in seconds.
+TRY_AGAIN = 0.05
+
+log = logging.getLogger("redis_lock_client")
+
+
+class Event(NamedTuple):
+    """What a listener hears: `waited` when an acquire ends, `held` when a hold does."""
+
+    label: str
+    event: str
+    """`waited` or `held`."""
+    outcome: str
+    """Of a wait `granted`, or a kind of error; of a hold `released` or `lost`."""
+    seconds: float
+    """How long it was."""
+
+
+Listener = Callable[[Event], None]
 
 _links: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
@@ -79,7 +103,7 @@ class Link:
         reply: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
         async with self._write:
             if not self.open:
-                raise Unavailable("the connection is lost")
+                raise Disconnected("the connection is lost")
             self._replies.append(reply)
             try:
                 # Shielded: half a command would be the end of all calls.
@@ -87,7 +111,7 @@ class Link:
                 await asyncio.shield(self._connection.send_packed_command(packed, check_health=False))
             except BROKEN as error:
                 self.break_off()
-                raise Unavailable(f"the connection is lost: {error}") from error
+                raise Disconnected(f"the connection is lost: {error}") from error
         return reply
 
     async def _read(self) -> None:
@@ -122,7 +146,7 @@ class Link:
         _links.discard(self)
         for reply in self._replies:
             if not reply.done():
-                reply.set_exception(Unavailable("the connection is lost"))
+                reply.set_exception(Disconnected("the connection is lost"))
                 reply.exception()  # Nobody may be left to look at it.
         if self._connection._writer is not None:
             self._connection._writer.transport.abort()
@@ -138,9 +162,9 @@ class Link:
 class Session:
     """The connections, made when they are needed, and again when they broke."""
 
-    def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0) -> None:
+    def __init__(self, client: "redis.asyncio.Redis", patience: float, listener: Optional[Listener]) -> None:
         self._pool = client.connection_pool
-        self.patience = patience
+        self.patience, self._listener = patience, listener
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
         # Whom it concerns that a connection broke: the holds that are bound to it.
@@ -153,15 +177,24 @@ class Session:
 
     async def _open(self, on_message: Optional[Callable[[str], None]]) -> Link:
         # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself.
-        # What belongs to RESP3 alone is left out.
+        # What belongs to RESP3 alone is left out. When to try again is this package's own affair.
         settings = {name: value for name, value in self._pool.connection_kwargs.items() if "maint_notifications" not in name}
-        connection = self._pool.connection_class(**{**settings, "protocol": 2})
+        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
+        connection = self._pool.connection_class(**{**settings, **ours})
         link = Link(connection, on_message, self._wake)
         try:
             await asyncio.wait_for(link.start(), self.patience)
         except (*BROKEN, RedisError) as error:
-            raise Unavailable(f"no connection: {error}") from error
+            raise Disconnected(f"no connection: {error}") from error
         return link
+
+    def tell(self, label: str, event: str, outcome: str, seconds: float) -> None:
+        if self._listener is not None:
+            try:
+                self._listener(Event(label, event, outcome, seconds))
+            except Exception:
+                # Its author's mistake is no reason to lose a lock.
+                log.exception("a listener of locks failed")
 
     def _wake(self) -> None:
         for event in (*self.waits.values(), *self.holds.values()):
@@ -186,11 +219,14 @@ class Session:
                 except BaseException as error:
                     await link.close()
                     if isinstance(error, asyncio.TimeoutError):
-                        raise Unavailable("the server does not answer") from error
+                        raise Disconnected("the server does not answer") from error
+                    if isinstance(error, ResponseError):
+                        raise of(error) from error
                     raise
                 self._messages = link
 
     async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
+        """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most."""
         async with self._opening:
             if self.closed:
                 raise Unavailable("closed")
@@ -199,14 +235,29 @@ class Session:
             link = self._commands
         reply = await link.send(*words)
         try:
-            return await within(reply, self.patience if patience is None else patience)
+            return await within(reply, self.patience if patience is None else min(patience, self.patience))
         except asyncio.TimeoutError:
-            if patience is None:
+            if patience is None or patience >= self.patience:
                 # A server that has vanished: the next call tries a new connection.
                 link.break_off()
-            raise Unavailable("the server does not answer") from None
+            raise Disconnected("the server does not answer") from None
         except ResponseError as error:
-            raise of(error) from error
+            ours = of(error)
+            if isinstance(ours, Disconnected):
+                # The next connection may lead to another server.
+                link.break_off()
+            raise ours from error
+
+    async def insist(self, seconds: float, *words: Any) -> Any:
+        """A call that may be sent twice, and is, for so long, when its connection breaks."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return await self.call(*words)
+            except Disconnected:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(TRY_AGAIN)
 
     async def close(self) -> None:
         """Drops the connections: the server ends the waits, and the holds that are bound to them."""

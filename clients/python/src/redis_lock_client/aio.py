@@ -8,18 +8,20 @@ import os
 import socket
 import time
 import uuid
-from typing import Any, Dict, List, Optional
+from typing import Any, Coroutine, Dict, List, Optional, TypeVar
 
 import redis.asyncio
 
-from ._session import Session, text, told_within
-from .errors import Busy, LockError, Lost, TimedOut, Unavailable
+from ._session import TRY_AGAIN, Listener, Session, text, told_within
+from .errors import Busy, Disconnected, LockError, Lost, Misuse, TimedOut, Unavailable
+
+T = TypeVar("T")
 
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
-ASK_AGAIN = 2.0
+ASK_AGAIN = 3.0
 
-# After a broken connection, in seconds.
-TRY_AGAIN = 0.05
+# A call that has no time to wait has so many seconds for its reply.
+SOON = 1.0
 
 
 class Hold:
@@ -32,6 +34,7 @@ class Hold:
         self._lock, self._session = lock, lock._session
         self._wake = asyncio.Event()
         self._release_id = str(uuid.uuid4())
+        self._lease = lock.lease
         self._granted = self._until = 0.0
         self._watch: Optional["asyncio.Task[None]"] = None
         self.released = False
@@ -41,8 +44,11 @@ class Hold:
         return 0.0 if self.lost.is_set() or self.released else max(0.0, self._until - time.monotonic())
 
     async def extend(self, lease: Optional[float] = None) -> None:
-        """Sets the lease anew. `Lost` if there is nothing to extend."""
-        await self._renew(lease if lease is not None else self._lock.lease, None)
+        """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
+        lease = self._lease if lease is None else lease
+        await self._renew(lease)
+        self._lease = lease
+        self._wake.set()
 
     async def guard(self, *command: Any) -> Any:
         """Carries out a command of Redis if the lock is still held, in the same step."""
@@ -53,40 +59,41 @@ class Hold:
             raise
 
     async def release(self) -> None:
-        """Gives the lock back. If that fails, it may be called again, and counts once."""
-        if self.released:
-            return
-        words = ["LOCK.RELEASE", self.key, self.owner, *(["SHARED"] if self._lock.shared else []), "ID", self._release_id]
-        deadline = time.monotonic() + self._session.patience
-        while True:
+        """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
+        if not self.released:
+            words = ["LOCK.RELEASE", self.key, self.owner, *(["SHARED"] if self._lock.shared else []), "ID", self._release_id]
             try:
-                await self._session.call(*words)
-                break
+                await self._session.insist(0.0 if self.lost.is_set() else self._lease, *words)
             except Lost:
                 self._lose()
-                self._end()
-                raise
             except Unavailable:
-                if self._session.closed or time.monotonic() > deadline:
+                if not self.lost.is_set():
                     raise
-                await asyncio.sleep(TRY_AGAIN)
-        self._end()
-
-    def _end(self) -> None:
-        self.released = True
-        self._session.holds.pop(self.owner, None)
-        if self._watch is not None:
-            self._watch.cancel()
+            self.released = True
+            if self._watch is not None:
+                self._watch.cancel()
+            self._tell("released")
+        if self.lost.is_set():
+            raise Lost(f"{self.key}: the hold ended before it was given back")
 
     def _lose(self) -> None:
         self.lost.set()
-        self._session.holds.pop(self.owner, None)
+        self._wake.set()
+        self._tell("lost")
 
-    async def _renew(self, lease: float, patience: Optional[float]) -> None:
+    def _tell(self, outcome: str) -> None:
+        """A hold ends once."""
+        if self._session.holds.pop(self.owner, None) is not None:
+            self._session.tell(self._lock.label, "held", outcome, time.monotonic() - self._granted)
+
+    async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
         sent = time.monotonic()
-        words: List[Any] = ["LOCK.RENEW", self.key, self.owner, "PX", _ms(lease), *self._lock._bound(sent - self._granted)]
+        words = self._lock._renewal(self.owner, lease, sent - self._granted)
         try:
-            await self._session.call(*words, patience=patience)
+            if patience is None:
+                await self._session.insist(max(0.0, self._until - sent), *words)
+            else:
+                await self._session.call(*words, patience=patience)
         except Lost:
             self._lose()
             raise
@@ -101,9 +108,9 @@ class Hold:
 
     async def _keep_watch(self) -> None:
         """Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock."""
-        lock, pause = self._lock, self._lock.lease / 3
+        lock = self._lock
         while not self.lost.is_set():
-            now = time.monotonic()
+            now, pause = time.monotonic(), self._lease / 3
             keeps = lock.keep and (lock.max_hold is None or now - self._granted < lock.max_hold)
             if not keeps and now >= self._until:
                 return self._lose()
@@ -112,14 +119,14 @@ class Hold:
             self._wake.clear()
             if self._session.closed:
                 return self._lose()
-            if not keeps:
+            if not keeps or self.lost.is_set():
                 continue
             now = time.monotonic()
             # A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock,
             # as no other ever has this owner's name.
             slept = now >= self._until
             try:
-                await self._renew(lock.lease, pause if slept else self._until - now)
+                await self._renew(self._lease, pause if slept else self._until - now)
             except Lost:
                 return
             except LockError:
@@ -144,7 +151,11 @@ class Lock:
         shared: bool = False,
         limit: Optional[int] = None,
         fence: bool = False,
+        label: Optional[str] = None,
     ) -> None:
+        for name, seconds in (("lease", lease), ("max_hold", max_hold)):
+            if seconds is not None and _ms(seconds) <= 0:
+                raise Misuse(f"{name} is {seconds} s, and must be a millisecond at least")
         if limit is not None:
             shared = True
         self.key, self.wait, self.max_hold = key, wait, max_hold
@@ -152,8 +163,12 @@ class Lock:
         self.keep = lease is None if keep is None else keep
         self.ephemeral = self.keep if ephemeral is None else ephemeral
         self.shared, self.limit, self.fence = shared, limit, fence
+        self.label = key if label is None else label
         self._session = session
         self._holds: Dict[Any, Hold] = {}
+
+    def _renewal(self, owner: str, lease: float, age: float = 0.0) -> List[Any]:
+        return ["LOCK.RENEW", self.key, owner, "PX", _ms(lease), *self._bound(age)]
 
     def _bound(self, age: float = 0.0) -> List[Any]:
         words: List[Any] = ["WATCHDOG"] if self.keep else []
@@ -168,8 +183,29 @@ class Lock:
     async def acquire(self, wait: Optional[float] = None) -> Optional[Hold]:
         """The hold, or None when `wait` seconds are over; without it, as the lock was made."""
         limit = self.wait if wait is None else wait
+        if limit is not None and limit < 0:
+            raise Misuse(f"wait is {limit} s, and must not be negative")
+        started = time.monotonic()
+        outcome = "cancelled"
+        try:
+            hold = await self._until_granted(limit, None if limit is None else started + limit)
+            outcome = "granted" if hold is not None else "busy" if limit == 0 else "timed out"
+            return hold
+        except LockError as error:
+            outcome = getattr(error, "kind", "unavailable")
+            raise
+        finally:
+            self._session.tell(self.label, "waited", outcome, time.monotonic() - started)
 
-        deadline = None if limit is None else time.monotonic() + limit
+    async def attach(self, owner: str) -> Hold:
+        """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none."""
+        hold = Hold(self, owner)
+        sent = hold._granted = time.monotonic()
+        await self._session.insist(self._session.patience, *self._renewal(owner, self.lease))
+        hold._begin(sent)
+        return hold
+
+    async def _until_granted(self, limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
         while True:
             owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
             request = str(uuid.uuid4())
@@ -204,25 +240,25 @@ class Lock:
                     if waits:
                         await self._session.listen()
                     sent = time.monotonic()
-                    reply = await self._session.call(*words)
+                    patience = None if deadline is None else max(SOON, deadline - sent)
+                    reply = await self._session.call(*words, patience=patience)
                     if reply is not None and reply != 0:
                         hold.token = _token(reply)
-                        hold._granted = sent
                         if broken:
                             # The reply may be that of a call whose hold ended with its connection.
                             sent = time.monotonic()
-                            await hold._renew(self.lease, None)
+                            await self._session.call(*self._renewal(owner, self.lease))
                         hold._begin(sent)
                         return hold
                     give_up = time.monotonic() + self._session.patience
                     if reply is None:
                         return None
-                except Unavailable as error:
-                    # What the server said stands; a broken connection is made again.
-                    broken = True
-                    late = time.monotonic() > (give_up if deadline is None else min(give_up, deadline))
-                    if self._session.closed or str(error).startswith("UNBLOCKED") or late:
+                except Disconnected:
+                    # A wait without limit ends when there is no server. A try is sent again once.
+                    now = time.monotonic()
+                    if broken if not waits else now > (give_up if deadline is None else deadline):
                         raise
+                    broken = True
                     await asyncio.sleep(TRY_AGAIN)
                     continue
                 left = ASK_AGAIN if deadline is None else min(ASK_AGAIN, deadline - time.monotonic())
@@ -233,17 +269,24 @@ class Lock:
             del self._session.waits[request]
 
     async def _cancel(self, owner: str, request: str) -> None:
-        for _ in range(3):
+        """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
+        words = ("LOCK.CANCEL", self.key, owner, "ID", request)
+
+        async def again() -> None:
             try:
-                await self._session.call("LOCK.CANCEL", self.key, owner, "ID", request)
-                return
-            except Unavailable:
-                # The wait ends with its connection.
-                if self._session.closed:
-                    return
-                await asyncio.sleep(TRY_AGAIN)
+                await self._session.insist(self.lease, *words)
             except LockError:
-                return
+                pass
+
+        try:
+            await self._session.call(*words, patience=SOON)
+        except Disconnected:
+            task = asyncio.ensure_future(again())
+            self._session.tasks.add(task)
+            task.add_done_callback(self._session.tasks.discard)
+        except LockError:
+            # Closed, or not permitted: then the wait ends with its connection.
+            pass
 
     async def __aenter__(self) -> Hold:
         hold = await self.acquire()
@@ -263,10 +306,10 @@ class Lock:
 
 
 class Locks:
-    """All locks of this process on one server."""
+    """All locks of this process on one server. `listener` hears how each wait and each hold ended: it must be quick."""
 
-    def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0) -> None:
-        self._session = Session(client, patience)
+    def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0, listener: Optional[Listener] = None) -> None:
+        self._session = Session(client, patience, listener)
 
     def lock(self, key: str, **how: Any) -> Lock:
         """See the README for what may be said."""
@@ -277,7 +320,7 @@ class Locks:
         await self._session.close()
 
 
-async def _finish(work: Any) -> None:
+async def _finish(work: Coroutine[Any, Any, T]) -> T:
     """What must not be cut off by a cancellation, which comes after it."""
     task = asyncio.ensure_future(work)
     cancelled = False
@@ -293,7 +336,7 @@ async def _finish(work: Any) -> None:
     if cancelled:
         task.exception()
         raise asyncio.CancelledError
-    task.result()
+    return task.result()
 
 
 def _ms(seconds: float) -> int:

@@ -1,43 +1,68 @@
 # SPDX-License-Identifier: MIT
-"""What can go wrong with a lock. The seventh kind, cancelled, is `asyncio.CancelledError`, or Ctrl-C."""
+"""What can go wrong with a lock, in seven kinds. With asyncio, cancelled is `asyncio.CancelledError`."""
 
+from redis._parsers.base import BaseParser
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
-__all__ = ["Busy", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable", "of"]
+__all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable", "of"]
 
 
 class Busy(LockError):
     """Somebody else holds the lock, and the call was not to wait."""
 
+    kind = "busy"
+
 
 class TimedOut(LockError):
     """The lock was not granted in the time to wait."""
+
+    kind = "timed out"
+
+
+class Cancelled(LockError):
+    """The wait was cancelled by another thread: see `Cancellation`."""
+
+    kind = "cancelled"
 
 
 class Lost(LockNotOwnedError):
     """The hold ended before its holder gave it back: others may have worked at the same time."""
 
+    kind = "lost"
+
 
 class Deadlock(LockError):
     """Waiting could never end. The text has the cycle."""
+
+    kind = "deadlock"
 
 
 class Misuse(LockError):
     """The server refuses the call: an option out of range, a key of another type, no permission."""
 
+    kind = "misuse"
+
 
 class Unavailable(LockError):
     """No connection, or a server that grants nothing now."""
 
+    kind = "unavailable"
+
+
+class Disconnected(Unavailable):
+    """No reply came, or one of a server that another has replaced: on the next connection the call may be sent again."""
+
 
 def of(error: ResponseError) -> LockError:
-    """The error for what the server said. redis-py takes the prefix off errors that it knows."""
+    """The error for what the server said, with the prefix that redis-py takes off those that it knows."""
     text = str(error)
-    kinds = {"NOTOWNER": Lost, "DEADLOCK": Deadlock}
     prefix = text.split(" ", 1)[0]
-    if prefix in kinds:
-        return kinds[prefix](text)
-    unavailable = ("UNBLOCKED", "QUARANTINE", "NOREPLICAS", "OOM", "MISCONF", "READONLY")
-    if prefix in unavailable or type(error).__name__ in ("ReadOnlyError", "OutOfMemoryError") or "too many waiters" in text:
-        return Unavailable(text)
-    return Misuse(text)
+    if type(error) is not ResponseError or not prefix.isupper():
+        known = (code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if kind is type(error))
+        prefix = next(known, "ERR")
+        text = f"{prefix} {text}"
+    if prefix in ("READONLY", "MASTERDOWN"):
+        return Disconnected(text)
+    if prefix in ("ERR", "WRONGTYPE", "NOPERM"):
+        return (Unavailable if "too many" in text else Misuse)(text)
+    return {"NOTOWNER": Lost, "DEADLOCK": Deadlock}.get(prefix, Unavailable)(text)
