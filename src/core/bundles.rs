@@ -48,6 +48,8 @@ struct Bundle {
     parts: PartsOf,
     /// The lock that was not to be had when it was tried last; `None` if it was not tried yet.
     blocked_at: Option<LockIdx>,
+    /// It was granted, and its client was answered.
+    is_answered: bool,
 }
 
 /// All of them, by their leads: the first part of each, by whose number the whole is known to its client.
@@ -79,7 +81,7 @@ impl Bundles {
     pub(super) fn insert(&mut self, lead: WaiterId, lock: LockIdx, part: WaiterId) {
         let bundle = self.by_lead.entry(lead);
         bundle
-            .or_insert_with(|| Bundle { parts: SmallVec::new(), blocked_at: None })
+            .or_insert_with(|| Bundle { parts: SmallVec::new(), blocked_at: None, is_answered: false })
             .parts
             .push((lock, part));
     }
@@ -100,6 +102,19 @@ impl Bundles {
     /// The parts of a bundle that are left; none if there is no such bundle.
     pub(super) fn parts(&self, lead: WaiterId) -> &[(LockIdx, WaiterId)] {
         self.by_lead.get(&lead).map_or(&[], |bundle| &bundle.parts)
+    }
+
+    /// The client of this bundle was answered that it was granted. From now on each part stands alone: what ends one of them does not
+    /// end the others, unless the answer turns out to be lost.
+    pub(super) fn answered(&mut self, lead: WaiterId) {
+        if let Some(bundle) = self.by_lead.get_mut(&lead) {
+            bundle.is_answered = true;
+        }
+    }
+
+    /// True if that was said.
+    pub(super) fn is_answered(&self, lead: WaiterId) -> bool {
+        self.by_lead.get(&lead).is_some_and(|bundle| bundle.is_answered)
     }
 
     /// True if a part that could be granted at this lock makes its bundle due: unless another lock is known not to be had.

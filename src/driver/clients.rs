@@ -113,6 +113,7 @@ impl BlockedClient for Waits {
             }
             match wait.was_granted().filter(|_| !gone) {
                 Some((client, socket)) => {
+                    driver.locks.answered(id);
                     driver.deliveries.insert(id, client, socket);
                     return Some(());
                 }

@@ -32,6 +32,7 @@ crate::on_every_server!(
     options_combine,
     a_retry_counts_once,
     a_cancel_ends_or_gives_back,
+    a_cancel_that_meets_the_answer_gives_back_its_own_key,
     replicas_acknowledge_all_of_it,
     a_grant_that_nobody_gets_is_taken_back,
     another_type_ends_the_wait,
@@ -421,6 +422,33 @@ fn a_cancel_ends_or_gives_back(flavor: Flavor) {
         assert_eq!(a.call("EXISTS a b"), "1", "that of this key is given back");
         assert_eq!(a.call("LOCK.CANCEL b me ID 5"), "1");
         assert_eq!(a.call("EXISTS a b"), "0");
+    });
+}
+
+/// The client has read that it has both locks, and the server has not noticed yet that the turn is over in which it was answered. For
+/// that the call and the release are read in one turn, which has much to write when the answer is sent.
+fn a_cancel_that_meets_the_answer_gives_back_its_own_key(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut two) = (world.client(), world.client());
+        let mut others: Vec<Client> = (0..100).map(|_| world.client()).collect();
+        assert_eq!(a.call_args(&[b"SET", b"long", &[b'x'; 60_000]]), "OK");
+        for (round, first) in (0..20).zip(["a", "b"].into_iter().cycle()) {
+            a.call("LOCK.ACQUIRE a x PX 100000");
+            world.signal(libc::SIGSTOP);
+            two.send(&format!("LOCK.MACQUIRE 2 a b me PX 100000 BLOCK 0 ID {round}"));
+            a.send("LOCK.RELEASE a x");
+            others.iter_mut().for_each(|other| other.send("GET long"));
+            world.signal(libc::SIGCONT);
+            assert_eq!(two.recv(), "[1, 1]");
+            assert_eq!(two.call(&format!("LOCK.CANCEL {first} me ID {round}")), "1");
+            assert_eq!(a.recv(), "0");
+            assert_eq!(a.call("EXISTS a b"), "1", "the other lock was given back, too, in round {round}");
+            let other = if first == "a" { "b" } else { "a" };
+            assert_eq!(two.call(&format!("LOCK.RELEASE {other} me")), "0");
+            others.iter_mut().for_each(|other| drop(other.recv()));
+        }
+        assert_eq!(a.info("lock", "lock_table_bundles"), "0");
+        assert_eq!(a.info("lock", "lock_table_grants_in_flight"), "0");
     });
 }
 

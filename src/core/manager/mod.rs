@@ -350,6 +350,14 @@ impl LockManager {
         self.parts.waiters.together(id).into_iter().fold(false, |any, id| self.delivered_alone(id, now) | any)
     }
 
+    /// The client was answered, and may have read that before it is known to be [`delivered`](Self::delivered).
+    #[inline]
+    pub(crate) fn answered(&mut self, id: WaiterId) {
+        if !self.parts.waiters.bundles.is_empty() {
+            self.parts.waiters.bundles.answered(id);
+        }
+    }
+
     fn delivered_alone(&mut self, id: WaiterId, now: Now) -> bool {
         let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());

@@ -372,7 +372,8 @@ impl Parts {
         }
     }
 
-    fn begin_to_revoke_alone(&mut self, id: WaiterId) {
+    /// The same of one part of a bundle.
+    pub(super) fn begin_to_revoke_alone(&mut self, id: WaiterId) {
         if !self.waiters.begin_to_revoke(id) {
             return;
         }
@@ -453,7 +454,9 @@ impl Parts {
                 self.void_notified(id, lock, &wait, forgets);
             }
             // Who waits still for all of them, has lost one.
-            self.lost_bundles.extend(wait.lead().filter(|_| wait.request().confirmed_later));
+            let waits =
+                |lead: &WaiterId| wait.request().confirmed_later && !self.waiters.bundles.is_answered(*lead);
+            self.lost_bundles.extend(wait.lead().filter(waits));
         }
     }
 

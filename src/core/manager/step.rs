@@ -957,7 +957,19 @@ impl<'a> Step<'a> {
                 self.parts.end_queued(id, Decision::Cancelled);
                 Some(())
             }
-            WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_some() => {
+            WaitState::Granted if self.holders.of(wait.request().owner.as_bytes()).is_none() => {
+                // Its lease is over, which no step has found yet.
+                None
+            }
+            // Its client counts on the other locks.
+            WaitState::Granted
+                if wait.lead().is_some_and(|lead| self.parts.waiters.bundles.is_answered(lead)) =>
+            {
+                self.parts.begin_to_revoke_alone(id);
+                self.revoke(lock);
+                Some(())
+            }
+            WaitState::Granted => {
                 // The client may be answered in the same turn of the event loop, but not with a grant.
                 let (lead, waits) = (self.parts.waiters.lead_of(id), wait.request().clone());
                 self.parts.decide(lead, lock, &waits, Decision::Cancelled);
@@ -965,8 +977,7 @@ impl<'a> Step<'a> {
                 self.revoke(lock);
                 Some(())
             }
-            // Its lease is over, which no step has found yet.
-            WaitState::Granted | WaitState::Revoking => None,
+            WaitState::Revoking => None,
         }
     }
 
