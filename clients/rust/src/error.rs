@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+
+use std::fmt;
+
+use redis::{ServerError, Value};
+
+/// What a call of this crate gives.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong with a lock. Each has a text, the server's own where it said something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// Somebody else holds the lock, and the call was not to wait.
+    Busy(String),
+    /// The time to wait is over.
+    TimedOut(String),
+    /// The caller gave up, by a [`Canceller`](crate::Canceller).
+    Cancelled(String),
+    /// The hold ended before it was given back: others may have worked at the same time.
+    Lost(String),
+    /// Waiting could never end; the text has the cycle.
+    Deadlock(String),
+    /// What the call says is wrong: an option out of range, a key of another type, no permission.
+    Misuse(String),
+    /// No connection, or a server that grants nothing now.
+    Unavailable(String),
+}
+
+/// How the text begins if nothing was sent.
+pub(crate) const NO_CONNECTION: &str = "no connection";
+
+impl Error {
+    /// Which of the seven it is, in the words of the documentation and of metrics.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Busy(_) => "busy",
+            Error::TimedOut(_) => "timed out",
+            Error::Cancelled(_) => "cancelled",
+            Error::Lost(_) => "lost",
+            Error::Deadlock(_) => "deadlock",
+            Error::Misuse(_) => "misuse",
+            Error::Unavailable(_) => "unavailable",
+        }
+    }
+
+    /// What happened, in the server's words if they are its.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self {
+            Error::Busy(text)
+            | Error::TimedOut(text)
+            | Error::Cancelled(text)
+            | Error::Lost(text)
+            | Error::Deadlock(text)
+            | Error::Misuse(text)
+            | Error::Unavailable(text) => text,
+        }
+    }
+
+    /// Whether the same call may go well in a moment: there is no connection, or the server starts. What else a server says
+    /// stands; it begins with a word in capitals.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Error::Unavailable(text) if text.starts_with(char::is_lowercase) || text.starts_with("LOADING"))
+    }
+
+    /// Whether the call cannot have come to the server.
+    pub(crate) fn is_unsent(&self) -> bool {
+        matches!(self, Error::Unavailable(text) if text.starts_with(NO_CONNECTION))
+    }
+
+    fn said(error: &ServerError) -> Error {
+        let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
+        match error.code() {
+            "NOTOWNER" => Error::Lost(text),
+            "DEADLOCK" => Error::Deadlock(text),
+            "ERR" if text.contains("too many") => Error::Unavailable(text),
+            "ERR" | "WRONGTYPE" | "NOPERM" => Error::Misuse(text),
+            _ => Error::Unavailable(text),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind(), self.text())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The reply, or the error that the server replied.
+pub(crate) fn checked(reply: Value) -> Result<Value> {
+    match reply {
+        Value::ServerError(error) => Err(Error::said(&error)),
+        reply => Ok(reply),
+    }
+}

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: MIT
+
+//! A lock that is held: how long for sure, how it is kept, and how it ends.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use redis::{cmd, Cmd, ToRedisArgs, Value};
+use uuid::Uuid;
+
+use crate::clock::{left, now, Moment};
+use crate::error::{Error, Result};
+use crate::link::Then;
+use crate::lock::How;
+use crate::mailbox::{locked, Mailbox};
+use crate::session::{Session, TRY_AGAIN};
+use crate::{Event, Handle};
+
+/// A lock that is held. It is given back by [`Hold::release`], or when it goes out of scope.
+pub struct Hold {
+    held: Arc<Held>,
+    token: Option<u64>,
+    _handle: Arc<Handle>,
+}
+
+/// The part of a hold that the session's threads know.
+pub(crate) struct Held {
+    pub(crate) owner: String,
+    key: Vec<u8>,
+    how: How,
+    release_id: String,
+    granted: Moment,
+    session: Arc<Session>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    lease: Duration,
+    /// When the last call that was confirmed was sent, plus the lease.
+    until: Moment,
+    /// When it counts as lost: at `until`, but if this process slept.
+    deadline: Moment,
+    slept: bool,
+    renew_at: Moment,
+    renewing: bool,
+    /// When the timer looks at it. What the timer was told before does not count.
+    due: Moment,
+    on_lost: Vec<Box<dyn FnOnce() + Send>>,
+    /// Whether it was given back though it was lost.
+    tidied: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Held,
+    /// Somebody waits for the reply. It is not renewed, and not looked at.
+    Releasing,
+    Released,
+    /// The listener is told before all others.
+    Losing,
+    Lost,
+}
+
+impl Held {
+    /// A hold that was confirmed by a call that was sent at that time.
+    pub(crate) fn begin(
+        session: &Arc<Session>,
+        key: &[u8],
+        owner: String,
+        how: How,
+        granted: Moment,
+        sent: Moment,
+    ) -> Arc<Held> {
+        let lease = how.lease;
+        let state = State {
+            phase: Phase::Held,
+            lease,
+            until: sent + lease,
+            deadline: sent + lease,
+            slept: false,
+            renew_at: sent + lease / 3,
+            renewing: false,
+            due: Moment::MAX,
+            on_lost: Vec::new(),
+            tidied: false,
+        };
+        let held = Arc::new(Held {
+            owner,
+            key: key.to_vec(),
+            how,
+            release_id: Uuid::new_v4().to_string(),
+            granted,
+            session: Arc::clone(session),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        session.holds(&held);
+        held.schedule();
+        if session.is_closed() {
+            held.lose();
+        }
+        held
+    }
+
+    fn keeps(&self) -> bool {
+        let age = now().saturating_sub(self.granted);
+        self.how.keep && self.how.max_hold.is_none_or(|max| age < max)
+    }
+
+    /// Tells the timer when to look at it next.
+    fn schedule(self: &Arc<Self>) {
+        let mut state = locked(&self.state);
+        if state.phase != Phase::Held {
+            return;
+        }
+        let renews = self.keeps() && !state.renewing;
+        let due = if renews { state.deadline.min(state.renew_at) } else { state.deadline };
+        state.due = due;
+        drop(state);
+        let held = Arc::clone(self);
+        self.session.timer.at(due, Box::new(move |late| held.look(due, late)));
+    }
+
+    /// Renews it when it is time, or says that it is lost.
+    fn look(self: &Arc<Self>, due: Moment, late: Duration) {
+        let mut state = locked(&self.state);
+        if state.phase != Phase::Held || state.due != due {
+            return;
+        }
+        let keeps = self.keeps();
+        if state.deadline <= now() {
+            // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the
+            // lock, as no other ever has this owner's name.
+            if !keeps || late < state.lease / 10 || std::mem::replace(&mut state.slept, true) {
+                drop(state);
+                return self.lose();
+            }
+            state.deadline = now() + state.lease / 3;
+            state.renew_at = now();
+            state.renewing = false;
+        }
+        let renews = keeps && !state.renewing && state.renew_at <= now();
+        state.renewing |= renews;
+        let lease = state.lease;
+        drop(state);
+        if renews {
+            self.renew(lease, Box::new(|_| ()));
+        }
+        self.schedule();
+    }
+
+    /// Renews it at that time, as what was sent before will not be answered.
+    pub(crate) fn renew_at(self: &Arc<Self>, time: Moment) {
+        let mut state = locked(&self.state);
+        state.renew_at = time;
+        state.renewing = false;
+        drop(state);
+        self.schedule();
+    }
+
+    fn renew(self: &Arc<Self>, lease: Duration, then: Then) {
+        let (held, sent) = (Arc::clone(self), now());
+        let mut command = renewal(&self.key, &self.owner, lease);
+        self.how.bind(&mut command, sent.saturating_sub(self.granted));
+        let then = move |result: Result<Value>| {
+            held.renewed(sent, lease, &result);
+            then(result);
+        };
+        self.session.send(&command.get_packed_command(), Box::new(then));
+    }
+
+    fn renewed(self: &Arc<Self>, sent: Moment, lease: Duration, result: &Result<Value>) {
+        let mut state = locked(&self.state);
+        state.renewing = false;
+        match result {
+            Ok(_) => {
+                state.lease = lease;
+                state.until = sent + lease;
+                state.deadline = state.until;
+                state.slept = false;
+                state.renew_at = sent + lease / 3;
+            }
+            Err(Error::Lost(_)) => {
+                drop(state);
+                return self.lose();
+            }
+            Err(Error::Unavailable(_)) => state.renew_at = now() + TRY_AGAIN.min(state.lease / 3),
+            Err(_) => state.renew_at = now() + state.lease / 3,
+        }
+        drop(state);
+        self.schedule();
+    }
+
+    /// Says that it is lost, once.
+    pub(crate) fn lose(&self) {
+        if !self.turn(Phase::Held, Phase::Losing) {
+            return;
+        }
+        self.ended("lost");
+        let mut state = locked(&self.state);
+        state.phase = Phase::Lost;
+        let on_lost = std::mem::take(&mut state.on_lost);
+        drop(state);
+        self.changed.notify_all();
+        call_all(on_lost);
+    }
+
+    fn turn(&self, from: Phase, to: Phase) -> bool {
+        let mut state = locked(&self.state);
+        let turns = state.phase == from;
+        if turns {
+            state.phase = to;
+        }
+        turns
+    }
+
+    fn ended(&self, outcome: &'static str) {
+        self.session.holds_no_more(self);
+        let time = now().saturating_sub(self.granted);
+        self.session.heard(&Event { label: &self.how.label, name: "held", outcome, time });
+    }
+
+    fn release(self: &Arc<Self>) -> Result<()> {
+        let mut state = locked(&self.state);
+        while matches!(state.phase, Phase::Releasing | Phase::Losing) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.phase != Phase::Held {
+            drop(state);
+            self.tidy();
+            return self.still_held(true);
+        }
+        state.phase = Phase::Releasing;
+        drop(state);
+        let mailbox = Arc::new(Mailbox::default());
+        self.send_release(Box::new(mailbox.expect()));
+        let result = mailbox.reply(Moment::MAX).unwrap_or(Ok(Value::Nil)).map(drop);
+        let phase = if result.is_ok() { Phase::Released } else { Phase::Held };
+        self.turn(Phase::Releasing, phase);
+        match &result {
+            Ok(()) => self.ended("released"),
+            Err(Error::Lost(_)) => self.lose(),
+            Err(_) if self.session.is_closed() => self.lose(),
+            Err(_) => self.schedule(),
+        }
+        self.changed.notify_all();
+        result
+    }
+
+    /// Tries to give it back for as long as the lease.
+    fn send_release(&self, then: Then) {
+        let mut command = cmd("LOCK.RELEASE");
+        command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
+        let lease = locked(&self.state).lease;
+        self.session.errand(&command, lease, then);
+    }
+
+    /// The server may still have what is lost by our clock.
+    fn tidy(&self) {
+        let mut state = locked(&self.state);
+        if state.phase == Phase::Lost && !std::mem::replace(&mut state.tidied, true) {
+            drop(state);
+            self.send_release(Box::new(|_| ()));
+        }
+    }
+
+    fn still_held(&self, released_is_fine: bool) -> Result<()> {
+        let key = String::from_utf8_lossy(&self.key);
+        match locked(&self.state).phase {
+            Phase::Lost | Phase::Losing => {
+                Err(Error::Lost(format!("{key}: the hold ended before it was given back")))
+            }
+            Phase::Released if !released_is_fine => Err(Error::Lost(format!("{key}: it was given back"))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Hold {
+    pub(crate) fn new(held: Arc<Held>, token: Option<u64>, handle: Arc<Handle>) -> Hold {
+        Hold { held, token, _handle: handle }
+    }
+
+    /// The key of the lock.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        &self.held.key
+    }
+
+    /// Who holds it, as the server knows it: `<host>/<pid>/<random>`.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.held.owner
+    }
+
+    /// Greater than that of every grant before; if the lock was asked for with [`fence`](crate::Lock::fence).
+    #[must_use]
+    pub fn token(&self) -> Option<u64> {
+        self.token
+    }
+
+    /// Whether it ended before it was given back: the server said so, or the lease is over.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        locked(&self.held.state).phase == Phase::Lost
+    }
+
+    /// Waits until it is lost, and for so long at most. True if it is lost.
+    pub fn wait_lost(&self, time: Duration) -> bool {
+        let until = now().saturating_add(time);
+        let mut state = locked(&self.held.state);
+        while state.phase != Phase::Lost && !left(until).is_zero() {
+            let waited = self.held.changed.wait_timeout(state, left(until));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.phase == Phase::Lost
+    }
+
+    /// Calls back when it is lost, in a thread of its own; at once, if it is lost already.
+    pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
+        let mut state = locked(&self.held.state);
+        if state.phase == Phase::Lost {
+            drop(state);
+            return call_all(vec![Box::new(callback)]);
+        }
+        state.on_lost.push(Box::new(callback));
+    }
+
+    /// For how long nobody else can have the lock, whatever the network does.
+    #[must_use]
+    pub fn valid_for(&self) -> Duration {
+        let state = locked(&self.held.state);
+        if matches!(state.phase, Phase::Held | Phase::Releasing) {
+            return left(state.until);
+        }
+        Duration::ZERO
+    }
+
+    /// Sets the lease anew, from now on, shorter or longer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if there is nothing to extend; what else the server says, or that it says nothing.
+    pub fn extend(&self, lease: Duration) -> Result<()> {
+        self.held.still_held(false)?;
+        let mailbox = Arc::new(Mailbox::default());
+        self.held.renew(lease, Box::new(mailbox.expect()));
+        let reply = mailbox.reply(now() + self.held.session.patience);
+        reply.unwrap_or_else(|| Err(Error::Unavailable("the server does not answer".to_owned()))).map(drop)
+    }
+
+    /// Carries out a command of Redis if the lock is still held, in the same step. It is never sent twice.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], and then nothing was done; what else the server says of the command.
+    pub fn guard<W: ToRedisArgs>(&self, command: &[W]) -> Result<Value> {
+        let held = &self.held;
+        held.still_held(false)?;
+        let mut guarded = cmd("LOCK.GUARD");
+        guarded.arg(&held.key).arg("OWNER").arg(&held.owner).arg(command);
+        let until = now() + held.session.patience;
+        let result = held.session.call(&Arc::default(), &guarded.get_packed_command(), until);
+        if matches!(result, Err(Error::Lost(_))) {
+            held.lose();
+        }
+        result
+    }
+
+    /// Gives the lock back. It is tried for as long as the lease. If it fails, it may be called again, and counts once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the hold had ended before; [`Error::Unavailable`] if the server does not say.
+    pub fn release(&self) -> Result<()> {
+        self.held.release()
+    }
+
+    /// Lets go of it without giving it back, and returns the owner, by which another process may
+    /// [`attach`](crate::Locks::attach). It lasts for as long as its lease; if it is kept, until this session ends or the
+    /// other has attached with `keep`.
+    #[must_use = "nobody else can give it back"]
+    pub fn hand_over(self) -> String {
+        if self.held.turn(Phase::Held, Phase::Released) {
+            self.held.ended("handed over");
+        }
+        self.held.owner.clone()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.held.turn(Phase::Held, Phase::Released) {
+            self.held.send_release(Box::new(|_| ()));
+            self.held.ended("released");
+        }
+        self.held.tidy();
+    }
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let key = String::from_utf8_lossy(&self.held.key);
+        let mut shown = f.debug_struct("Hold");
+        shown.field("key", &key).field("owner", &self.held.owner).field("token", &self.token);
+        shown.field("lost", &self.is_lost()).finish_non_exhaustive()
+    }
+}
+
+/// User code may take its time.
+fn call_all(callbacks: Vec<Box<dyn FnOnce() + Send>>) {
+    if callbacks.is_empty() {
+        return;
+    }
+    let work = move || callbacks.into_iter().for_each(|callback| callback());
+    let _ = thread::Builder::new().name("redis-lock-lost".to_owned()).spawn(work);
+}
+
+pub(crate) fn renewal(key: &[u8], owner: &str, lease: Duration) -> Cmd {
+    cmd("LOCK.RENEW").arg(key).arg(owner).arg("PX").arg(crate::lock::ms(lease)).clone()
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+
+//! Locks of the redis-lock server module, for threads.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use redis_lock_client::{Error, Locks};
+//!
+//! # fn work(token: Option<u64>) {}
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = Locks::new(&redis::Client::open("redis://127.0.0.1/")?)?;
+//!
+//! // Waits its turn. Client and server renew the lease. It is given back at the end of the scope.
+//! let hold = locks.lock("order:42").acquire()?;
+//! drop(hold);
+//!
+//! let orders = locks.lock("order:42").wait(Duration::from_secs(2)).fence();
+//! orders.with(|hold| {
+//!     work(hold.token());
+//!     Ok::<_, Error>(())
+//! })?;
+//! # Ok(()) }
+//! ```
+//!
+//! All waits and holds of a process share two connections, which three threads look after.
+
+#[cfg(not(unix))]
+compile_error!("redis-lock-client needs the sockets of Unix");
+
+mod clock;
+mod error;
+mod hold;
+mod link;
+mod lock;
+mod mailbox;
+mod session;
+mod timer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Client;
+
+pub use error::{Error, Result};
+pub use hold::Hold;
+pub use lock::Lock;
+pub use mailbox::Canceller;
+
+use clock::now;
+use hold::Held;
+use lock::How;
+use session::Session;
+
+/// What a listener hears, when an acquire or a hold has ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Event<'a> {
+    /// The lock's [label](Lock::label).
+    pub label: &'a str,
+    /// `waited` or `held`.
+    pub name: &'static str,
+    /// Of `waited`: `granted`, or the [kind](Error::kind) of error. Of `held`: `released`, `lost`, or `handed over`.
+    pub outcome: &'static str,
+    /// How long.
+    pub time: Duration,
+}
+
+/// It is called in the thread in which it happens, which may be one on which all locks depend: it must not wait.
+pub(crate) type Listener = dyn Fn(&Event<'_>) + Send + Sync;
+
+/// How the locks of a process are had.
+#[derive(Default)]
+#[must_use]
+pub struct Settings {
+    patience: Option<Duration>,
+    listener: Option<Box<Listener>>,
+}
+
+/// All locks of this process on one server. Clones are the same one; threads may share it.
+///
+/// It ends with [`Locks::close`], or when the last clone, lock and hold of it are gone.
+#[derive(Clone)]
+pub struct Locks {
+    handle: Arc<Handle>,
+}
+
+/// What all who need the session have: it ends with the last of them. And the name of this host.
+pub(crate) struct Handle(pub(crate) Arc<Session>, pub(crate) String);
+
+impl Settings {
+    /// As nothing were said.
+    pub fn new() -> Settings {
+        Settings::default()
+    }
+
+    /// How long a server may take for an answer, and a connection to be made. 5 s if nothing is said.
+    pub fn patience(mut self, patience: Duration) -> Settings {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// Who hears how long was waited, how long it was held, and how each ended. It must not wait, as it is called in the
+    /// thread in which it happens.
+    pub fn listener(mut self, listener: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Settings {
+        self.listener = Some(Box::new(listener));
+        self
+    }
+}
+
+impl Locks {
+    /// The locks of the server that the client knows. Connections are made when they are needed, with the client's address,
+    /// user, password and database.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] if the server is not reached by TCP or a Unix socket: TLS is not supported.
+    pub fn new(client: &Client) -> Result<Locks> {
+        Locks::with_settings(client, Settings::new())
+    }
+
+    /// As [`Locks::new`], with settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`Locks::new`].
+    pub fn with_settings(client: &Client, settings: Settings) -> Result<Locks> {
+        let info = client.get_connection_info().clone();
+        if !link::is_supported(info.addr()) {
+            return Err(Error::Misuse(format!(
+                "{}: only TCP and Unix sockets are supported, no TLS",
+                info.addr()
+            )));
+        }
+        let patience = settings.patience.unwrap_or(Duration::from_secs(5));
+        let session = Session::new(info, patience, settings.listener);
+        let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        let host = host.unwrap_or_else(|| "unknown".to_owned());
+        Ok(Locks { handle: Arc::new(Handle(Arc::new(session), host)) })
+    }
+
+    /// A lock, whose key may be any bytes.
+    pub fn lock(&self, key: impl Into<Vec<u8>>) -> Lock {
+        Lock::new(Arc::clone(&self.handle), key.into())
+    }
+
+    /// Takes over the hold of an owner, from another process. With a lease it lasts so long; without one it is kept, and
+    /// bound to this process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if this owner does not hold it.
+    pub fn attach(
+        &self,
+        key: impl Into<Vec<u8>>,
+        owner: &str,
+        lease: impl Into<Option<Duration>>,
+    ) -> Result<Hold> {
+        let (session, key) = (&self.handle.0, key.into());
+        let how = How::new(lease.into(), None, None, "")?;
+        let mut command = hold::renewal(&key, owner, how.lease);
+        how.bind(&mut command, Duration::ZERO);
+        let sent = now();
+        session.call(&Arc::default(), &command.get_packed_command(), sent + session.patience)?;
+        let held = Held::begin(session, &key, owner.to_owned(), how, sent, sent);
+        Ok(Hold::new(held, None, Arc::clone(&self.handle)))
+    }
+
+    /// Ends all waits, what is held with `keep`, the connections and the threads. What is held without `keep` lasts for its
+    /// lease, but not here.
+    pub fn close(&self) {
+        self.handle.0.close();
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl std::fmt::Debug for Locks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Locks").field("inbox", &self.handle.0.inbox).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings").field("patience", &self.patience).finish_non_exhaustive()
+    }
+}

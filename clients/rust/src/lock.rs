@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: MIT
+
+//! A name and how it is to be held, and the way from there to a hold.
+
+use std::cell::Cell;
+use std::process;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{cmd, Cmd, Value};
+use uuid::Uuid;
+
+use crate::clock::{left, now, Moment};
+use crate::error::{Error, Result};
+use crate::hold::{renewal, Held, Hold};
+use crate::mailbox::{Canceller, Mailbox};
+use crate::session::{Session, A_MOMENT, TRY_AGAIN};
+use crate::{Event, Handle};
+
+/// A message may be lost. Who waits asks again so often, and keeps its place.
+const ASK_AGAIN: Duration = Duration::from_secs(3);
+
+/// A name and how it is to be held: what [`Locks::lock`](crate::Locks::lock) gives. Each acquire has an owner of its own.
+#[derive(Clone)]
+#[must_use]
+pub struct Lock {
+    handle: Arc<Handle>,
+    key: Vec<u8>,
+    lease: Option<Duration>,
+    wait: Option<Duration>,
+    keep: Option<bool>,
+    max_hold: Option<Duration>,
+    shared: bool,
+    limit: Option<u32>,
+    fence: bool,
+    label: String,
+    canceller: Option<Canceller>,
+}
+
+/// What a hold knows of how it was asked for.
+#[derive(Clone)]
+pub(crate) struct How {
+    pub(crate) lease: Duration,
+    pub(crate) keep: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) label: String,
+}
+
+impl How {
+    pub(crate) fn new(
+        lease: Option<Duration>,
+        keep: Option<bool>,
+        max_hold: Option<Duration>,
+        label: &str,
+    ) -> Result<How> {
+        let keep = keep.unwrap_or(lease.is_none());
+        if max_hold.is_some() && !keep {
+            return Err(Error::Misuse("max_hold is for what is kept".to_owned()));
+        }
+        let lease = lease.unwrap_or(Duration::from_secs(30));
+        Ok(How { lease, keep, max_hold, label: label.to_owned() })
+    }
+
+    /// What binds a hold of that age to the connection of the call.
+    pub(crate) fn bind(&self, command: &mut Cmd, age: Duration) {
+        if self.keep {
+            command.arg("WATCHDOG");
+            if let Some(max) = self.max_hold {
+                command.arg("MAX").arg(ms(max.saturating_sub(age)).max(1));
+            }
+            command.arg("EPHEMERAL");
+        }
+    }
+}
+
+/// An acquire on its way.
+struct Attempt<'a> {
+    lock: &'a Lock,
+    how: How,
+    owner: String,
+    request: String,
+    mailbox: Arc<Mailbox>,
+    /// Whether it queues up, and until when it waits.
+    waits: bool,
+    deadline: Option<Moment>,
+    /// Whether the server may know of it.
+    sent: Cell<bool>,
+}
+
+impl Lock {
+    pub(crate) fn new(handle: Arc<Handle>, key: Vec<u8>) -> Lock {
+        Lock {
+            handle,
+            key,
+            lease: None,
+            wait: None,
+            keep: None,
+            max_hold: None,
+            shared: false,
+            limit: None,
+            fence: false,
+            label: String::new(),
+            canceller: None,
+        }
+    }
+
+    /// How long a hold lasts unless it is renewed, in milliseconds at the finest. 30 s if nothing is said.
+    pub fn lease(mut self, lease: Duration) -> Lock {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How long an acquire waits. Without limit if nothing is said; zero is not to wait.
+    pub fn wait(mut self, wait: Duration) -> Lock {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// Whether client and server renew the lease, and the hold ends with its process. On if no lease is given.
+    pub fn keep(mut self, keep: bool) -> Lock {
+        self.keep = Some(keep);
+        self
+    }
+
+    /// When a kept hold is not renewed any more.
+    pub fn max_hold(mut self, time: Duration) -> Lock {
+        self.max_hold = Some(time);
+        self
+    }
+
+    /// A reader: it excludes those who are not, and they exclude it.
+    pub fn shared(mut self) -> Lock {
+        self.shared = true;
+        self
+    }
+
+    /// One of so many permits: a semaphore.
+    pub fn limit(mut self, limit: u32) -> Lock {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Each grant has a [token](Hold::token) that is greater than all before.
+    pub fn fence(mut self) -> Lock {
+        self.fence = true;
+        self
+    }
+
+    /// What the listener hears it called. Nothing, if nothing is said: there may be millions of keys.
+    pub fn label(mut self, label: impl Into<String>) -> Lock {
+        self.label = label.into();
+        self
+    }
+
+    /// By what its waits can be ended.
+    pub fn canceller(mut self, canceller: &Canceller) -> Lock {
+        self.canceller = Some(canceller.clone());
+        self
+    }
+
+    /// Waits for the lock, first come, first served.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`] if it is not to wait, [`Error::TimedOut`], [`Error::Cancelled`], [`Error::Deadlock`],
+    /// [`Error::Misuse`], [`Error::Unavailable`]. Then nothing waits, and nothing is held.
+    pub fn acquire(&self) -> Result<Hold> {
+        let hold = self.acquire_within(self.wait)?;
+        hold.ok_or_else(|| Error::Busy(format!("{}: somebody else has it", self.name())))
+    }
+
+    /// The hold, or nothing if somebody else has the lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::acquire`], but never because it is busy.
+    pub fn try_acquire(&self) -> Result<Option<Hold>> {
+        self.acquire_within(Some(Duration::ZERO))
+    }
+
+    /// Does something while the lock is held. An error of the body comes out, whatever becomes of the lock.
+    ///
+    /// # Errors
+    ///
+    /// Those of the body, of [`Lock::acquire`], and of [`Hold::release`], as [`Error::Lost`].
+    pub fn with<T, E: From<Error>>(
+        &self,
+        body: impl FnOnce(&Hold) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let hold = self.acquire()?;
+        let done = body(&hold);
+        let released = hold.release();
+        let done = done?;
+        released?;
+        Ok(done)
+    }
+
+    fn name(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.key)
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        &self.handle.0
+    }
+
+    fn acquire_within(&self, wait: Option<Duration>) -> Result<Option<Hold>> {
+        let began = now();
+        let result = self.attempt(wait, began);
+        let outcome = match &result {
+            Ok(Some(_)) => "granted",
+            Ok(None) => "busy",
+            Err(error) => error.kind(),
+        };
+        let time = now().saturating_sub(began);
+        self.session().heard(&Event { label: &self.label, name: "waited", outcome, time });
+        result
+    }
+
+    fn attempt(&self, wait: Option<Duration>, began: Moment) -> Result<Option<Hold>> {
+        let how = How::new(self.lease, self.keep, self.max_hold, &self.label)?;
+        let deadline = wait.map(|wait| began.saturating_add(wait));
+        loop {
+            let attempt = Attempt {
+                lock: self,
+                how: how.clone(),
+                owner: format!("{}/{}/{}", self.handle.1, process::id(), Uuid::new_v4()),
+                request: Uuid::new_v4().to_string(),
+                mailbox: Arc::default(),
+                waits: wait != Some(Duration::ZERO),
+                deadline,
+                sent: Cell::new(false),
+            };
+            if let Some(canceller) = &self.canceller {
+                canceller.concerns(&attempt.mailbox);
+            }
+            self.session().waits_for(&attempt.request, &attempt.mailbox);
+            let result = attempt.run();
+            self.session().waits_no_more(&attempt.request);
+            match result {
+                // It was granted to a connection that broke, and ended with it.
+                Err(Error::Lost(_)) if !attempt.is_late() => {}
+                Err(error) => {
+                    attempt.undo();
+                    return Err(error);
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Attempt<'_> {
+    fn run(&self) -> Result<Option<Hold>> {
+        let (session, call) = (self.lock.session(), self.call());
+        // Since when there is no answer.
+        let mut broken = None;
+        let mut was_broken = false;
+        loop {
+            self.mailbox.forget();
+            let sent = now();
+            let reply = self.once(&call, was_broken);
+            if !matches!(&reply, Err(error) if error.is_unsent()) {
+                self.sent.set(true);
+            }
+            match reply {
+                Ok(Reply::Granted(token, confirmed)) => {
+                    let (key, how) = (&self.lock.key, self.how.clone());
+                    let held = Held::begin(session, key, self.owner.clone(), how, sent, confirmed);
+                    return Ok(Some(Hold::new(held, token, Arc::clone(&self.lock.handle))));
+                }
+                Ok(Reply::Busy) => return Ok(None),
+                Ok(Reply::Queued) => {
+                    if self.is_late() {
+                        return Err(Error::TimedOut(format!("{}: somebody else has it", self.lock.name())));
+                    }
+                    broken = None;
+                    self.mailbox.told(self.no_later_than(now() + ASK_AGAIN))?;
+                }
+                Err(error) if error.may_pass() => {
+                    was_broken = true;
+                    let since = *broken.get_or_insert_with(now);
+                    if session.is_closed()
+                        || left(self.deadline.unwrap_or(since + session.patience)).is_zero()
+                    {
+                        return Err(error);
+                    }
+                    self.mailbox.rest(self.no_later_than(now() + TRY_AGAIN))?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn no_later_than(&self, time: Moment) -> Moment {
+        self.deadline.map_or(time, |deadline| deadline.min(time))
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| left(deadline).is_zero())
+    }
+
+    /// Asks once. A grant comes with its token, and with when the call that confirms it was sent.
+    fn once(&self, call: &[u8], broken: bool) -> Result<Reply> {
+        let session = self.lock.session();
+        // A server that is slow gets a moment more than the time to wait, as a try gets more.
+        let until = match self.deadline {
+            Some(deadline) if self.waits => (now() + session.patience).min(deadline.max(now() + A_MOMENT)),
+            _ => now() + session.patience,
+        };
+        if self.waits {
+            session.listen(&self.mailbox, until)?;
+        }
+        let mut sent = now();
+        let token = match session.call(&self.mailbox, call, until)? {
+            Value::Nil => return Ok(Reply::Busy),
+            Value::Int(0) => return Ok(Reply::Queued),
+            reply => token(&reply),
+        };
+        if broken {
+            // The reply may be that of a call whose hold ended with its connection.
+            sent = now();
+            let mut command = renewal(&self.lock.key, &self.owner, self.how.lease);
+            self.how.bind(&mut command, Duration::ZERO);
+            session.call(&self.mailbox, &command.get_packed_command(), until)?;
+        }
+        Ok(Reply::Granted(token, sent))
+    }
+
+    /// Whatever has become of the call: nothing waits, and nothing is held.
+    fn undo(&self) {
+        if !self.sent.get() {
+            return;
+        }
+        let mut command = cmd("LOCK.CANCEL");
+        command.arg(&self.lock.key).arg(&self.owner).arg("ID").arg(&self.request);
+        let mailbox = Arc::new(Mailbox::default());
+        self.lock.session().errand(&command, self.how.lease, Box::new(mailbox.expect()));
+        // If the server is silent, the session goes on with it.
+        mailbox.reply(now() + A_MOMENT);
+    }
+
+    fn call(&self) -> Vec<u8> {
+        let lock = self.lock;
+        let mut command = cmd("LOCK.ACQUIRE");
+        command.arg(&lock.key).arg(&self.owner).arg("PX").arg(ms(self.how.lease)).arg("ONCE");
+        if lock.shared || lock.limit.is_some() {
+            command.arg("SHARED");
+        }
+        if let Some(limit) = lock.limit {
+            command.arg("LIMIT").arg(limit);
+        }
+        if lock.fence {
+            command.arg("FENCE");
+        }
+        self.how.bind(&mut command, Duration::ZERO);
+        if self.waits {
+            command.arg("NOTIFY").arg(&lock.session().inbox);
+        }
+        command.arg("ID").arg(&self.request).get_packed_command()
+    }
+}
+
+enum Reply {
+    Granted(Option<u64>, Moment),
+    Queued,
+    Busy,
+}
+
+/// A map, which is flat in RESP2.
+fn token(reply: &Value) -> Option<u64> {
+    let Value::Array(words) = reply else { return None };
+    let mut pairs = words.chunks_exact(2);
+    pairs.find_map(|pair| match pair {
+        [Value::BulkString(name), Value::Int(token)] if name == b"token" => u64::try_from(*token).ok(),
+        _ => None,
+    })
+}
+
+pub(crate) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+impl std::fmt::Debug for Lock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lock").field("key", &self.name()).finish_non_exhaustive()
+    }
+}
