@@ -5,24 +5,38 @@
 
 set -eu
 cd "$(dirname -- "$0")/.."
-skip() {
-    echo "SKIPPED: clients/go: $1" >&2
-    [ "${REQUIRE_ALL_SERVERS:-}" = 1 ] && exit 1
-    exit 0
+missing() {
+    echo "SKIPPED: clients/go: $1: $(tail -n 1 "$out/why")" >&2
+    [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
 }
-command -v go >/dev/null || skip "there is no go"
 out=$PWD/target/client-go
 mkdir -p "$out"
+command -v go >"$out/why" || { missing "there is no go"; exit; }
 export GOTOOLCHAIN=local
 cd clients/go
 export GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false"
 # What go-redis needs; or a Go that is too old.
-go mod download 2>"$out/why" || skip "its modules cannot be had: $(tail -n 1 "$out/why")"
+go mod download 2>"$out/why" || { missing "its modules cannot be had"; exit; }
 go build -o "$out/driver" ./driver
-[ "${1:-}" = build ] && exit 0
+[ "${1:-}" != build ] || exit 0
 
 bad=$(gofmt -l .)
 [ -z "$bad" ] || { echo "gofmt: $bad" >&2; exit 1; }
-go vet ./...
+check=honnef.co/go/tools/cmd/staticcheck
+version=v0.8.2
+GOBIN=$out/staticcheck-$version
+if ! [ -x "$GOBIN/staticcheck" ] && ! GOBIN="$GOBIN" GOFLAGS=-mod=mod go install "$check@$version" 2>"$out/why"; then
+    missing "staticcheck $version cannot be had"
+fi
 # A test that hangs must not keep the others waiting for ever.
-exec timeout --kill-after=10 300 go test -race -timeout 240s ./...
+for module in . gocron; do
+    cd "$module"
+    if go mod download 2>"$out/why"; then
+        go vet ./...
+        ! [ -x "$GOBIN/staticcheck" ] || "$GOBIN/staticcheck" ./...
+        timeout --kill-after=5 130 go test -race -timeout 120s ./...
+    else
+        missing "what $module needs cannot be had"
+    fi
+    cd "$OLDPWD"
+done

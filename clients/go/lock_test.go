@@ -57,6 +57,13 @@ func TestFirstComeFirstServed(t *testing.T) {
 	if err := first.Release(background); err != nil {
 		t.Fatal(err)
 	}
+	began := time.Now()
+	defer func() {
+		// By messages, and not by asking again.
+		if time.Since(began) > 2*time.Second {
+			t.Error("slow:", time.Since(began))
+		}
+	}()
 	for number := 0; number < 10; number++ {
 		if got := <-order; got != number {
 			t.Fatalf("%d came in place of %d", got, number)
