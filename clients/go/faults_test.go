@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+
+package lock_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	lock "redislock.example/lock"
+)
+
+// The child of a test is this program again.
+const childPort = "LOCK_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if address := os.Getenv(childPort); address != "" {
+		child(address)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func child(address string) {
+	locks := lock.New(redis.NewClient(&redis.Options{Addr: address}))
+	hold := must(locks.Acquire(background, "a", lock.WithLease(600*time.Millisecond), lock.WithKeep(true)))
+	fmt.Println("held")
+	in := bufio.NewReader(os.Stdin)
+	_, _ = in.ReadString('\n')
+	select {
+	case <-hold.Lost():
+		fmt.Println("lost")
+	case <-time.After(400 * time.Millisecond):
+		fmt.Println("kept")
+	}
+	_, _ = in.ReadString('\n')
+}
+
+type process struct {
+	command *exec.Cmd
+	in      io.WriteCloser
+	out     *bufio.Reader
+}
+
+func aChild(t *testing.T, s *server) *process {
+	t.Helper()
+	command := exec.Command(must(os.Executable()))
+	command.Env = append(os.Environ(), childPort+"="+s.address())
+	p := &process{command: command, in: must(command.StdinPipe()), out: bufio.NewReader(must(command.StdoutPipe()))}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+	if line := must(p.out.ReadString('\n')); line != "held\n" {
+		t.Fatal(line)
+	}
+	return p
+}
+
+func TestAProcessThatSleptForTwoLeasesKeepsItAndADeadOneDoesNot(t *testing.T) {
+	s := start(t)
+	p := aChild(t, s)
+	_ = p.command.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(1300 * time.Millisecond)
+	if s.free("a") {
+		t.Fatal("the server does not keep it")
+	}
+	_ = p.command.Process.Signal(syscall.SIGCONT)
+	_, _ = io.WriteString(p.in, "\n")
+	if line := must(p.out.ReadString('\n')); line != "kept\n" {
+		t.Fatal(line)
+	}
+	_ = p.command.Process.Kill()
+	until(t, "it is free", func() bool { return s.free("a") })
+}
+
+// A session's connections are killed by the server.
+func TestAKilledSession(t *testing.T) {
+	s := start(t)
+	for _, kind := range []string{"normal", "pubsub"} {
+		locks, other := locksAt(t, s.address()), locksAt(t, s.address())
+		leased := must(locks.Acquire(background, "leased", lock.WithLease(20*time.Second)))
+		first := must(other.Acquire(background, "a", lock.WithLease(20*time.Second)))
+		granted := make(chan error, 1)
+		go func() { granted <- locks.Do(background, "a", func(context.Context) error { return nil }) }()
+		until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+		s.ask("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+		until(t, "all are back", func() bool { return s.sessions() >= 2 && s.waiters("a") == 1 })
+		if err := first.Release(background); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-granted; err != nil {
+			t.Fatal(err)
+		}
+		if err := leased.Release(background); err != nil || lost(leased) {
+			t.Fatal(err)
+		}
+		locks.Close()
+		other.Close()
+	}
+}
+
+// The server ends what is bound to a connection at once: the loss is told as soon as the next connection is there.
+func TestAKilledConnectionIsALossOfWhatIsKept(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	s.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	select {
+	case <-hold.Lost():
+	case <-time.After(3 * time.Second):
+		t.Fatal("not told")
+	}
+	if err := hold.Release(background); !errors.Is(err, lock.ErrLost) || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
+// If the client notices first, the next connection takes over what is kept, and nothing is lost.
+func TestBackInTime(t *testing.T) {
+	s := start(t)
+	dialer := &half{}
+	client := redis.NewClient(&redis.Options{Addr: s.address(), Dialer: dialer.dial})
+	locks := lock.New(client)
+	hold := must(locks.Acquire(background, "a", lock.WithLease(600*time.Millisecond), lock.WithKeep(true)))
+	bound := s.boundTo("a")
+	dialer.breakAll()
+	until(t, "another connection", func() bool { return s.sessions() == 3 })
+	until(t, "it is bound to that", func() bool { return s.boundTo("a") != bound })
+	dialer.end(2)
+	until(t, "one connection", func() bool { return s.sessions() == 1 })
+	select {
+	case <-hold.Lost():
+		t.Fatal(context.Cause(hold.Context()))
+	case <-time.After(1500 * time.Millisecond):
+	}
+	if err := hold.Release(background); err != nil || !s.free("a") {
+		t.Fatal(err)
+	}
+	locks.Close()
+	dialer.end(3)
+	_ = client.Close()
+}
+
+func TestAFrozenServerIsALossByTheOwnClock(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	lease := 600 * time.Millisecond
+	for _, asked := range []bool{false, true} {
+		hold := must(locks.Acquire(background, "a", lock.WithLease(lease), lock.WithKeep(true)))
+		s.signal(syscall.SIGSTOP)
+		began := time.Now()
+		if asked {
+			// Its connection is broken, and none can be had.
+			go func() { _, _ = hold.Guard(background, "PING") }()
+		}
+		<-hold.Context().Done()
+		if took := time.Since(began); took > lease+200*time.Millisecond || !errors.Is(context.Cause(hold.Context()), lock.ErrLost) {
+			t.Fatal(took, context.Cause(hold.Context()))
+		}
+		if err := hold.Release(background); !errors.Is(err, lock.ErrLost) {
+			t.Fatal(err)
+		}
+		// Who waits for a server that says nothing waits no longer than it wanted.
+		began = time.Now()
+		_, err := locks.Acquire(background, "b", lock.WithWait(100*time.Millisecond))
+		if !errors.Is(err, lock.ErrTimeout) || time.Since(began) > 3*time.Second {
+			t.Fatal(err, time.Since(began))
+		}
+		s.signal(syscall.SIGCONT)
+		// Nobody has it: so it must not be kept by the server, though the connection is there.
+		until(t, "it is free", func() bool { return s.free("a") && s.free("b") })
+	}
+}
+
+func TestAServerThatSaysNothingIsUnavailable(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(200*time.Millisecond))
+	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	p.frozen.Store(true)
+	if _, _, err := locks.Try(background, "b"); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
+	defer cancel()
+	if err := hold.Release(ctx); !errors.Is(err, lock.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	// A release that failed may be called again.
+	if err := hold.Release(background); err != nil || lost(hold) {
+		t.Fatal(err)
+	}
+	until(t, "nothing is left", func() bool { return s.free("a") && s.free("b") })
+}
+
+func TestTheReplyOfAnAcquireIsLost(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	for _, keep := range []bool{true, false} {
+		p.loseReplyOf("LOCK.ACQUIRE")
+		hold := must(locks.Acquire(background, "a", lock.WithKeep(keep)))
+		if fields := must(s.admin.HGetAll(background, "a").Result()); len(fields) != 1 || fields[hold.Owner()] != "1" || !p.isDone() {
+			t.Fatal(fields)
+		}
+		// It is bound to a connection that is there.
+		time.Sleep(50 * time.Millisecond)
+		if err := hold.Release(background); err != nil || lost(hold) || !s.free("a") {
+			t.Fatal(err)
+		}
+	}
+	p.loseReplyOf("LOCK.ACQUIRE")
+	hold, ok, err := locks.Try(background, "a", lock.WithLease(10*time.Second))
+	if !ok || err != nil || hold.Release(background) != nil || !s.free("a") {
+		t.Fatal(ok, err)
+	}
+	// A wait that is given up meanwhile.
+	first := must(locks.Acquire(background, "a", lock.WithLease(10*time.Second)))
+	p.loseReplyOf("LOCK.CANCEL")
+	if _, err := locks.Acquire(background, "a", lock.WithWait(50*time.Millisecond)); !errors.Is(err, lock.ErrTimeout) || !p.isDone() {
+		t.Fatal(err)
+	}
+	if err := first.Release(background); err != nil || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
+func TestTheReplyOfAReleaseIsLost(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	p.loseReplyOf("LOCK.RELEASE")
+	for range [2]int{} {
+		if err := hold.Release(background); err != nil || lost(hold) || !p.isDone() || !s.free("a") {
+			t.Fatal(err)
+		}
+	}
+	// One that was cancelled may be called again.
+	hold = must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	if err := hold.Release(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if err := hold.Release(background); err != nil || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
+func TestARestartedServerHasLostIt(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	s.end()
+	s.begin()
+	<-hold.Lost()
+	if err := locks.Do(background, "a", func(context.Context) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNothingIsLeftAfterAThousandRounds(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	for round := 0; round < 1000; round++ {
+		hold := must(locks.Acquire(background, "a", lock.WithLease(3*time.Millisecond+time.Duration(round%7)*time.Second), lock.WithKeep(true)))
+		err := hold.Release(background)
+		if lost(hold) != errors.Is(err, lock.ErrLost) || err != nil && !errors.Is(err, lock.ErrLost) {
+			t.Fatal(err)
+		}
+	}
+	until(t, "it is free", func() bool { return s.free("a") })
+}

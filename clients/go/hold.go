@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: MIT
+
+package lock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Hold is a lock that is held.
+type Hold struct {
+	locks      *Locks
+	key, owner string
+	token      int64
+	how        how
+	// ctx ends with the hold. Its cause is ErrLost if it was lost.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	lost   chan struct{}
+	// wake: a connection broke, and what was bound to it is to be renewed at once. changed: the lease did.
+	wake, changed chan struct{}
+	releaseID     string
+	// since is when the acquire that was granted was sent.
+	since time.Time
+	// renewing has room for one: so the lease that was set last is the one that is known.
+	renewing chan struct{}
+
+	mu    sync.Mutex
+	state state
+	loss  error
+	lease time.Duration
+	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
+	until time.Time
+}
+
+type state int
+
+const (
+	held state = iota
+	// Somebody has begun to give it back. It is not renewed any more.
+	releasing
+	released
+	lost
+)
+
+// Key is the lock's.
+func (h *Hold) Key() string { return h.key }
+
+// Owner is the name under which the server knows this hold. Locks.Attach takes it over elsewhere.
+func (h *Hold) Owner() string { return h.owner }
+
+// Token is greater than that of every grant before, if the lock was asked for Fenced; else 0.
+func (h *Hold) Token() int64 { return h.token }
+
+// Context ends with the hold, and not with the context of Acquire, whose values it has. Its cause is ErrLost if it was lost.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Lost is closed if the hold ends before it is given back. It is not closed by Release.
+func (h *Hold) Lost() <-chan struct{} { return h.lost }
+
+// ValidFor is for how long nobody else can have the lock, whatever the network does.
+func (h *Hold) ValidFor() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state == lost || h.state == released {
+		return 0
+	}
+	return max(0, time.Until(h.until))
+}
+
+// Guard carries out a command of Redis if the lock is still held, in the same step. If not, nothing happens: ErrLost. The reply
+// is nil, an int64, a string, or a []any of these. ErrUnavailable does not say whether the command was carried out.
+func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
+	value, err := h.locks.session.call(ctx, append([]any{"LOCK.GUARD", h.key, "OWNER", h.owner}, command...)...)
+	return value, h.heed(err)
+}
+
+// Extend sets the lease anew, for longer or shorter. It is also that with which a kept hold is renewed from now on.
+func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
+	if lease < time.Millisecond {
+		return &Error{Kind: ErrMisuse, Key: h.key, Text: "a lease must be at least 1ms"}
+	}
+	ctx, cancel := h.under(ctx)
+	defer cancel()
+	for {
+		err := h.heed(h.renew(ctx, lease))
+		if !passes(err) {
+			return err
+		}
+		_ = sleep(ctx, tryAgain)
+	}
+}
+
+// Release gives the lock back. If that fails, or ctx ends, it may be called again, and counts once; meanwhile the hold is not
+// renewed any more. It is tried for as long as the lease. ErrLost, if the hold ended before.
+func (h *Hold) Release(ctx context.Context) error {
+	h.mu.Lock()
+	state, loss, lease := h.state, h.loss, h.lease
+	if state == held {
+		h.state = releasing
+	}
+	h.mu.Unlock()
+	switch state {
+	case released:
+		return nil
+	case lost:
+		return loss
+	}
+	ctx, cancel := h.under(ctx)
+	defer cancel()
+	err := h.locks.session.insist(ctx, lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	if err == nil {
+		h.finish(released, nil)
+	}
+	return h.heed(err)
+}
+
+// under is a context that a loss ends, too.
+func (h *Hold) under(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(h.ctx, func() {
+		if cause := context.Cause(h.ctx); errors.Is(cause, ErrLost) {
+			cancel(verdict{cause})
+		}
+	})
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// heed tells of a loss that an answer is.
+func (h *Hold) heed(err error) error {
+	err = of(h.key, err)
+	if errors.Is(err, ErrLost) {
+		h.finish(lost, err)
+	}
+	return err
+}
+
+func (h *Hold) finish(end state, loss error) {
+	h.mu.Lock()
+	if h.state == released || h.state == lost {
+		h.mu.Unlock()
+		return
+	}
+	h.state, h.loss = end, loss
+	h.mu.Unlock()
+	s := h.locks.session
+	s.mu.Lock()
+	delete(s.holds, h)
+	s.mu.Unlock()
+	name := "released"
+	if end == lost {
+		name = "lost"
+		close(h.lost)
+	}
+	h.cancel(loss)
+	h.locks.tell(h.how.label, "held", name, h.since)
+}
+
+// begin is called in an acquire, when the lock is granted.
+func (h *Hold) begin(ctx context.Context, sent time.Time) {
+	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	h.lost, h.renewing = make(chan struct{}), make(chan struct{}, 1)
+	h.wake, h.changed = make(chan struct{}, 1), make(chan struct{}, 1)
+	h.releaseID, h.lease, h.until = random(), h.how.lease, sent.Add(h.how.lease)
+	s := h.locks.session
+	s.mu.Lock()
+	s.holds[h] = struct{}{}
+	s.mu.Unlock()
+	s.spawn(h.watch)
+}
+
+func (h *Hold) renewal(lease time.Duration) []any {
+	return append([]any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease)}, h.how.bound(time.Since(h.since))...)
+}
+
+func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
+	select {
+	case h.renewing <- struct{}{}:
+		defer func() { <-h.renewing }()
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+	sent := time.Now()
+	h.mu.Lock()
+	state, loss := h.state, h.loss
+	if end := sent.Add(lease); state == held && end.Before(h.until) {
+		// The server may set a shorter lease, and the answer get lost.
+		h.until = end
+	}
+	h.mu.Unlock()
+	switch state {
+	case lost:
+		return loss
+	case releasing, released:
+		return &Error{Kind: ErrMisuse, Text: "it is being given back"}
+	}
+	_, err := h.locks.session.call(ctx, h.renewal(lease)...)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err == nil && h.state == held {
+		h.lease, h.until = lease, sent.Add(lease)
+		poke(h.changed)
+	}
+	if h.state == releasing || h.state == released {
+		// It came after the release: no loss.
+		return &Error{Kind: ErrMisuse, Text: "it is being given back"}
+	}
+	return err
+}
+
+// plan says until when the hold is valid, and whether it is to be renewed before.
+func (h *Hold) plan() (until time.Time, lease time.Duration, keeps bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	keeps = h.state == held && h.how.watchdog && !(h.how.hasMaxHold && time.Since(h.since) >= h.how.maxHold)
+	return h.until, h.lease, keeps
+}
+
+// watch renews what is to be kept, and tells of a loss: when the server does, or the own clock.
+func (h *Hold) watch() {
+	s := h.locks.session
+	for failed := false; ; {
+		until, lease, keeps := h.plan()
+		planned := until
+		if keeps {
+			pause := lease / 3
+			if failed {
+				pause = min(pause, tryAgain)
+			}
+			if soon := time.Now().Add(pause); soon.Before(planned) {
+				planned = soon
+			}
+		}
+		timer := time.NewTimer(time.Until(planned))
+		replan := false
+		select {
+		case <-timer.C:
+		case <-h.wake:
+		case <-h.changed:
+			replan = true
+		case <-h.ctx.Done():
+		case <-s.closing.Done():
+			h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "closed"})
+		}
+		timer.Stop()
+		if h.ctx.Err() != nil {
+			return
+		}
+		until, lease, keeps = h.plan()
+		over := !time.Now().Before(until)
+		if over && (!keeps || !planned.Before(until)) {
+			h.runOut()
+			return
+		}
+		if !keeps || replan {
+			continue
+		}
+		deadline := until
+		if over {
+			// The process slept through its lease. It asks once: the server may have renewed, and then nobody else had the
+			// lock, as no other ever has this owner's name.
+			deadline = time.Now().Add(lease / 3)
+		}
+		ctx, cancel := context.WithDeadline(s.closing, deadline)
+		err := h.heed(h.renew(ctx, lease))
+		cancel()
+		failed = err != nil
+		if failed && !time.Now().Before(deadline) && s.closing.Err() == nil {
+			h.runOut()
+			return
+		}
+	}
+}
+
+// runOut ends a hold that the server may have for longer than the own clock: it would keep it for nobody.
+func (h *Hold) runOut() {
+	h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"})
+	if h.how.watchdog {
+		_ = h.locks.session.insist(h.locks.session.closing, h.how.lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	}
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: MIT
+
+// Package lock has the locks of the redis-lock server module.
+//
+//	locks := lock.New(client)
+//	defer locks.Close()
+//	err := locks.Do(ctx, "order:42", func(ctx context.Context) error {
+//		return work(ctx) // ctx ends if the lock is lost
+//	})
+//
+// All waits and holds of a process share two connections. A Locks may be used by many goroutines at once; so may a Hold.
+package lock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// askAgain is how often a waiter asks: a message may be lost. It is less than the 5 s in which a grant must be confirmed.
+	askAgain = 3 * time.Second
+	// courtesy is how long an acquire that was given up waits for the server to have taken it back. It goes on after that.
+	courtesy = time.Second
+	// remembered is how long a server knows a request.
+	remembered = 20 * time.Second
+)
+
+// Locks are all locks of this process on one server.
+type Locks struct {
+	session  *session
+	refused  error
+	listener func(Event)
+}
+
+// A Setting of New.
+type Setting func(*Locks)
+
+// WithListener hears of every acquire and every hold. It is called by the goroutine that it tells of, and must not block.
+func WithListener(listener func(Event)) Setting { return func(l *Locks) { l.listener = listener } }
+
+// WithPatience is how long a call may go unanswered before its connection is given up: 5 s if nothing is said.
+func WithPatience(patience time.Duration) Setting {
+	return func(l *Locks) { l.session.patience = max(patience, time.Millisecond) }
+}
+
+// Event is what the listener hears.
+type Event struct {
+	// Label is that of the lock.
+	Label string
+	// Name is "waited", when an acquire ended, or "held", when a hold did.
+	Name string
+	// Outcome of "waited" is "granted", or the kind of the error: "busy", "timed out", "cancelled", "lost", "deadlock", "misuse",
+	// "unavailable". Outcome of "held" is "released" or "lost".
+	Outcome string
+	// Took is how long it waited, or was held.
+	Took time.Duration
+}
+
+// New makes the locks of the server that client is for, with two connections of their own. They are made as the client's options
+// say, when they are needed. A failover client's lead to the primary. Cluster and ring clients are not supported: every call is
+// ErrMisuse.
+func New(client redis.UniversalClient, settings ...Setting) *Locks {
+	l := &Locks{}
+	if node, ok := client.(*redis.Client); ok {
+		l.session = newSession(node.Options())
+	} else {
+		l.session = newSession(nil)
+		l.refused = &Error{Kind: ErrMisuse, Text: "locks need a client of one server: *redis.Client"}
+	}
+	for _, setting := range settings {
+		setting(l)
+	}
+	return l
+}
+
+// Close ends all waits, and drops the connections: so the server ends what is held and kept. All holds are told that they are
+// lost. A hold that is not kept lasts to the end of its lease.
+func (l *Locks) Close() { l.session.end() }
+
+// Try takes the lock if it is free. Busy is no error: then ok is false. WithWait means nothing here.
+func (l *Locks) Try(ctx context.Context, key string, options ...Option) (hold *Hold, ok bool, err error) {
+	hold, err = l.Acquire(ctx, key, append(options[:len(options):len(options)], WithWait(0))...)
+	if errors.Is(err, ErrBusy) {
+		return nil, false, nil
+	}
+	return hold, err == nil, err
+}
+
+// Acquire waits for its turn, first come, first served. If it fails, whatever came at the same moment is given back. The hold
+// outlives ctx, which is only for the wait.
+func (l *Locks) Acquire(ctx context.Context, key string, options ...Option) (*Hold, error) {
+	began := time.Now()
+	h, err := read(options)
+	var hold *Hold
+	if err == nil {
+		hold, err = l.acquire(ctx, key, h)
+	}
+	l.tell(h.label, "waited", outcome(err, "granted"), began)
+	return hold, of(key, err)
+}
+
+func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
+	if l.refused != nil {
+		return nil, l.refused
+	}
+	if err := l.session.enter(); err != nil {
+		return nil, err
+	}
+	defer l.session.acquires.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(l.session.closing, func() { cancel(verdict{errClosed}) })()
+	if h.wait > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeoutCause(ctx, h.wait, verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
+		defer stop()
+	}
+	for {
+		owner, request := h.owner, random()
+		if owner == "" {
+			owner = newOwner()
+		}
+		hold, err := l.ask(ctx, key, owner, request, h)
+		if err == nil || errors.Is(err, ErrBusy) {
+			return hold, err
+		}
+		// Whatever has become of the call: nothing waits, and nothing is held.
+		l.undo(key, owner, request, min(h.lease, remembered))
+		// What was granted to a connection that broke has ended with it.
+		if !errors.Is(err, ErrLost) || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds.
+func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Hold, error) {
+	s := l.session
+	words := []any{"LOCK.ACQUIRE", key, owner, "PX", millis(h.lease), "ID", request, "ONCE"}
+	if h.waits {
+		words = append(words, "NOTIFY", s.inbox)
+	}
+	if h.fence {
+		words = append(words, "FENCE")
+	}
+	if h.shared {
+		words = append(words, "SHARED")
+	}
+	if h.limit != nil {
+		words = append(words, "LIMIT", *h.limit)
+	}
+	words = append(words, h.bound(0)...)
+	told := s.expect(request)
+	defer s.forget(request)
+	var failure error
+	resent := false
+	for giveUp := time.Now().Add(s.patience); ; {
+		var value any
+		var err error
+		if h.waits {
+			err = s.listen(ctx)
+		}
+		sent := time.Now()
+		if err == nil {
+			value, err = s.call(ctx, words...)
+		}
+		granted := err == nil && value != nil && value != int64(0)
+		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: sent}
+		if granted && resent && h.watchdog {
+			// The reply may be that of an earlier call, whose hold ended with its connection.
+			sent = time.Now()
+			_, err = s.call(ctx, hold.renewal(h.lease)...)
+		}
+		switch {
+		case err == nil && granted:
+			hold.begin(ctx, sent)
+			return hold, nil
+		case err == nil && value == nil:
+			return nil, &Error{Kind: ErrBusy, Text: "somebody else has it"}
+		case err != nil:
+			if passes(err) && time.Now().Before(giveUp) && (h.waits || !resent) {
+				failure, resent = err, true
+				if sleep(ctx, tryAgain) == nil {
+					continue
+				}
+				err = ended(ctx)
+			}
+			if _, waited := context.Cause(ctx).(verdict); waited && failure != nil {
+				// That somebody else has it, nobody has said.
+				return nil, failure
+			}
+			return nil, err
+		}
+		failure, giveUp = nil, time.Now().Add(s.patience)
+		timer := time.NewTimer(askAgain)
+		select {
+		case <-told:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return nil, ended(ctx)
+		}
+	}
+}
+
+// undo takes back whatever an acquire has got.
+func (l *Locks) undo(key, owner, request string, limit time.Duration) {
+	done := make(chan struct{})
+	l.session.spawn(func() {
+		defer close(done)
+		_ = l.session.insist(l.session.gone, limit, "LOCK.CANCEL", key, owner, "ID", request)
+	})
+	timer := time.NewTimer(courtesy)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+}
+
+// Do carries out the body while it has the lock. The body's context ends when ctx does, or when the lock is lost: then
+// context.Cause says ErrLost. The body's own error wins over that of the release. If it is no more than that its context was
+// cancelled because of a loss, both are in what comes back.
+func (l *Locks) Do(ctx context.Context, key string, body func(ctx context.Context) error, options ...Option) (err error) {
+	hold, err := l.Acquire(ctx, key, options...)
+	if err != nil {
+		return err
+	}
+	inside, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(hold.ctx, func() { cancel(context.Cause(hold.ctx)) })
+	defer func() {
+		// Also if the body panics.
+		stop()
+		cancel(nil)
+		released := hold.Release(context.WithoutCancel(ctx))
+		switch {
+		case err == nil:
+			err = released
+		case errors.Is(released, ErrLost) && ctx.Err() == nil && errors.Is(err, context.Canceled) && !errors.Is(err, ErrLost):
+			err = &Error{Kind: ErrLost, Key: key, Cause: err}
+		}
+	}()
+	return body(inside)
+}
+
+// Attach takes over the hold of that owner, whoever has it now: Hold.Owner told its name. Its lease is set anew.
+func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option) (*Hold, error) {
+	h, err := read(options)
+	if err == nil {
+		err = l.refused
+	}
+	if err == nil {
+		err = l.session.enter()
+	}
+	if err != nil {
+		return nil, of(key, err)
+	}
+	defer l.session.acquires.Done()
+	sent := time.Now()
+	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: sent}
+	if err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease)...); err != nil {
+		return nil, of(key, err)
+	}
+	hold.begin(ctx, sent)
+	return hold, nil
+}
+
+func (l *Locks) tell(label, name, outcome string, began time.Time) {
+	if l.listener != nil {
+		l.listener(Event{Label: label, Name: name, Outcome: outcome, Took: time.Since(began)})
+	}
+}
+
+func outcome(err error, good string) string {
+	var e *Error
+	switch {
+	case err == nil:
+		return good
+	case !errors.As(err, &e):
+		return err.Error()
+	case e.Kind == context.Canceled:
+		return "cancelled"
+	}
+	return e.Kind.Error()
+}
+
+// token finds it in the reply to a grant: pairs, if it is fenced.
+func token(value any) int64 {
+	pairs, _ := value.([]any)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if number, ok := pairs[i+1].(int64); ok && pairs[i] == "token" {
+			return number
+		}
+	}
+	return 0
+}

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: MIT
+
+package lock
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	commands = iota
+	messages
+)
+
+// tryAgain is the pause after a connection broke.
+const tryAgain = 50 * time.Millisecond
+
+// A session is two connections that carry all waits and holds: made when they are needed, and again when they broke.
+type session struct {
+	options *redis.Options
+	// patience is how long a call may go unanswered.
+	patience time.Duration
+	inbox    string
+	// closing ends first: waits are taken back. gone ends then: the connections are dropped.
+	closing, gone    context.Context
+	close, disappear context.CancelFunc
+	// acquires are on their way; tasks are all goroutines of the session.
+	acquires, tasks sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	links  [2]*link
+	// openings has one attempt to connect, for all who need it.
+	openings [2]*opening
+	// waits by their request: who is told to ask again.
+	waits map[string]chan struct{}
+	// holds that are watched, and told when a connection broke.
+	holds map[*Hold]struct{}
+}
+
+type opening struct {
+	done chan struct{}
+	link *link
+	err  *Error
+}
+
+func newSession(options *redis.Options) *session {
+	s := &session{options: options, patience: 5 * time.Second, inbox: "inbox-" + random(),
+		waits: map[string]chan struct{}{}, holds: map[*Hold]struct{}{}}
+	s.closing, s.close = context.WithCancel(context.Background())
+	s.gone, s.disappear = context.WithCancel(context.Background())
+	return s
+}
+
+func random() string {
+	var bytes [16]byte
+	if _, err := rand.Read(bytes[:]); err != nil {
+		panic(err)
+	}
+	return hex.EncodeToString(bytes[:])
+}
+
+var host, _ = os.Hostname()
+
+// newOwner is a name that nobody else ever has.
+func newOwner() string { return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), random()) }
+
+// enter begins an acquire, which Close waits for.
+func (s *session) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	s.acquires.Add(1)
+	return nil
+}
+
+// spawn runs a goroutine that Close waits for. The caller is one, or in an acquire.
+func (s *session) spawn(work func()) {
+	s.tasks.Add(1)
+	go func() {
+		defer s.tasks.Done()
+		work()
+	}()
+}
+
+// expect gives the channel on which the wait with this request is told to ask again.
+func (s *session) expect(request string) chan struct{} {
+	told := make(chan struct{}, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waits[request] = told
+	return told
+}
+
+func (s *session) forget(request string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.waits, request)
+}
+
+// told takes "granted <request> <key>" and "lost <request> <key>". Both mean: ask again.
+func (s *session) told(message string) {
+	words := strings.SplitN(message, " ", 3)
+	if len(words) < 2 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if told, ok := s.waits[words[1]]; ok {
+		poke(told)
+	}
+}
+
+// wake tells everybody that a connection broke.
+func (s *session) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, told := range s.waits {
+		poke(told)
+	}
+	for hold := range s.holds {
+		poke(hold.wake)
+	}
+}
+
+// connect gives the link of that kind, and makes it if there is none.
+func (s *session) connect(ctx context.Context, kind int) (*link, error) {
+	s.mu.Lock()
+	if s.gone.Err() != nil {
+		s.mu.Unlock()
+		return nil, errClosed
+	}
+	if l := s.links[kind]; l != nil && l.alive() {
+		s.mu.Unlock()
+		return l, nil
+	}
+	o := s.openings[kind]
+	if o == nil {
+		o = &opening{done: make(chan struct{})}
+		s.openings[kind] = o
+		s.spawn(func() { s.open(kind, o) })
+	}
+	s.mu.Unlock()
+	select {
+	case <-o.done:
+		if o.err != nil {
+			return nil, o.err
+		}
+		return o.link, nil
+	case <-ctx.Done():
+		return nil, ended(ctx)
+	}
+}
+
+func (s *session) open(kind int, o *opening) {
+	ctx, cancel := context.WithTimeout(s.gone, s.patience)
+	defer cancel()
+	l, in, err := s.dial(ctx, kind)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.openings[kind] = nil
+	o.link, o.err = l, err
+	defer close(o.done)
+	if err != nil {
+		return
+	}
+	s.links[kind] = l
+	s.spawn(func() { l.read(in) })
+	s.spawn(l.write)
+	s.spawn(func() {
+		select {
+		case <-s.gone.Done():
+			l.breakOff(errClosed)
+		case <-l.dead:
+		}
+	})
+}
+
+// dial connects as the client's options say, and does what must be done before the first call.
+func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Error) {
+	username, password, err := credentials(ctx, s.options)
+	if err != nil {
+		return nil, nil, broken(err)
+	}
+	conn, err := s.options.Dialer(ctx, s.options.Network, s.options.Addr)
+	if err != nil {
+		return nil, nil, broken(err)
+	}
+	// Ends a handshake that nobody answers, also when all is closed.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	name := s.options.ClientName
+	if name == "" {
+		name = fmt.Sprintf("lock:%s:%d", host, os.Getpid())
+	}
+	// A user may be without the permission for it. The name is a comfort.
+	calls := [][]any{{"CLIENT", "SETNAME", name}}
+	optional := 1
+	if s.options.DB != 0 {
+		calls = append(calls, []any{"SELECT", s.options.DB})
+	}
+	if kind == messages {
+		calls = append(calls, []any{"SUBSCRIBE", "lock:inbox:" + s.inbox})
+	}
+	if password != "" {
+		auth := []any{"AUTH", password}
+		if username != "" {
+			auth = []any{"AUTH", username, password}
+		}
+		calls = append([][]any{auth}, calls...)
+		optional = 2
+	}
+	var out []byte
+	for _, call := range calls {
+		out = appendCommand(out, call)
+	}
+	in := bufio.NewReader(conn)
+	if _, err = conn.Write(out); err == nil {
+		for number := range calls {
+			var value any
+			if value, err = readReply(in); err != nil {
+				break
+			}
+			if text, refused := value.(serverError); refused && number+1 != optional {
+				stop()
+				_ = conn.Close()
+				return nil, nil, text.kind()
+			}
+		}
+	}
+	if !stop() && err == nil {
+		err = errors.New("the server does not answer")
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, broken(err)
+	}
+	l := &link{conn: conn, patience: s.patience, onEnd: s.wake, dead: make(chan struct{}), wake: make(chan struct{}, 1)}
+	if kind == messages {
+		l.onMessage = s.told
+	}
+	return l, in, nil
+}
+
+func credentials(ctx context.Context, options *redis.Options) (string, string, error) {
+	if options.CredentialsProviderContext != nil {
+		return options.CredentialsProviderContext(ctx)
+	}
+	if options.CredentialsProvider != nil {
+		username, password := options.CredentialsProvider()
+		return username, password, nil
+	}
+	return options.Username, options.Password, nil
+}
+
+// listen is called before a wait: the server takes a message that nobody hears for a refusal.
+func (s *session) listen(ctx context.Context) error {
+	_, err := s.connect(ctx, messages)
+	return err
+}
+
+// call carries out a command. If the context ends first, the command may be carried out all the same.
+func (s *session) call(ctx context.Context, words ...any) (any, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, ended(ctx)
+	}
+	l, err := s.connect(ctx, commands)
+	if err != nil {
+		return nil, err
+	}
+	answer := l.send(words)
+	timer := time.NewTimer(s.patience)
+	defer timer.Stop()
+	select {
+	case reply := <-answer:
+		if reply.err == nil {
+			return reply.value, nil
+		}
+		if strings.HasPrefix(reply.err.Text, "READONLY") {
+			// After a failover the next connection leads to the new primary.
+			l.breakOff(reply.err)
+		}
+		return nil, reply.err
+	case <-ctx.Done():
+		return nil, ended(ctx)
+	case <-timer.C:
+		// A server that has vanished: the next call tries a new connection.
+		err := errors.New("the server does not answer")
+		l.breakOff(err)
+		return nil, broken(err)
+	}
+}
+
+// insist calls until there is an answer, for that long at most.
+func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) error {
+	for deadline, pause := time.Now().Add(limit), tryAgain; ; pause = min(2*pause, time.Second) {
+		_, err := s.call(ctx, words...)
+		if err == nil || !passes(err) || !time.Now().Before(deadline) {
+			return err
+		}
+		if sleep(ctx, pause) != nil {
+			return ended(ctx)
+		}
+	}
+}
+
+func sleep(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// end takes back the waits, and then drops the connections. Nothing of the session is left after it.
+func (s *session) end() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.close()
+	taken := make(chan struct{})
+	go func() {
+		s.acquires.Wait()
+		close(taken)
+	}()
+	select {
+	case <-taken:
+	case <-time.After(courtesy):
+	}
+	s.mu.Lock()
+	// With the lock: whoever connects has seen it, or is waited for.
+	s.disappear()
+	s.mu.Unlock()
+	<-taken
+	s.tasks.Wait()
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: MIT
+
+package lock_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	lock "redislock.example/lock"
+)
+
+var background = context.Background()
+
+func until(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it does not come about: %s", what)
+		}
+	}
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func freePort() int {
+	listener := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// server is a real one, with the module.
+type server struct {
+	t       *testing.T
+	port    int
+	words   []string
+	process *exec.Cmd
+	admin   *redis.Client
+}
+
+func start(t *testing.T, words ...string) *server {
+	t.Helper()
+	module := os.Getenv("REDIS_LOCK_MODULE")
+	if module == "" {
+		module = must(filepath.Abs("../../target/release/libredis_lock.so"))
+	}
+	s := &server{t: t, port: freePort()}
+	s.words = append([]string{"--port", fmt.Sprint(s.port), "--save", "", "--dir", t.TempDir(), "--loadmodule", module}, words...)
+	s.admin = redis.NewClient(&redis.Options{Addr: s.address(), MaxRetries: -1})
+	s.begin()
+	t.Cleanup(func() {
+		_ = s.admin.Close()
+		s.end()
+	})
+	return s
+}
+
+func (s *server) address() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
+
+func (s *server) begin() {
+	s.t.Helper()
+	s.process = exec.Command("redis-server", s.words...)
+	if err := s.process.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	until(s.t, "a server", func() bool { return s.admin.Ping(background).Err() == nil })
+}
+
+func (s *server) end() {
+	_ = s.process.Process.Kill()
+	_ = s.process.Wait()
+}
+
+func (s *server) signal(signal syscall.Signal) { _ = s.process.Process.Signal(signal) }
+
+func (s *server) ask(words ...any) any {
+	s.t.Helper()
+	value, err := s.admin.Do(background, words...).Result()
+	if err != nil && err != redis.Nil {
+		s.t.Fatalf("%v: %v", words, err)
+	}
+	return value
+}
+
+func (s *server) waiters(key string) int {
+	s.t.Helper()
+	return len(s.ask("LOCK.WAITERS", key, "COUNT", 5000).([]any))
+}
+
+func (s *server) free(key string) bool {
+	s.t.Helper()
+	return s.ask("LOCK.INFO", key) == nil && s.waiters(key) == 0
+}
+
+// boundTo is the connection that the first holder is bound to.
+func (s *server) boundTo(key string) any {
+	s.t.Helper()
+	holders := s.ask("LOCK.INFO", key).(map[any]any)["holders"].([]any)
+	return holders[0].(map[any]any)["client"]
+}
+
+// sessions are the connections of clients of this package.
+func (s *server) sessions() int {
+	s.t.Helper()
+	return strings.Count(s.ask("CLIENT", "LIST").(string), "name=lock:")
+}
+
+// locks of a client of its own.
+func locksAt(t *testing.T, address string, settings ...lock.Setting) *lock.Locks {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{Addr: address})
+	locks := lock.New(client, settings...)
+	t.Cleanup(func() {
+		locks.Close()
+		_ = client.Close()
+	})
+	return locks
+}
+
+func lost(hold *lock.Hold) bool {
+	select {
+	case <-hold.Lost():
+		return true
+	default:
+		return false
+	}
+}
+
+// proxy passes bytes on, but for those of replies that are to be lost.
+type proxy struct {
+	listener net.Listener
+	target   string
+	frozen   atomic.Bool
+	mu       sync.Mutex
+	cutReply string
+	pairs    [][2]net.Conn
+}
+
+func through(t *testing.T, target string) *proxy {
+	p := &proxy{listener: must(net.Listen("tcp", "127.0.0.1:0")), target: target}
+	go func() {
+		for {
+			near, err := p.listener.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			p.mu.Lock()
+			p.pairs = append(p.pairs, [2]net.Conn{near, far})
+			p.mu.Unlock()
+			var cut atomic.Bool
+			go p.pump(near, far, &cut, true)
+			go p.pump(far, near, &cut, false)
+		}
+	}()
+	t.Cleanup(func() {
+		_ = p.listener.Close()
+		p.frozen.Store(false)
+		p.cut()
+	})
+	return p
+}
+
+func (p *proxy) address() string { return p.listener.Addr().String() }
+
+func (p *proxy) pump(from, to net.Conn, cut *atomic.Bool, calls bool) {
+	defer from.Close()
+	buffer := make([]byte, 65536)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			if calls || !cut.Load() {
+				_ = to.Close()
+			}
+			return
+		}
+		for p.frozen.Load() {
+			time.Sleep(time.Millisecond)
+		}
+		p.mu.Lock()
+		if calls && p.cutReply != "" && bytes.Contains(buffer[:n], []byte(p.cutReply)) {
+			cut.Store(true)
+			p.cutReply = ""
+		}
+		p.mu.Unlock()
+		if !calls && cut.Load() {
+			_ = to.Close()
+			return
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// loseReplyOf breaks the next connection on which that is said, after the server has done it.
+func (p *proxy) loseReplyOf(command string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cutReply = command
+}
+
+func (p *proxy) isDone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cutReply == ""
+}
+
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pair := range p.pairs {
+		_ = pair[0].Close()
+		_ = pair[1].Close()
+	}
+	p.pairs = nil
+}
+
+// A half is a dialer whose connections break on this side only: the server goes on to think that they are there.
+type half struct {
+	mu    sync.Mutex
+	conns []*halfConn
+}
+
+type halfConn struct {
+	net.Conn
+	reads chan error
+	once  sync.Once
+	data  chan []byte
+	rest  []byte
+}
+
+func (h *half) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	c := &halfConn{Conn: conn, reads: make(chan error, 1), data: make(chan []byte)}
+	go func() {
+		for {
+			buffer := make([]byte, 4096)
+			n, err := conn.Read(buffer)
+			if err != nil {
+				c.fail(err)
+				return
+			}
+			c.data <- buffer[:n]
+		}
+	}()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.conns = append(h.conns, c)
+	return c, nil
+}
+
+func (c *halfConn) fail(err error) { c.once.Do(func() { c.reads <- err; close(c.reads) }) }
+
+func (c *halfConn) Read(into []byte) (int, error) {
+	if len(c.rest) == 0 {
+		select {
+		case c.rest = <-c.data:
+		case <-c.reads:
+			return 0, net.ErrClosed
+		}
+	}
+	n := copy(into, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// Close keeps the socket open, until the end of the test.
+func (c *halfConn) Close() error { c.fail(net.ErrClosed); return nil }
+
+func (h *half) breakAll() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.conns {
+		c.fail(net.ErrClosed)
+	}
+}
+
+// end closes the sockets of the first so many.
+func (h *half) end(many int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.conns[:many] {
+		_ = c.Conn.Close()
+	}
+}
