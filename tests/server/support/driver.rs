@@ -60,7 +60,7 @@ impl Package {
         let is_built = self.program().is_some();
         if !is_built {
             assert!(std::env::var_os("REQUIRE_ALL_SERVERS").is_none(), "the driver of {self:?} is not built");
-            eprintln!("SKIPPED: the driver of {self:?} is not built, see tests/setup-drivers.sh");
+            eprintln!("SKIPPED: the driver of {self:?} is not built, see `make clients`");
         }
         is_built
     }
