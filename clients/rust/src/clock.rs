@@ -22,3 +22,8 @@ pub(crate) fn now() -> Moment {
 pub(crate) fn left(until: Moment) -> Duration {
     until.saturating_sub(now())
 }
+
+/// That long from now.
+pub(crate) fn after(time: Duration) -> Moment {
+    now().saturating_add(time)
+}

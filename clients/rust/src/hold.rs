@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::{cmd, Cmd, ToRedisArgs, Value};
 use uuid::Uuid;
 
-use crate::clock::{left, now, Moment};
+use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::link::Then;
 use crate::lock::How;
@@ -138,7 +138,7 @@ impl Held {
                 drop(state);
                 return self.lose();
             }
-            state.deadline = now() + state.lease / 3;
+            state.deadline = after(state.lease / 3);
             state.renew_at = now();
             state.renewing = false;
         }
@@ -187,8 +187,8 @@ impl Held {
                 drop(state);
                 return self.lose();
             }
-            Err(Error::Unavailable(_)) => state.renew_at = now() + TRY_AGAIN.min(state.lease / 3),
-            Err(_) => state.renew_at = now() + state.lease / 3,
+            Err(Error::Unavailable(_)) => state.renew_at = after(TRY_AGAIN.min(state.lease / 3)),
+            Err(_) => state.renew_at = after(state.lease / 3),
         }
         drop(state);
         self.schedule();
@@ -310,7 +310,7 @@ impl Hold {
 
     /// Waits until it is lost, and for so long at most. True if it is lost.
     pub fn wait_lost(&self, time: Duration) -> bool {
-        let until = now().saturating_add(time);
+        let until = after(time);
         let mut state = locked(&self.held.state);
         while state.phase != Phase::Lost && !left(until).is_zero() {
             let waited = self.held.changed.wait_timeout(state, left(until));
@@ -348,7 +348,7 @@ impl Hold {
         self.held.still_held(false)?;
         let mailbox = Arc::new(Mailbox::default());
         self.held.renew(lease, Box::new(mailbox.expect()));
-        let reply = mailbox.reply(now() + self.held.session.patience);
+        let reply = mailbox.reply(after(self.held.session.patience));
         reply.unwrap_or_else(|| Err(Error::Unavailable("the server does not answer".to_owned()))).map(drop)
     }
 
@@ -362,7 +362,7 @@ impl Hold {
         held.still_held(false)?;
         let mut guarded = cmd("LOCK.GUARD");
         guarded.arg(&held.key).arg("OWNER").arg(&held.owner).arg(command);
-        let until = now() + held.session.patience;
+        let until = after(held.session.patience);
         let result = held.session.call(&Arc::default(), &guarded.get_packed_command(), until);
         if matches!(result, Err(Error::Lost(_))) {
             held.lose();

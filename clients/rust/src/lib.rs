@@ -161,7 +161,11 @@ impl Locks {
         let mut command = hold::renewal(&key, owner, how.lease);
         how.bind(&mut command, Duration::ZERO);
         let sent = now();
-        session.call(&Arc::default(), &command.get_packed_command(), sent + session.patience)?;
+        session.call(
+            &Arc::default(),
+            &command.get_packed_command(),
+            sent.saturating_add(session.patience),
+        )?;
         let held = Held::begin(session, &key, owner.to_owned(), how, sent, sent);
         Ok(Hold::new(held, None, Arc::clone(&self.handle)))
     }

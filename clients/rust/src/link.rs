@@ -138,7 +138,7 @@ impl Link {
             state.watched = false;
             return None;
         };
-        let until = *sent + patience;
+        let until = sent.saturating_add(patience);
         drop(state);
         if until <= now() {
             self.break_off(gone("the server does not answer"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::{cmd, Cmd, Value};
 use uuid::Uuid;
 
-use crate::clock::{left, now, Moment};
+use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
@@ -274,17 +274,17 @@ impl Attempt<'_> {
                         return Err(Error::TimedOut(format!("{}: somebody else has it", self.lock.name())));
                     }
                     broken = None;
-                    self.mailbox.told(self.no_later_than(now() + ASK_AGAIN))?;
+                    self.mailbox.told(self.no_later_than(after(ASK_AGAIN)))?;
                 }
                 Err(error) if error.may_pass() => {
                     was_broken = true;
                     let since = *broken.get_or_insert_with(now);
                     if session.is_closed()
-                        || left(self.deadline.unwrap_or(since + session.patience)).is_zero()
+                        || left(self.deadline.unwrap_or(since.saturating_add(session.patience))).is_zero()
                     {
                         return Err(error);
                     }
-                    self.mailbox.rest(self.no_later_than(now() + TRY_AGAIN))?;
+                    self.mailbox.rest(self.no_later_than(after(TRY_AGAIN)))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -304,8 +304,8 @@ impl Attempt<'_> {
         let session = self.lock.session();
         // A server that is slow gets a moment more than the time to wait, as a try gets more.
         let until = match self.deadline {
-            Some(deadline) if self.waits => (now() + session.patience).min(deadline.max(now() + A_MOMENT)),
-            _ => now() + session.patience,
+            Some(deadline) if self.waits => (after(session.patience)).min(deadline.max(after(A_MOMENT))),
+            _ => after(session.patience),
         };
         if self.waits {
             session.listen(&self.mailbox, until)?;
@@ -336,7 +336,7 @@ impl Attempt<'_> {
         let mailbox = Arc::new(Mailbox::default());
         self.lock.session().errand(&command, self.how.lease, Box::new(mailbox.expect()));
         // If the server is silent, the session goes on with it.
-        mailbox.reply(now() + A_MOMENT);
+        mailbox.reply(after(A_MOMENT));
     }
 
     fn call(&self) -> Vec<u8> {

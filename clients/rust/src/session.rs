@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::{Cmd, ConnectionInfo, Value};
 use uuid::Uuid;
 
-use crate::clock::{left, now, Moment};
+use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::Held;
 use crate::link::{Link, OnMessage, Then};
@@ -149,7 +149,7 @@ impl Session {
             self.push(&link);
         }
         if link.watch() {
-            self.check(link, now() + self.patience);
+            self.check(link, after(self.patience));
         }
     }
 
@@ -157,7 +157,7 @@ impl Session {
         let session = Arc::clone(self);
         let check = move |late| {
             // A process that slept may not have read yet what there is.
-            let slept = (late > Duration::from_millis(100)).then(|| now() + A_MOMENT);
+            let slept = (late > Duration::from_millis(100)).then(|| after(A_MOMENT));
             if let Some(at) = slept.or_else(|| link.expire(session.patience)) {
                 session.check(link, at);
             }
@@ -173,13 +173,13 @@ impl Session {
                 session.push(&link);
             }
         };
-        self.timer.at(now() + Duration::from_millis(5), Box::new(push));
+        self.timer.at(after(Duration::from_millis(5)), Box::new(push));
     }
 
     /// Calls until there is an answer, for so long at most. Who wants to know looks into the mailbox.
     pub(crate) fn errand(self: &Arc<Self>, command: &Cmd, time: Duration, then: Then) {
         *locked(&self.errands) += 1;
-        self.run(Errand { packed: command.get_packed_command(), until: now() + time }, then);
+        self.run(Errand { packed: command.get_packed_command(), until: after(time) }, then);
     }
 
     fn run(self: &Arc<Self>, errand: Errand, then: Then) {
@@ -192,7 +192,7 @@ impl Session {
                 if again && !session.is_closed() {
                     let other = Arc::clone(&session);
                     let again = Box::new(move |_| other.run(errand, then));
-                    if let Some(now) = session.timer.at(now() + TRY_AGAIN, again) {
+                    if let Some(now) = session.timer.at(after(TRY_AGAIN), again) {
                         now(Duration::ZERO);
                     }
                 } else {
@@ -253,7 +253,7 @@ impl Session {
 
     /// Ends everything, and waits until it has ended. What was dropped a moment ago is given back before.
     pub(crate) fn close(&self) {
-        let until = now() + A_MOMENT;
+        let until = after(A_MOMENT);
         let mut errands = locked(&self.errands);
         while *errands > 0 && !left(until).is_zero() && !self.is_closed() {
             errands = self.done.wait_timeout(errands, left(until)).unwrap_or_else(PoisonError::into_inner).0;

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT
+
+//! What becomes of waits and holds when connections break, and servers freeze or die.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::Write;
+use std::thread;
+use std::time::Instant;
+
+use redis_lock_client::{Canceller, Error, Locks, Settings};
+use support::{ms, until, Proxy, Server};
+
+#[test]
+fn a_connection_that_is_killed_comes_back_in_time() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let (hold, other) =
+        (locks.lock("a").lease(ms(60_000)).acquire().unwrap(), locks.lock("b").acquire().unwrap());
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").acquire());
+        server.until_waiting("a", 1);
+        let _: i64 = server.call("CLIENT KILL TYPE normal SKIPME yes");
+        // What is bound to its connection ends with it. That is told at once, long before the lease is over.
+        assert!(other.wait_lost(ms(5000)));
+        assert!(matches!(other.release(), Err(Error::Lost(_))));
+        server.until_waiting("a", 1);
+        assert!(!hold.is_lost());
+        hold.release().unwrap();
+        wait.join().unwrap().unwrap().release().unwrap();
+    });
+    server.assert_nothing_left("a");
+    server.assert_nothing_left("b");
+    assert!(server.connections() <= 2);
+}
+
+#[test]
+fn a_kept_hold_whose_connection_is_half_open_is_bound_anew() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(500));
+    let hold = locks.lock("a").lease(ms(3000)).keep(true).acquire().unwrap();
+    let made = proxy.made();
+    // The server does not hear of its end.
+    proxy.swallow();
+    until("another connection is made", || proxy.made() > made);
+    until("it is renewed", || hold.valid_for() > ms(2000));
+    let connections = server.connections();
+    proxy.end_swallowed();
+    until("the server hears of it", || server.connections() < connections);
+    // It is bound to the other connection.
+    assert!(!hold.wait_lost(ms(3500)));
+    assert_eq!(server.holder("a"), [hold.owner()]);
+    hold.release().unwrap();
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn the_reply_of_an_acquire_is_lost() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(2000));
+    for lock in [locks.lock("a"), locks.lock("a").lease(ms(60_000)), locks.lock("a").fence().wait(ms(5000))] {
+        proxy.cut_reply_of("LOCK.ACQUIRE");
+        let hold = lock.acquire().unwrap();
+        assert!(proxy.has_cut());
+        assert_eq!(server.holder("a"), [hold.owner()]);
+        // It was counted once, and if it is kept, by the connection that there is.
+        hold.release().unwrap();
+        server.assert_nothing_left("a");
+        assert!(!hold.is_lost());
+    }
+    // A try does not try again, and leaves nothing.
+    proxy.cut_reply_of("LOCK.ACQUIRE");
+    assert_eq!(locks.lock("a").lease(ms(60_000)).try_acquire().unwrap_err().kind(), "unavailable");
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn the_reply_of_a_release_is_lost() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(2000));
+    let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    // The next in line is not robbed of it.
+    let next = server.locks();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| next.lock("a").acquire());
+        server.until_waiting("a", 1);
+        proxy.cut_reply_of("LOCK.RELEASE");
+        hold.release().unwrap();
+        hold.release().unwrap();
+        assert!(proxy.has_cut() && !hold.is_lost());
+        let theirs = wait.join().unwrap().unwrap();
+        assert_eq!(server.holder("a"), [theirs.owner()]);
+        theirs.release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn the_reply_to_a_drop_is_lost() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(2000));
+    let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    proxy.freeze(true);
+    let began = Instant::now();
+    drop(hold);
+    assert!(began.elapsed() < ms(500), "it does not wait");
+    proxy.cut();
+    proxy.freeze(false);
+    until("it is given back", || !server.held("a"));
+}
+
+#[test]
+fn a_wait_survives_a_cut() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let (near, far) = (server.locks(), proxy.locks(ms(2000)));
+    let hold = near.lock("a").acquire().unwrap();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| far.lock("a").acquire());
+        server.until_waiting("a", 1);
+        proxy.cut();
+        until("it waits on new connections", || proxy.made() >= 4 && server.waiters("a") == 1);
+        hold.release().unwrap();
+        let hold = wait.join().unwrap().unwrap();
+        assert_eq!(server.holder("a"), [hold.owner()]);
+        hold.release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_frozen_server_is_a_loss_by_the_own_clock() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let kept = locks.lock("a").lease(ms(900)).keep(true).acquire().unwrap();
+    let timed = locks.lock("b").lease(ms(900)).acquire().unwrap();
+    let began = Instant::now();
+    server.signal("STOP");
+    for hold in [&kept, &timed] {
+        assert!(hold.wait_lost(ms(10_000)));
+        // Before a call is given up.
+        assert!(began.elapsed() < ms(2500), "{:?}", began.elapsed());
+        assert!(matches!(hold.release(), Err(Error::Lost(_))));
+    }
+    // A wait ends when it is over, and so does one that is cancelled.
+    let began = Instant::now();
+    assert_eq!(locks.lock("c").wait(ms(300)).acquire().unwrap_err().kind(), "unavailable");
+    let canceller = Canceller::new();
+    thread::scope(|scope| {
+        let lock = locks.lock("c").canceller(&canceller);
+        let wait = scope.spawn(move || lock.acquire());
+        thread::sleep(ms(50));
+        canceller.cancel();
+        assert_eq!(wait.join().unwrap().unwrap_err().kind(), "cancelled");
+    });
+    assert!(began.elapsed() < ms(4900), "{:?}", began.elapsed());
+    server.signal("CONT");
+    until("what was sent meanwhile is undone", || {
+        ["a", "b", "c"].iter().all(|key| !server.held(key) && server.waiters(key) == 0)
+    });
+}
+
+#[test]
+fn a_release_that_failed_may_be_called_again() {
+    let Some(mut server) = Server::start(&["--appendonly", "yes"]) else { return };
+    let locks = Locks::with_settings(&server.client(), Settings::new().patience(ms(500))).unwrap();
+    let hold = locks.lock("a").lease(ms(1500)).acquire().unwrap();
+    server.stop();
+    let began = Instant::now();
+    assert_eq!(hold.release().unwrap_err().kind(), "unavailable");
+    assert!(began.elapsed() >= ms(1400) && began.elapsed() < ms(4000), "as long as the lease");
+    server.start_again();
+    assert!(matches!(hold.release(), Err(Error::Lost(_))), "its lease is over");
+    let hold = locks.lock("b").lease(ms(60_000)).acquire().unwrap();
+    thread::scope(|scope| {
+        server.stop();
+        let release = scope.spawn(|| hold.release());
+        thread::sleep(ms(200));
+        server.start_again();
+        // It goes on, as the server has kept the lock.
+        release.join().unwrap().unwrap();
+    });
+    server.assert_nothing_left("b");
+}
+
+#[test]
+fn a_restarted_server_has_lost_it() {
+    let Some(mut server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let hold = locks.lock("a").acquire().unwrap();
+    server.stop();
+    server.start_again();
+    assert!(hold.wait_lost(ms(10_000)));
+    drop(hold);
+    locks.lock("a").acquire().unwrap().release().unwrap();
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_deadlock_is_told_with_its_cycle() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(10_000));
+    let _: i64 = server.call("LOCK.ACQUIRE a x PX 60000");
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").acquire());
+        server.until_waiting("a", 1);
+        // Each acquire has an owner of its own, so it takes somebody else to make a cycle: while it does not wait, and before it
+        // asks again.
+        let waiters: Vec<std::collections::HashMap<String, redis::Value>> = server.call("LOCK.WAITERS a");
+        let redis::Value::BulkString(owner) = &waiters[0]["owner"] else { panic!("{waiters:?}") };
+        let owner = String::from_utf8(owner.clone()).unwrap();
+        proxy.freeze(true);
+        proxy.cut();
+        server.until_waiting("a", 0);
+        let _: i64 = server.call(&format!("LOCK.ACQUIRE b {owner} PX 60000"));
+        let server = &server;
+        let other = scope.spawn(move || server.try_call::<redis::Value>("LOCK.ACQUIRE b x BLOCK 20000"));
+        server.until_waiting("b", 1);
+        proxy.freeze(false);
+        let error = wait.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), "deadlock");
+        assert!(error.text().starts_with("DEADLOCK ") && error.text().contains(&owner), "{error}");
+        let _: i64 = server.call(&format!("LOCK.RELEASE b {owner}"));
+        other.join().unwrap().unwrap();
+    });
+    assert_eq!((server.waiters("a"), server.holder("a")), (0, vec!["x".to_owned()]));
+}
+
+/// Another process, which this test program is, too: it holds `a` with that lease until it ends.
+fn child(server: &Server, lease: u64) -> std::process::Child {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child
+        .args(["--exact", "another_process", "--nocapture"])
+        .env("PORT_OF_CHILD", format!("{} {lease}", server.port));
+    let child =
+        child.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    until("the child holds it", || server.held("a"));
+    child
+}
+
+#[test]
+fn another_process() {
+    let Ok(words) = std::env::var("PORT_OF_CHILD") else { return };
+    let (port, lease) = words.split_once(' ').unwrap();
+    let client = redis::Client::open(("127.0.0.1", port.parse().unwrap())).unwrap();
+    let locks = Locks::new(&client).unwrap();
+    let hold = locks.lock("a").lease(ms(lease.parse().unwrap())).keep(true).acquire().unwrap();
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    println!("{}", if hold.wait_lost(ms(1000)) { "lost" } else { "kept" });
+    std::process::exit(0);
+}
+
+#[test]
+fn a_process_that_was_frozen_for_two_leases_keeps_it() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut child = child(&server, 600);
+    signal(&child, "STOP");
+    thread::sleep(ms(1300));
+    // The server renews meanwhile: nobody else had it.
+    assert!(server.held("a"));
+    signal(&child, "CONT");
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let said = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("kept"), "{said}");
+}
+
+#[test]
+fn a_process_that_is_killed_frees_it_at_once() {
+    let Some(server) = Server::start(&[]) else { return };
+    let mut child = child(&server, 60_000);
+    let began = Instant::now();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("it is free", || !server.held("a"));
+    assert!(began.elapsed() < ms(5000));
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    let sent =
+        std::process::Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn no_server_is_unavailable() {
+    let Some(mut server) = Server::start(&[]) else { return };
+    server.stop();
+    let locks = Locks::with_settings(&server.client(), Settings::new().patience(ms(400))).unwrap();
+    let began = Instant::now();
+    assert_eq!(locks.lock("a").try_acquire().unwrap_err().kind(), "unavailable");
+    assert!(began.elapsed() < ms(300), "a try does not try again");
+    for lock in [locks.lock("a"), locks.lock("a").wait(ms(500))] {
+        let error = lock.acquire().unwrap_err();
+        assert!(error.kind() == "unavailable" && error.text().starts_with("no connection"), "{error}");
+    }
+    // Who waits for a server that comes gets it.
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").wait(ms(20_000)).acquire());
+        thread::sleep(ms(800));
+        server.start_again();
+        wait.join().unwrap().unwrap().release().unwrap();
+    });
+    server.assert_nothing_left("a");
+    let began = Instant::now();
+    locks.close();
+    assert!(began.elapsed() < ms(900));
+}
+
+#[test]
+fn a_user_with_little_permission_suffices() {
+    let Some(server) = Server::start(&[]) else { return };
+    let few = "+lock.acquire +lock.release +lock.renew +lock.cancel +lock.info +subscribe";
+    let _: () = server.call(&format!("ACL SETUSER few on >few ~* resetchannels &lock:inbox:* {few}"));
+    let client = redis::Client::open(format!("redis://few:few@127.0.0.1:{}", server.port)).unwrap();
+    let locks = Locks::new(&client).unwrap();
+    let hold = locks.lock("a").lease(ms(600)).keep(true).acquire().unwrap();
+    assert!(matches!(locks.lock("a").wait(ms(100)).acquire(), Err(Error::TimedOut(_))));
+    assert!(!hold.wait_lost(ms(900)));
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").acquire());
+        server.until_waiting("a", 1);
+        hold.release().unwrap();
+        wait.join().unwrap().unwrap().release().unwrap();
+    });
+    assert!(matches!(hold.guard(&["GET", "a"]), Err(Error::Lost(_))));
+    let hold = locks.lock("a").acquire().unwrap();
+    assert!(matches!(hold.guard(&["GET", "a"]), Err(Error::Misuse(text)) if text.starts_with("NOPERM")));
+    hold.release().unwrap();
+    let _: () = server.call("ACL SETUSER few resetchannels");
+    let locks = Locks::new(&client).unwrap();
+    let error = locks.lock("a").acquire().unwrap_err();
+    assert!(error.kind() == "misuse" && error.text().starts_with("NOPERM"), "{error}");
+    server.assert_nothing_left("a");
+}
