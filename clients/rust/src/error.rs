@@ -59,10 +59,17 @@ impl Error {
         }
     }
 
-    /// Whether the same call may go well in a moment: there is no connection, or the server starts. What else a server says
-    /// stands; it begins with a word in capitals.
+    /// Whether the same call may go well in a moment: there is no connection, or the server starts, or is no primary. What else a
+    /// server says stands; it begins with a word in capitals.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, Error::Unavailable(text) if text.starts_with(char::is_lowercase) || text.starts_with("LOADING"))
+        let Error::Unavailable(text) = self else { return false };
+        text.starts_with(char::is_lowercase)
+            || ["LOADING", "READONLY"].iter().any(|word| text.starts_with(word))
+    }
+
+    /// Whether another server is the primary now, which new connections may find.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        matches!(self, Error::Unavailable(text) if text.starts_with("READONLY"))
     }
 
     /// Whether the call cannot have come to the server.

@@ -145,7 +145,14 @@ impl Session {
             Ok(link) => link,
             Err(error) => return then(Err(error)),
         };
-        if link.send(packed, then) {
+        let session = Arc::clone(self);
+        let then = move |result: Result<Value>| {
+            if result.as_ref().is_err_and(Error::is_elsewhere) {
+                session.leave();
+            }
+            then(result);
+        };
+        if link.send(packed, Box::new(then)) {
             self.push(&link);
         }
         if link.watch() {
@@ -202,6 +209,16 @@ impl Session {
                 }
             }),
         );
+    }
+
+    /// Gives the connections up: those that are made next may lead to another server.
+    fn leave(&self) {
+        let links = locked(&self.links);
+        let both = [links.commands.clone(), links.messages.clone()];
+        drop(links);
+        for link in both.into_iter().flatten() {
+            link.break_off(Error::Unavailable("the server is no primary any more".to_owned()));
+        }
     }
 
     pub(crate) fn waits_for(&self, request: &str, mailbox: &Arc<Mailbox>) {
