@@ -46,7 +46,7 @@ _links: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
 
 def text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _after_fork() -> None:
@@ -148,8 +148,9 @@ class Link:
             if not reply.done():
                 reply.set_exception(Disconnected("the connection is lost"))
                 reply.exception()  # Nobody may be left to look at it.
-        if self._connection._writer is not None:
-            self._connection._writer.transport.abort()
+        writer, self._connection._writer = self._connection._writer, None
+        if writer is not None:
+            writer.transport.abort()
         self._on_end()
 
     async def close(self) -> None:
@@ -163,12 +164,17 @@ class Session:
     """The connections, made when they are needed, and again when they broke."""
 
     def __init__(self, client: "redis.asyncio.Redis", patience: float, listener: Optional[Listener]) -> None:
-        self._pool = client.connection_pool
+        # No reference to the client: a session that others share ends with it.
+        pool = client.connection_pool
+        # What belongs to RESP3 alone is left out. When to try again is this package's own affair.
+        settings = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
+        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
+        self._kind, self._settings = pool.connection_class, {**settings, **ours}
         self.patience, self._listener = patience, listener
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
         # Whom it concerns that a connection broke: the holds that are bound to it.
-        self.holds: Dict[str, asyncio.Event] = {}
+        self.holds: Set[asyncio.Event] = set()
         self.tasks: Set["asyncio.Task[None]"] = set()
         self._commands: Optional[Link] = None
         self._messages: Optional[Link] = None
@@ -177,11 +183,7 @@ class Session:
 
     async def _open(self, on_message: Optional[Callable[[str], None]]) -> Link:
         # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself.
-        # What belongs to RESP3 alone is left out. When to try again is this package's own affair.
-        settings = {name: value for name, value in self._pool.connection_kwargs.items() if "maint_notifications" not in name}
-        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
-        connection = self._pool.connection_class(**{**settings, **ours})
-        link = Link(connection, on_message, self._wake)
+        link = Link(self._kind(**self._settings), on_message, self._wake)
         try:
             await asyncio.wait_for(link.start(), self.patience)
         except (*BROKEN, RedisError) as error:
@@ -197,7 +199,7 @@ class Session:
                 log.exception("a listener of locks failed")
 
     def _wake(self) -> None:
-        for event in (*self.waits.values(), *self.holds.values()):
+        for event in (*self.waits.values(), *self.holds):
             event.set()
 
     def _told(self, message: str) -> None:

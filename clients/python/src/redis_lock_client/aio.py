@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import uuid
-from typing import Any, Coroutine, Dict, List, Optional, TypeVar
+from typing import Any, Coroutine, Dict, List, Optional, TypeVar, Union
 
 import redis.asyncio
 
@@ -16,6 +16,10 @@ from ._session import TRY_AGAIN, Listener, Session, text, told_within
 from .errors import Busy, Disconnected, LockError, Lost, Misuse, TimedOut, Unavailable
 
 T = TypeVar("T")
+
+Name = Union[str, bytes]
+# New for each acquire, unless the caller has one.
+Owner = Union[str, bytes]
 
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
 ASK_AGAIN = 3.0
@@ -27,7 +31,7 @@ SOON = 1.0
 class Hold:
     """A lock that is held: what `with` gives."""
 
-    def __init__(self, lock: "Lock", owner: str) -> None:
+    def __init__(self, lock: "Lock", owner: Owner) -> None:
         self.key, self.owner = lock.key, owner
         self.token: Optional[int] = None
         self.lost = asyncio.Event()
@@ -74,7 +78,7 @@ class Hold:
                 self._watch.cancel()
             self._tell("released")
         if self.lost.is_set():
-            raise Lost(f"{self.key}: the hold ended before it was given back")
+            raise Lost(f"{text(self.key)}: the hold ended before it was given back")
 
     def _lose(self) -> None:
         self.lost.set()
@@ -83,7 +87,8 @@ class Hold:
 
     def _tell(self, outcome: str) -> None:
         """A hold ends once."""
-        if self._session.holds.pop(self.owner, None) is not None:
+        if self._wake in self._session.holds:
+            self._session.holds.discard(self._wake)
             self._session.tell(self._lock.label, "held", outcome, time.monotonic() - self._granted)
 
     async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
@@ -101,7 +106,7 @@ class Hold:
 
     def _begin(self, sent: float) -> None:
         self._granted, self._until = sent, sent + self._lock.lease
-        self._session.holds[self.owner] = self._wake
+        self._session.holds.add(self._wake)
         self._watch = asyncio.ensure_future(self._keep_watch())
         self._session.tasks.add(self._watch)
         self._watch.add_done_callback(self._session.tasks.discard)
@@ -142,7 +147,7 @@ class Lock:
     def __init__(
         self,
         session: Session,
-        key: str,
+        key: Name,
         lease: Optional[float] = None,
         wait: Optional[float] = None,
         keep: Optional[bool] = None,
@@ -163,11 +168,11 @@ class Lock:
         self.keep = lease is None if keep is None else keep
         self.ephemeral = self.keep if ephemeral is None else ephemeral
         self.shared, self.limit, self.fence = shared, limit, fence
-        self.label = key if label is None else label
+        self.label: str = text(key) if label is None else label
         self._session = session
         self._holds: Dict[Any, Hold] = {}
 
-    def _renewal(self, owner: str, lease: float, age: float = 0.0) -> List[Any]:
+    def _renewal(self, owner: Owner, lease: float, age: float = 0.0) -> List[Any]:
         return ["LOCK.RENEW", self.key, owner, "PX", _ms(lease), *self._bound(age)]
 
     def _bound(self, age: float = 0.0) -> List[Any]:
@@ -180,15 +185,16 @@ class Lock:
         """The hold, or None if somebody else has the lock."""
         return await self.acquire(0)
 
-    async def acquire(self, wait: Optional[float] = None) -> Optional[Hold]:
-        """The hold, or None when `wait` seconds are over; without it, as the lock was made."""
+    async def acquire(self, wait: Optional[float] = None, owner: Optional[Owner] = None) -> Optional[Hold]:
+        """The hold, or None when `wait` seconds are over; without it, as the lock was made. An `owner` of the caller's own
+        must be one that nobody else has."""
         limit = self.wait if wait is None else wait
         if limit is not None and limit < 0:
             raise Misuse(f"wait is {limit} s, and must not be negative")
         started = time.monotonic()
         outcome = "cancelled"
         try:
-            hold = await self._until_granted(limit, None if limit is None else started + limit)
+            hold = await self._until_granted(owner, limit, None if limit is None else started + limit)
             outcome = "granted" if hold is not None else "busy" if limit == 0 else "timed out"
             return hold
         except LockError as error:
@@ -197,7 +203,15 @@ class Lock:
         finally:
             self._session.tell(self.label, "waited", outcome, time.monotonic() - started)
 
-    async def attach(self, owner: str) -> Hold:
+    async def holders(self) -> List[Dict[str, Any]]:
+        """Who has it, as `LOCK.INFO` says: `owner`, `mode`, `holds` and `ttl` in milliseconds, and more. Empty if it is free."""
+        return [_pairs(holder) for holder in _pairs(await self._session.call("LOCK.INFO", self.key)).get("holders", [])]
+
+    def hold_of(self, owner: Owner) -> Hold:
+        """The hold of that owner, to be given back or extended: nothing is asked, and nobody looks after it."""
+        return Hold(self, owner)
+
+    async def attach(self, owner: Owner) -> Hold:
         """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none."""
         hold = Hold(self, owner)
         sent = hold._granted = time.monotonic()
@@ -205,9 +219,9 @@ class Lock:
         hold._begin(sent)
         return hold
 
-    async def _until_granted(self, limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
+    async def _until_granted(self, name: Optional[Owner], limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
         while True:
-            owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
+            owner = new_owner() if name is None else name
             request = str(uuid.uuid4())
             try:
                 hold = await self._acquire(owner, request, deadline, limit != 0)
@@ -222,7 +236,7 @@ class Lock:
                 await _finish(self._cancel(owner, request))
             return hold
 
-    async def _acquire(self, owner: str, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
+    async def _acquire(self, owner: Owner, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
         words: List[Any] = ["LOCK.ACQUIRE", self.key, owner, "PX", _ms(self.lease), "ONCE"]
         words += ["SHARED"] if self.shared else []
         words += ["LIMIT", self.limit] if self.limit is not None else []
@@ -268,7 +282,7 @@ class Lock:
         finally:
             del self._session.waits[request]
 
-    async def _cancel(self, owner: str, request: str) -> None:
+    async def _cancel(self, owner: Owner, request: str) -> None:
         """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
         words = ("LOCK.CANCEL", self.key, owner, "ID", request)
 
@@ -291,7 +305,7 @@ class Lock:
     async def __aenter__(self) -> Hold:
         hold = await self.acquire()
         if hold is None:
-            raise (Busy if self.wait == 0 else TimedOut)(f"{self.key}: somebody else has it")
+            raise (Busy if self.wait == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
         self._holds[asyncio.current_task()] = hold
         return hold
 
@@ -311,7 +325,7 @@ class Locks:
     def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0, listener: Optional[Listener] = None) -> None:
         self._session = Session(client, patience, listener)
 
-    def lock(self, key: str, **how: Any) -> Lock:
+    def lock(self, key: Name, **how: Any) -> Lock:
         """See the README for what may be said."""
         return Lock(self._session, key, **how)
 
@@ -339,15 +353,19 @@ async def _finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+def new_owner() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
+
+
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+def _pairs(reply: Any) -> Dict[str, Any]:
+    """A map comes as a list in RESP2."""
+    pairs = zip(reply[::2], reply[1::2]) if isinstance(reply, list) else ()
+    return {text(name): value for name, value in pairs}
+
+
 def _token(reply: Any) -> Optional[int]:
-    if isinstance(reply, dict):
-        pairs = reply
-    elif isinstance(reply, list):
-        pairs = dict(zip(reply[::2], reply[1::2]))
-    else:
-        return None
-    return {text(name): value for name, value in pairs.items()}.get("token")
+    return _pairs(reply).get("token")
