@@ -167,3 +167,14 @@ def test_an_extension_survives_a_cut(server, proxy, far):
     hold.extend(30)
     assert server.admin.pttl("a") <= 30_000
     hold.release()
+
+
+def test_what_could_not_be_taken_back_at_once_is_taken_back_later(server, proxy, far):
+    call = freeze_after_the_acquire(proxy, lambda: far.lock("a", lease=60).acquire(0.3))
+    with pytest.raises(Unavailable):
+        call.end()
+    assert server.held("a")
+    # What the proxy has not passed on is lost, too.
+    proxy.cut()
+    proxy.frozen.clear()
+    until(lambda: not server.held("a"))
