@@ -122,6 +122,19 @@ def test_all_locks_of_a_pool_share_a_session_that_ends_with_it(server):
     until(lambda: threading.active_count() == others and len(server.admin.client_list()) == connections)
 
 
+def test_a_client_that_is_collected_while_a_session_is_made(server):
+    for _ in range(3):
+        clients = [compat.Redis(port=server.port) for _ in range(3)]
+        for client in clients:
+            client.me = client  # Only the collector finds it.
+            with client.lock("x", timeout=10):
+                pass
+        del client, clients
+        with compat._guard:
+            gc.collect()
+    until(lambda: gc.collect() is not None and sessions() == 0)
+
+
 def test_a_forked_child_has_a_session_of_its_own(server, client):
     lock = client.lock("x")
     assert lock.acquire()
@@ -159,6 +172,20 @@ def test_asyncio(server):
     asyncio.run(body())
     asyncio.run(body())
     assert not server.held("redis-lock:x")
+
+
+def test_each_event_loop_has_a_session_of_its_own(server):
+    client = redis.asyncio.Redis(port=server.port)
+
+    async def body():
+        async def work():
+            async with client.lock("x", timeout=10, lock_class=compat.AsyncLock):
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(*(work() for _ in range(5)))
+        return compat.locks_of_async(client)
+
+    assert asyncio.run(body()) is not asyncio.run(body())
 
 
 def test_an_asyncio_session_ends_with_its_pool(server):

@@ -131,7 +131,7 @@ class Locks:
         """Ends all waits, what is held with `keep`, and the thread."""
         with self._guard:
             _end(self._loop, self.asynchronous, self._process, self._patience)
-            if self._process == os.getpid():
+            if self._process == os.getpid() and threading.current_thread() is not self._thread:
                 self._thread.join()
 
 

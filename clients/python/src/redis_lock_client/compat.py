@@ -27,14 +27,15 @@ __all__ = ["AsyncLock", "AsyncRedis", "Lock", "Redis", "locks_of", "locks_of_asy
 
 log = logging.getLogger("redis_lock_client")
 
-_guard = threading.Lock()
+# Re-entrant: garbage that is collected meanwhile may come here, too.
+_guard = threading.RLock()
 _sessions: "weakref.WeakKeyDictionary[Any, Locks]" = weakref.WeakKeyDictionary()
 _async_sessions: "weakref.WeakKeyDictionary[Any, Tuple[Any, aio.Locks]]" = weakref.WeakKeyDictionary()
 
 
 def _after_fork() -> None:
     global _guard
-    _guard = threading.Lock()
+    _guard = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -347,6 +348,13 @@ class Redis(redis.Redis):
         if locks is not None:
             locks.close()
         super().close()
+
+    def __del__(self) -> None:
+        # Any thread may collect it, the session's own, too. The session ends with the pool.
+        try:
+            super().close()
+        except Exception:
+            pass
 
 
 class AsyncRedis(redis.asyncio.Redis):
