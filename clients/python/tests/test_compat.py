@@ -21,6 +21,12 @@ def sessions():
     return sum(thread.name == "redis-lock" for thread in threading.enumerate())
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left(server):
+    yield
+    until(lambda: gc.collect() is not None and sessions() == 0)
+
+
 @pytest.fixture
 def client(server):
     client = compat.Redis(port=server.port)
@@ -109,7 +115,7 @@ def test_a_wait_is_a_place_in_the_queue_and_has_its_end(server, client):
 
 
 def test_all_locks_of_a_pool_share_a_session_that_ends_with_it(server):
-    before, others, connections = sessions(), threading.active_count(), len(server.admin.client_list())
+    before, connections = sessions(), len(server.admin.client_list())
     pool = redis.ConnectionPool(port=server.port)
     for number in range(10):
         with redis.Redis(connection_pool=pool).lock(f"x{number}", timeout=10, lock_class=compat.Lock):
@@ -119,7 +125,7 @@ def test_all_locks_of_a_pool_share_a_session_that_ends_with_it(server):
     pool.disconnect()
     del pool
     gc.collect()
-    until(lambda: threading.active_count() == others and len(server.admin.client_list()) == connections)
+    until(lambda: sessions() == before and len(server.admin.client_list()) == connections)
 
 
 def test_a_client_that_is_collected_while_a_session_is_made(server):
@@ -244,3 +250,4 @@ def test_django_redis_takes_it_in_one_setting(server):
     assert server.admin.keys("redis-lock:*") == []
     caches["default"].set("a", 1)
     assert caches["default"].get("a") == 1
+    compat.locks_of(lock.redis).close()

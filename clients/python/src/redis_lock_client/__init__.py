@@ -125,7 +125,11 @@ class Locks:
 
     def lock(self, key: aio.Name, **how: Any) -> "Lock":
         """See the README for what may be said."""
-        return Lock(self, key, how)
+        return Lock(self, key, lambda: self.asynchronous.lock(key, **how))
+
+    def all_of(self, *keys: aio.Name, **how: Any) -> "Lock":
+        """Several locks, granted all at once or not at all. Options are those of `lock`, but for `fence` and `limit`."""
+        return Lock(self, ", ".join(text(key) for key in keys), lambda: self.asynchronous.all_of(*keys, **how))
 
     def close(self) -> None:
         """Ends all waits, what is held with `keep`, and the thread."""
@@ -224,11 +228,12 @@ class Hold:
 class Lock:
     """A name and how it is to be held. Threads may share it: each hold has an owner of its own."""
 
-    def __init__(self, locks: Locks, key: aio.Name, how: Any) -> None:
+    def __init__(self, locks: Locks, key: aio.Name, make: Callable[[], aio.Lock]) -> None:
         self.key = key
-        self._locks, self._how = locks, how
+        # Anew for each call, as the session of a forked child is another.
+        self._locks, self._lock = locks, make
         self._mine = threading.local()
-        locks.asynchronous.lock(key, **how)
+        self._wait = make().wait
 
     def try_acquire(self) -> Optional[Hold]:
         """The hold, or None if somebody else has the lock."""
@@ -304,10 +309,6 @@ class Lock:
         """The hold of that owner, to be given back or extended: nothing is asked, and nobody looks after it."""
         return Hold(self._locks, self._lock().hold_of(owner))
 
-    def _lock(self) -> aio.Lock:
-        # Anew, as the session of a forked child is another.
-        return self._locks.asynchronous.lock(self.key, **self._how)
-
     def _stack(self) -> List[Hold]:
         stack: List[Hold] = self._mine.__dict__.setdefault("holds", [])
         return stack
@@ -315,7 +316,7 @@ class Lock:
     def __enter__(self) -> Hold:
         hold = self.acquire()
         if hold is None:
-            raise (Busy if self._how.get("wait") == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
+            raise (Busy if self._wait == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
         self._stack().append(hold)
         return hold
 

@@ -10,6 +10,7 @@ import time
 import uuid
 import weakref
 from collections import deque
+from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Set
 
 import redis.asyncio
@@ -63,9 +64,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-async def within(future: "asyncio.Future[Any]", seconds: float) -> Any:
+async def within(future: "asyncio.Future[Any]", seconds: Optional[float]) -> Any:
     """`asyncio.wait_for` swallows a cancellation that comes with the result, before Python 3.12: here it counts."""
-    done, _ = await asyncio.wait({future}, timeout=max(0.0, seconds))
+    done, _ = await asyncio.wait({future}, timeout=None if seconds is None else max(0.0, seconds))
     if not done:
         raise asyncio.TimeoutError
     return future.result()
@@ -96,6 +97,9 @@ class Link:
         self._connection.socket_timeout = None
         socket = self._connection._writer.get_extra_info("socket")
         self.descriptor = socket.fileno() if socket is not None else None
+        if socket is not None and socket.family != AF_UNIX:
+            # A wait without limit has no other way to find that its server has vanished.
+            socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
         _links.add(self)
         self._reader = asyncio.ensure_future(self._read())
 
@@ -178,6 +182,9 @@ class Session:
         self.tasks: Set["asyncio.Task[None]"] = set()
         self._commands: Optional[Link] = None
         self._messages: Optional[Link] = None
+        # For waits that have a connection of their own: those that wait, and one that is kept for the next.
+        self._own: Set[Link] = set()
+        self._idle: Optional[Link] = None
         self._opening = asyncio.Lock()
         self.closed = False
 
@@ -250,6 +257,29 @@ class Session:
                 link.break_off()
             raise ours from error
 
+    async def block(self, *words: Any, seconds: Optional[float]) -> Any:
+        """The reply to a call that waits in the server, for so long or without limit. Cancelled, its connection is closed."""
+        link, self._idle = self._idle, None
+        if link is None or not link.open:
+            link = await self._open(None)
+        self._own.add(link)
+        try:
+            if self.closed:
+                raise Unavailable("closed")
+            result = await within(await link.send(*words), seconds)
+        except ResponseError as error:
+            raise of(error) from error
+        except asyncio.TimeoutError:
+            raise Disconnected("the server does not answer") from None
+        else:
+            if self._idle is None and not self.closed:
+                self._idle = link
+            return result
+        finally:
+            if self._idle is not link:
+                self._own.discard(link)
+                link.break_off()
+
     async def insist(self, seconds: float, *words: Any) -> Any:
         """A call that may be sent twice, and is, for so long, when its connection breaks."""
         deadline = time.monotonic() + seconds
@@ -265,7 +295,7 @@ class Session:
         """Drops the connections: the server ends the waits, and the holds that are bound to them."""
         self.closed = True
         async with self._opening:
-            for link in (self._commands, self._messages):
+            for link in (self._commands, self._messages, self._idle, *self._own):
                 if link is not None:
                     await link.close()
         self._wake()

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import uuid
-from typing import Any, Coroutine, Dict, List, Optional, TypeVar, Union
+from typing import Any, Coroutine, Dict, List, Optional, Sequence, TypeVar, Union
 
 import redis.asyncio
 
@@ -56,6 +56,8 @@ class Hold:
 
     async def guard(self, *command: Any) -> Any:
         """Carries out a command of Redis if the lock is still held, in the same step."""
+        if isinstance(self._lock, AllOf):
+            raise Misuse("what is written under several locks cannot be guarded")
         try:
             return await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
         except Lost:
@@ -65,11 +67,12 @@ class Hold:
     async def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
         if not self.released:
-            words = ["LOCK.RELEASE", self.key, self.owner, *(["SHARED"] if self._lock.shared else []), "ID", self._release_id]
+            words = self._lock._release(self.owner, self._release_id)
             try:
                 await self._session.insist(0.0 if self.lost.is_set() else self._lease, *words)
             except Lost:
                 self._lose()
+                await self._lock._release_rest(self.owner, self._release_id)
             except Unavailable:
                 if not self.lost.is_set():
                     raise
@@ -157,6 +160,7 @@ class Lock:
         limit: Optional[int] = None,
         fence: bool = False,
         label: Optional[str] = None,
+        own_connection: bool = False,
     ) -> None:
         for name, seconds in (("lease", lease), ("max_hold", max_hold)):
             if seconds is not None and _ms(seconds) <= 0:
@@ -169,11 +173,30 @@ class Lock:
         self.ephemeral = self.keep if ephemeral is None else ephemeral
         self.shared, self.limit, self.fence = shared, limit, fence
         self.label: str = text(key) if label is None else label
+        self.own_connection = own_connection
         self._session = session
         self._holds: Dict[Any, Hold] = {}
 
+    def _verb(self, verb: str) -> List[Any]:
+        return [f"LOCK.{verb}", self.key]
+
+    def _acquisition(self, owner: Owner, request: str) -> List[Any]:
+        words = [*self._verb("ACQUIRE"), owner, "PX", _ms(self.lease), "ONCE", "ID", request]
+        words += ["SHARED"] if self.shared else []
+        words += ["LIMIT", self.limit] if self.limit is not None else []
+        return words + (["FENCE"] if self.fence else [])
+
     def _renewal(self, owner: Owner, lease: float, age: float = 0.0) -> List[Any]:
-        return ["LOCK.RENEW", self.key, owner, "PX", _ms(lease), *self._bound(age)]
+        return [*self._verb("RENEW"), owner, "PX", _ms(lease), *self._bound(age)]
+
+    def _release(self, owner: Owner, request: str) -> List[Any]:
+        return [*self._verb("RELEASE"), owner, *(["SHARED"] if self.shared else []), "ID", request]
+
+    async def _release_rest(self, owner: Owner, request: str) -> None:
+        """What was not lost, of several locks."""
+
+    def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
+        return [["LOCK.CANCEL", self.key, owner, "ID", request]]
 
     def _bound(self, age: float = 0.0) -> List[Any]:
         words: List[Any] = ["WATCHDOG"] if self.keep else []
@@ -224,7 +247,9 @@ class Lock:
             owner = new_owner() if name is None else name
             request = str(uuid.uuid4())
             try:
-                hold = await self._acquire(owner, request, deadline, limit != 0)
+                blocks = self.own_connection and limit != 0
+                acquire = self._blocking_acquire(owner, request, deadline) if blocks else None
+                hold = await (acquire or self._acquire(owner, request, deadline, limit != 0))
             except Lost:
                 # It was granted to a connection that broke, and ended with it.
                 continue
@@ -237,13 +262,7 @@ class Lock:
             return hold
 
     async def _acquire(self, owner: Owner, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
-        words: List[Any] = ["LOCK.ACQUIRE", self.key, owner, "PX", _ms(self.lease), "ONCE"]
-        words += ["SHARED"] if self.shared else []
-        words += ["LIMIT", self.limit] if self.limit is not None else []
-        words += ["FENCE"] if self.fence else []
-        words += self._bound()
-        words += ["NOTIFY", self._session.inbox] if waits else []
-        words += ["ID", request]
+        words = [*self._acquisition(owner, request), *self._bound(), *(["NOTIFY", self._session.inbox] if waits else [])]
         hold, broken = Hold(self, owner), False
         told = self._session.waits[request] = asyncio.Event()
         give_up = time.monotonic() + self._session.patience
@@ -282,18 +301,48 @@ class Lock:
         finally:
             del self._session.waits[request]
 
+    async def _blocking_acquire(self, owner: Owner, request: str, deadline: Optional[float]) -> Optional[Hold]:
+        """Waits by `BLOCK` on a connection of its own, which the hold is not bound to."""
+        words, patience = self._acquisition(owner, request), self._session.patience
+        away_since: Optional[float] = None
+        while True:
+            now = time.monotonic()
+            left = None if deadline is None else max(0.001, deadline - now)
+            try:
+                limit = None if left is None else left + patience
+                reply = await self._session.block(*words, "BLOCK", _ms(left or 0), seconds=limit)
+                if reply is None:
+                    return None
+                # The lease runs since the grant, which nobody knows the time of. And what is to be bound, is bound now.
+                sent = time.monotonic()
+                await self._session.insist(self.lease, *self._renewal(owner, self.lease))
+                hold = Hold(self, owner)
+                hold.token = _token(reply)
+                hold._begin(sent)
+                return hold
+            except Disconnected:
+                broke = time.monotonic()
+                if away_since is None or broke - now > patience:
+                    away_since = broke
+                if broke > (away_since + patience if deadline is None else deadline):
+                    raise
+                # With the same ID: what was granted meanwhile is granted still.
+                await asyncio.sleep(TRY_AGAIN)
+
     async def _cancel(self, owner: Owner, request: str) -> None:
         """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
-        words = ("LOCK.CANCEL", self.key, owner, "ID", request)
+        cancellations = self._cancellations(owner, request)
 
         async def again() -> None:
             try:
-                await self._session.insist(self.lease, *words)
+                for words in cancellations:
+                    await self._session.insist(self.lease, *words)
             except LockError:
                 pass
 
         try:
-            await self._session.call(*words, patience=SOON)
+            for words in cancellations:
+                await self._session.call(*words, patience=SOON)
         except Disconnected:
             task = asyncio.ensure_future(again())
             self._session.tasks.add(task)
@@ -319,6 +368,37 @@ class Lock:
                 raise
 
 
+class AllOf(Lock):
+    """Several locks, granted all at once or not at all: who waits for them holds none meanwhile."""
+
+    def __init__(self, session: Session, keys: Sequence[Name], **how: Any) -> None:
+        if not keys or how.get("fence") or how.get("limit") is not None:
+            raise Misuse("several locks are one at least, and have neither tokens nor permits")
+        super().__init__(session, ", ".join(text(key) for key in keys), **{**how, "own_connection": True})
+        self.keys = list(keys)
+
+    def _verb(self, verb: str) -> List[Any]:
+        return [f"LOCK.M{verb}", len(self.keys), *self.keys]
+
+    def _release(self, owner: Owner, request: str) -> List[Any]:
+        return [*self._verb("RELEASE"), owner, "ALL", "ID", request]
+
+    async def _release_rest(self, owner: Owner, request: str) -> None:
+        for key in self.keys:
+            try:
+                await self._session.insist(self._session.patience, "LOCK.RELEASE", key, owner, "ALL", "ID", request)
+            except LockError:
+                # Lost, too; or it ends with its lease.
+                pass
+
+    def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
+        return [["LOCK.CANCEL", key, owner, "ID", request] for key in self.keys]
+
+    async def holders(self) -> List[Dict[str, Any]]:
+        """Who has any of them."""
+        return [holder for key in self.keys for holder in await Lock(self._session, key).holders()]
+
+
 class Locks:
     """All locks of this process on one server. `listener` hears how each wait and each hold ended: it must be quick."""
 
@@ -328,6 +408,10 @@ class Locks:
     def lock(self, key: Name, **how: Any) -> Lock:
         """See the README for what may be said."""
         return Lock(self._session, key, **how)
+
+    def all_of(self, *keys: Name, **how: Any) -> Lock:
+        """Several locks, granted all at once or not at all. Options are those of `lock`, but for `fence` and `limit`."""
+        return AllOf(self._session, keys, **how)
 
     async def close(self) -> None:
         """Ends all waits, and what is held with `keep`."""
