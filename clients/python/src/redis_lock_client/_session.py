@@ -134,6 +134,7 @@ class Link:
                     continue
                 if isinstance(result, ResponseError):
                     reply.set_exception(result)
+                    reply.exception()  # Nobody may be left to look at it.
                 else:
                     reply.set_result(result)
         except (*BROKEN, RedisError, IndexError):
