@@ -12,7 +12,6 @@ import redis.asyncio
 
 from redis_lock_client import Cancellation, LockError, Locks, aio
 
-
 stdout = threading.Lock()
 
 

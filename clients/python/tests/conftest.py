@@ -72,7 +72,7 @@ class Proxy:
     def __init__(self, target):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port, self._target = self.listener.getsockname()[1], target
-        self.frozen, self.cut_reply_of, self._pairs = threading.Event(), None, []
+        self.frozen, self.cut_reply_of, self.freeze_then, self._pairs = threading.Event(), None, False, []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -94,6 +94,10 @@ class Proxy:
                     time.sleep(0.005)
                 if calls and self.cut_reply_of and self.cut_reply_of in data:
                     pair["cut"], self.cut_reply_of = True, None
+                    if self.freeze_then:
+                        sink.sendall(data)
+                        self.frozen.set()
+                        break
                 if not calls and pair["cut"]:
                     break
                 sink.sendall(data)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import Any, Callable, Coroutine, List, Optional, Set, TypeVar
+import weakref
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Set, TypeVar
 
 import redis
 import redis.asyncio
 
 from . import aio
-from ._session import Event, Listener
+from ._session import Event, Listener, text
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
 __all__ = [
@@ -91,20 +92,24 @@ class Locks:
         self._settings = {name: settings[name] for name in settings if name in SETTINGS or name.startswith("ssl_")}
         self._kind, self._patience, self._listener = kinds[pool.connection_class], patience, listener
         self._guard = threading.Lock()
+        _all.add(self)
         self._start()
 
     def _start(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop = asyncio.new_event_loop()
         pool: Any = redis.asyncio.ConnectionPool(connection_class=self._kind, **self._settings)
         self.asynchronous = aio.Locks(redis.asyncio.Redis(connection_pool=pool), self._patience, self._listener)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="redis-lock", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(loop,), name="redis-lock", daemon=True)
         self._thread.start()
         self._process = os.getpid()
+        # Who forgets to close it has no thread left, either.
+        weakref.finalize(self, _end, loop, self.asynchronous, self._process, self._patience).atexit = False
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._process != os.getpid():
-            self._guard = threading.Lock()
-            self._start()
+            with self._guard:
+                if self._process != os.getpid():
+                    self._start()
         coroutine = work()
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -118,28 +123,60 @@ class Locks:
             future.cancel()
             raise
 
-    def lock(self, key: str, **how: Any) -> "Lock":
+    def lock(self, key: aio.Name, **how: Any) -> "Lock":
         """See the README for what may be said."""
-        return Lock(self, key, how)
+        return Lock(self, key, lambda: self.asynchronous.lock(key, **how))
+
+    def all_of(self, *keys: aio.Name, **how: Any) -> "Lock":
+        """Several locks, granted all at once or not at all. Options are those of `lock`, but for `fence` and `limit`."""
+        return Lock(self, ", ".join(text(key) for key in keys), lambda: self.asynchronous.all_of(*keys, **how))
 
     def close(self) -> None:
         """Ends all waits, what is held with `keep`, and the thread."""
         with self._guard:
-            if self._process == os.getpid() and not self._loop.is_closed():
-                self._run(self._close)
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            _end(self._loop, self.asynchronous, self._process, self._patience)
+            if self._process == os.getpid() and threading.current_thread() is not self._thread:
                 self._thread.join()
-                self._loop.close()
 
-    async def _close(self) -> None:
-        await self.asynchronous.close()
+
+# A lock that is taken in the moment of a fork would never be free in the child.
+_all: "weakref.WeakSet[Locks]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for locks in list(_all):
+        locks._guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, locks: aio.Locks, process: int, patience: float) -> None:
+    """Has the session's thread end itself. Whoever calls it may be that thread."""
+
+    async def end() -> None:
+        await locks.close()
         # Calls of other threads: each finds that it is closed, and says so.
         calls = asyncio.all_tasks() - {asyncio.current_task()}
         if calls:
-            _, late = await asyncio.wait(calls, timeout=self._patience)
+            _, late = await asyncio.wait(calls, timeout=patience)
             for task in late:
                 task.cancel()
-        await asyncio.get_running_loop().shutdown_default_executor()
+        await loop.shutdown_default_executor()
+        # After what the end of these calls has still to do.
+        loop.call_soon(loop.stop)
+
+    if process == os.getpid() and not loop.is_closed():
+        ending = end()
+        try:
+            asyncio.run_coroutine_threadsafe(ending, loop)
+        except RuntimeError:
+            ending.close()
 
 
 class Hold:
@@ -184,30 +221,37 @@ class Hold:
 
     def _here(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._process != os.getpid():
-            raise Lost(f"{self.key}: the process that holds it is another one")
+            raise Lost(f"{text(self.key)}: the process that holds it is another one")
         return self._locks._run(work)
 
 
 class Lock:
     """A name and how it is to be held. Threads may share it: each hold has an owner of its own."""
 
-    def __init__(self, locks: Locks, key: str, how: Any) -> None:
+    def __init__(self, locks: Locks, key: aio.Name, make: Callable[[], aio.Lock]) -> None:
         self.key = key
-        self._locks, self._how = locks, how
+        # Anew for each call, as the session of a forked child is another.
+        self._locks, self._lock = locks, make
         self._mine = threading.local()
-        locks.asynchronous.lock(key, **how)
+        self._wait = make().wait
 
     def try_acquire(self) -> Optional[Hold]:
         """The hold, or None if somebody else has the lock."""
         return self.acquire(0)
 
-    def acquire(self, wait: Optional[float] = None, cancellation: Optional[Cancellation] = None) -> Optional[Hold]:
-        """The hold, or None when `wait` seconds are over; without it, as the lock was made."""
+    def acquire(
+        self,
+        wait: Optional[float] = None,
+        cancellation: Optional[Cancellation] = None,
+        owner: Optional[aio.Owner] = None,
+    ) -> Optional[Hold]:
+        """The hold, or None when `wait` seconds are over; without it, as the lock was made. An `owner` of the caller's own
+        must be one that nobody else has."""
 
         begun: List["asyncio.Task[Optional[aio.Hold]]"] = []
 
         async def acquire() -> Optional[aio.Hold]:
-            task = asyncio.ensure_future(self._locks.asynchronous.lock(self.key, **self._how).acquire(wait))
+            task = asyncio.ensure_future(self._lock().acquire(wait, owner))
             begun.append(task)
             loop = asyncio.get_running_loop()
 
@@ -223,7 +267,7 @@ class Lock:
                 if cancellation is not None:
                     cancellation._remove(end)
             if task.cancelled():
-                raise Cancelled(f"{self.key}: the wait was cancelled")
+                raise Cancelled(f"{text(self.key)}: the wait was cancelled")
             return task.result()
 
         async def undo() -> None:
@@ -245,10 +289,25 @@ class Lock:
             raise
         return Hold(self._locks, hold) if hold is not None else None
 
-    def attach(self, owner: str) -> Hold:
+    def attach(self, owner: aio.Owner) -> Hold:
         """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none."""
-        lock = self._locks.asynchronous.lock(self.key, **self._how)
-        return Hold(self._locks, self._locks._run(lambda: lock.attach(owner)))
+
+        async def attach() -> aio.Hold:
+            return await self._lock().attach(owner)
+
+        return Hold(self._locks, self._locks._run(attach))
+
+    def holders(self) -> List[Dict[str, Any]]:
+        """Who has it, as `LOCK.INFO` says: `owner`, `mode`, `holds` and `ttl` in milliseconds, and more. Empty if it is free."""
+
+        async def holders() -> List[Dict[str, Any]]:
+            return await self._lock().holders()
+
+        return self._locks._run(holders)
+
+    def hold_of(self, owner: aio.Owner) -> Hold:
+        """The hold of that owner, to be given back or extended: nothing is asked, and nobody looks after it."""
+        return Hold(self._locks, self._lock().hold_of(owner))
 
     def _stack(self) -> List[Hold]:
         stack: List[Hold] = self._mine.__dict__.setdefault("holds", [])
@@ -257,7 +316,7 @@ class Lock:
     def __enter__(self) -> Hold:
         hold = self.acquire()
         if hold is None:
-            raise (Busy if self._how.get("wait") == 0 else TimedOut)(f"{self.key}: somebody else has it")
+            raise (Busy if self._wait == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
         self._stack().append(hold)
         return hold
 

@@ -10,6 +10,7 @@ import time
 import uuid
 import weakref
 from collections import deque
+from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Set
 
 import redis.asyncio
@@ -46,7 +47,7 @@ _links: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
 
 def text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _after_fork() -> None:
@@ -63,9 +64,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-async def within(future: "asyncio.Future[Any]", seconds: float) -> Any:
+async def within(future: "asyncio.Future[Any]", seconds: Optional[float]) -> Any:
     """`asyncio.wait_for` swallows a cancellation that comes with the result, before Python 3.12: here it counts."""
-    done, _ = await asyncio.wait({future}, timeout=max(0.0, seconds))
+    done, _ = await asyncio.wait({future}, timeout=None if seconds is None else max(0.0, seconds))
     if not done:
         raise asyncio.TimeoutError
     return future.result()
@@ -96,6 +97,9 @@ class Link:
         self._connection.socket_timeout = None
         socket = self._connection._writer.get_extra_info("socket")
         self.descriptor = socket.fileno() if socket is not None else None
+        if socket is not None and socket.family != AF_UNIX:
+            # A wait without limit has no other way to find that its server has vanished.
+            socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
         _links.add(self)
         self._reader = asyncio.ensure_future(self._read())
 
@@ -130,6 +134,7 @@ class Link:
                     continue
                 if isinstance(result, ResponseError):
                     reply.set_exception(result)
+                    reply.exception()  # Nobody may be left to look at it.
                 else:
                     reply.set_result(result)
         except (*BROKEN, RedisError, IndexError):
@@ -148,8 +153,9 @@ class Link:
             if not reply.done():
                 reply.set_exception(Disconnected("the connection is lost"))
                 reply.exception()  # Nobody may be left to look at it.
-        if self._connection._writer is not None:
-            self._connection._writer.transport.abort()
+        writer, self._connection._writer = self._connection._writer, None
+        if writer is not None:
+            writer.transport.abort()
         self._on_end()
 
     async def close(self) -> None:
@@ -163,25 +169,29 @@ class Session:
     """The connections, made when they are needed, and again when they broke."""
 
     def __init__(self, client: "redis.asyncio.Redis", patience: float, listener: Optional[Listener]) -> None:
-        self._pool = client.connection_pool
+        # No reference to the client: a session that others share ends with it.
+        pool = client.connection_pool
+        # What belongs to RESP3 alone is left out. When to try again is this package's own affair.
+        settings = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
+        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
+        self._kind, self._settings = pool.connection_class, {**settings, **ours}
         self.patience, self._listener = patience, listener
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
         # Whom it concerns that a connection broke: the holds that are bound to it.
-        self.holds: Dict[str, asyncio.Event] = {}
+        self.holds: Set[asyncio.Event] = set()
         self.tasks: Set["asyncio.Task[None]"] = set()
         self._commands: Optional[Link] = None
         self._messages: Optional[Link] = None
+        # For waits that have a connection of their own: those that wait, and one that is kept for the next.
+        self._own: Set[Link] = set()
+        self._idle: Optional[Link] = None
         self._opening = asyncio.Lock()
         self.closed = False
 
     async def _open(self, on_message: Optional[Callable[[str], None]]) -> Link:
         # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself.
-        # What belongs to RESP3 alone is left out. When to try again is this package's own affair.
-        settings = {name: value for name, value in self._pool.connection_kwargs.items() if "maint_notifications" not in name}
-        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
-        connection = self._pool.connection_class(**{**settings, **ours})
-        link = Link(connection, on_message, self._wake)
+        link = Link(self._kind(**self._settings), on_message, self._wake)
         try:
             await asyncio.wait_for(link.start(), self.patience)
         except (*BROKEN, RedisError) as error:
@@ -197,7 +207,7 @@ class Session:
                 log.exception("a listener of locks failed")
 
     def _wake(self) -> None:
-        for event in (*self.waits.values(), *self.holds.values()):
+        for event in (*self.waits.values(), *self.holds):
             event.set()
 
     def _told(self, message: str) -> None:
@@ -248,6 +258,29 @@ class Session:
                 link.break_off()
             raise ours from error
 
+    async def block(self, *words: Any, seconds: Optional[float]) -> Any:
+        """The reply to a call that waits in the server, for so long or without limit. Cancelled, its connection is closed."""
+        link, self._idle = self._idle, None
+        if link is None or not link.open:
+            link = await self._open(None)
+        self._own.add(link)
+        try:
+            if self.closed:
+                raise Unavailable("closed")
+            result = await within(await link.send(*words), seconds)
+        except ResponseError as error:
+            raise of(error) from error
+        except asyncio.TimeoutError:
+            raise Disconnected("the server does not answer") from None
+        else:
+            if self._idle is None and not self.closed:
+                self._idle = link
+            return result
+        finally:
+            if self._idle is not link:
+                self._own.discard(link)
+                link.break_off()
+
     async def insist(self, seconds: float, *words: Any) -> Any:
         """A call that may be sent twice, and is, for so long, when its connection breaks."""
         deadline = time.monotonic() + seconds
@@ -263,7 +296,7 @@ class Session:
         """Drops the connections: the server ends the waits, and the holds that are bound to them."""
         self.closed = True
         async with self._opening:
-            for link in (self._commands, self._messages):
+            for link in (self._commands, self._messages, self._idle, *self._own):
                 if link is not None:
                     await link.close()
         self._wake()

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import uuid
-from typing import Any, Coroutine, Dict, List, Optional, TypeVar
+from typing import Any, Coroutine, Dict, List, Optional, Sequence, TypeVar, Union
 
 import redis.asyncio
 
@@ -16,6 +16,10 @@ from ._session import TRY_AGAIN, Listener, Session, text, told_within
 from .errors import Busy, Disconnected, LockError, Lost, Misuse, TimedOut, Unavailable
 
 T = TypeVar("T")
+
+Name = Union[str, bytes]
+# New for each acquire, unless the caller has one.
+Owner = Union[str, bytes]
 
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
 ASK_AGAIN = 3.0
@@ -27,7 +31,7 @@ SOON = 1.0
 class Hold:
     """A lock that is held: what `with` gives."""
 
-    def __init__(self, lock: "Lock", owner: str) -> None:
+    def __init__(self, lock: "Lock", owner: Owner) -> None:
         self.key, self.owner = lock.key, owner
         self.token: Optional[int] = None
         self.lost = asyncio.Event()
@@ -52,6 +56,8 @@ class Hold:
 
     async def guard(self, *command: Any) -> Any:
         """Carries out a command of Redis if the lock is still held, in the same step."""
+        if isinstance(self._lock, AllOf):
+            raise Misuse("what is written under several locks cannot be guarded")
         try:
             return await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
         except Lost:
@@ -61,11 +67,12 @@ class Hold:
     async def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
         if not self.released:
-            words = ["LOCK.RELEASE", self.key, self.owner, *(["SHARED"] if self._lock.shared else []), "ID", self._release_id]
+            words = self._lock._release(self.owner, self._release_id)
             try:
                 await self._session.insist(0.0 if self.lost.is_set() else self._lease, *words)
             except Lost:
                 self._lose()
+                await self._lock._release_rest(self.owner, self._release_id)
             except Unavailable:
                 if not self.lost.is_set():
                     raise
@@ -74,7 +81,7 @@ class Hold:
                 self._watch.cancel()
             self._tell("released")
         if self.lost.is_set():
-            raise Lost(f"{self.key}: the hold ended before it was given back")
+            raise Lost(f"{text(self.key)}: the hold ended before it was given back")
 
     def _lose(self) -> None:
         self.lost.set()
@@ -83,7 +90,8 @@ class Hold:
 
     def _tell(self, outcome: str) -> None:
         """A hold ends once."""
-        if self._session.holds.pop(self.owner, None) is not None:
+        if self._wake in self._session.holds:
+            self._session.holds.discard(self._wake)
             self._session.tell(self._lock.label, "held", outcome, time.monotonic() - self._granted)
 
     async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
@@ -101,7 +109,7 @@ class Hold:
 
     def _begin(self, sent: float) -> None:
         self._granted, self._until = sent, sent + self._lock.lease
-        self._session.holds[self.owner] = self._wake
+        self._session.holds.add(self._wake)
         self._watch = asyncio.ensure_future(self._keep_watch())
         self._session.tasks.add(self._watch)
         self._watch.add_done_callback(self._session.tasks.discard)
@@ -142,7 +150,7 @@ class Lock:
     def __init__(
         self,
         session: Session,
-        key: str,
+        key: Name,
         lease: Optional[float] = None,
         wait: Optional[float] = None,
         keep: Optional[bool] = None,
@@ -152,6 +160,7 @@ class Lock:
         limit: Optional[int] = None,
         fence: bool = False,
         label: Optional[str] = None,
+        own_connection: bool = False,
     ) -> None:
         for name, seconds in (("lease", lease), ("max_hold", max_hold)):
             if seconds is not None and _ms(seconds) <= 0:
@@ -163,12 +172,31 @@ class Lock:
         self.keep = lease is None if keep is None else keep
         self.ephemeral = self.keep if ephemeral is None else ephemeral
         self.shared, self.limit, self.fence = shared, limit, fence
-        self.label = key if label is None else label
+        self.label: str = text(key) if label is None else label
+        self.own_connection = own_connection
         self._session = session
         self._holds: Dict[Any, Hold] = {}
 
-    def _renewal(self, owner: str, lease: float, age: float = 0.0) -> List[Any]:
-        return ["LOCK.RENEW", self.key, owner, "PX", _ms(lease), *self._bound(age)]
+    def _verb(self, verb: str) -> List[Any]:
+        return [f"LOCK.{verb}", self.key]
+
+    def _acquisition(self, owner: Owner, request: str) -> List[Any]:
+        words = [*self._verb("ACQUIRE"), owner, "PX", _ms(self.lease), "ONCE", "ID", request]
+        words += ["SHARED"] if self.shared else []
+        words += ["LIMIT", self.limit] if self.limit is not None else []
+        return words + (["FENCE"] if self.fence else [])
+
+    def _renewal(self, owner: Owner, lease: float, age: float = 0.0) -> List[Any]:
+        return [*self._verb("RENEW"), owner, "PX", _ms(lease), *self._bound(age)]
+
+    def _release(self, owner: Owner, request: str) -> List[Any]:
+        return [*self._verb("RELEASE"), owner, *(["SHARED"] if self.shared else []), "ID", request]
+
+    async def _release_rest(self, owner: Owner, request: str) -> None:
+        """What was not lost, of several locks."""
+
+    def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
+        return [["LOCK.CANCEL", self.key, owner, "ID", request]]
 
     def _bound(self, age: float = 0.0) -> List[Any]:
         words: List[Any] = ["WATCHDOG"] if self.keep else []
@@ -180,15 +208,16 @@ class Lock:
         """The hold, or None if somebody else has the lock."""
         return await self.acquire(0)
 
-    async def acquire(self, wait: Optional[float] = None) -> Optional[Hold]:
-        """The hold, or None when `wait` seconds are over; without it, as the lock was made."""
+    async def acquire(self, wait: Optional[float] = None, owner: Optional[Owner] = None) -> Optional[Hold]:
+        """The hold, or None when `wait` seconds are over; without it, as the lock was made. An `owner` of the caller's own
+        must be one that nobody else has."""
         limit = self.wait if wait is None else wait
         if limit is not None and limit < 0:
             raise Misuse(f"wait is {limit} s, and must not be negative")
         started = time.monotonic()
         outcome = "cancelled"
         try:
-            hold = await self._until_granted(limit, None if limit is None else started + limit)
+            hold = await self._until_granted(owner, limit, None if limit is None else started + limit)
             outcome = "granted" if hold is not None else "busy" if limit == 0 else "timed out"
             return hold
         except LockError as error:
@@ -197,7 +226,15 @@ class Lock:
         finally:
             self._session.tell(self.label, "waited", outcome, time.monotonic() - started)
 
-    async def attach(self, owner: str) -> Hold:
+    async def holders(self) -> List[Dict[str, Any]]:
+        """Who has it, as `LOCK.INFO` says: `owner`, `mode`, `holds` and `ttl` in milliseconds, and more. Empty if it is free."""
+        return [_pairs(holder) for holder in _pairs(await self._session.call("LOCK.INFO", self.key)).get("holders", [])]
+
+    def hold_of(self, owner: Owner) -> Hold:
+        """The hold of that owner, to be given back or extended: nothing is asked, and nobody looks after it."""
+        return Hold(self, owner)
+
+    async def attach(self, owner: Owner) -> Hold:
         """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none."""
         hold = Hold(self, owner)
         sent = hold._granted = time.monotonic()
@@ -205,12 +242,14 @@ class Lock:
         hold._begin(sent)
         return hold
 
-    async def _until_granted(self, limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
+    async def _until_granted(self, name: Optional[Owner], limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
         while True:
-            owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
+            owner = new_owner() if name is None else name
             request = str(uuid.uuid4())
             try:
-                hold = await self._acquire(owner, request, deadline, limit != 0)
+                blocks = self.own_connection and limit != 0
+                acquire = self._blocking_acquire(owner, request, deadline) if blocks else None
+                hold = await (acquire or self._acquire(owner, request, deadline, limit != 0))
             except Lost:
                 # It was granted to a connection that broke, and ended with it.
                 continue
@@ -222,14 +261,8 @@ class Lock:
                 await _finish(self._cancel(owner, request))
             return hold
 
-    async def _acquire(self, owner: str, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
-        words: List[Any] = ["LOCK.ACQUIRE", self.key, owner, "PX", _ms(self.lease), "ONCE"]
-        words += ["SHARED"] if self.shared else []
-        words += ["LIMIT", self.limit] if self.limit is not None else []
-        words += ["FENCE"] if self.fence else []
-        words += self._bound()
-        words += ["NOTIFY", self._session.inbox] if waits else []
-        words += ["ID", request]
+    async def _acquire(self, owner: Owner, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
+        words = [*self._acquisition(owner, request), *self._bound(), *(["NOTIFY", self._session.inbox] if waits else [])]
         hold, broken = Hold(self, owner), False
         told = self._session.waits[request] = asyncio.Event()
         give_up = time.monotonic() + self._session.patience
@@ -268,18 +301,48 @@ class Lock:
         finally:
             del self._session.waits[request]
 
-    async def _cancel(self, owner: str, request: str) -> None:
+    async def _blocking_acquire(self, owner: Owner, request: str, deadline: Optional[float]) -> Optional[Hold]:
+        """Waits by `BLOCK` on a connection of its own, which the hold is not bound to."""
+        words, patience = self._acquisition(owner, request), self._session.patience
+        away_since: Optional[float] = None
+        while True:
+            now = time.monotonic()
+            left = None if deadline is None else max(0.001, deadline - now)
+            try:
+                limit = None if left is None else left + patience
+                reply = await self._session.block(*words, "BLOCK", _ms(left or 0), seconds=limit)
+                if reply is None:
+                    return None
+                # The lease runs since the grant, which nobody knows the time of. And what is to be bound, is bound now.
+                sent = time.monotonic()
+                await self._session.insist(self.lease, *self._renewal(owner, self.lease))
+                hold = Hold(self, owner)
+                hold.token = _token(reply)
+                hold._begin(sent)
+                return hold
+            except Disconnected:
+                broke = time.monotonic()
+                if away_since is None or broke - now > patience:
+                    away_since = broke
+                if broke > (away_since + patience if deadline is None else deadline):
+                    raise
+                # With the same ID: what was granted meanwhile is granted still.
+                await asyncio.sleep(TRY_AGAIN)
+
+    async def _cancel(self, owner: Owner, request: str) -> None:
         """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
-        words = ("LOCK.CANCEL", self.key, owner, "ID", request)
+        cancellations = self._cancellations(owner, request)
 
         async def again() -> None:
             try:
-                await self._session.insist(self.lease, *words)
+                for words in cancellations:
+                    await self._session.insist(self.lease, *words)
             except LockError:
                 pass
 
         try:
-            await self._session.call(*words, patience=SOON)
+            for words in cancellations:
+                await self._session.call(*words, patience=SOON)
         except Disconnected:
             task = asyncio.ensure_future(again())
             self._session.tasks.add(task)
@@ -291,7 +354,7 @@ class Lock:
     async def __aenter__(self) -> Hold:
         hold = await self.acquire()
         if hold is None:
-            raise (Busy if self.wait == 0 else TimedOut)(f"{self.key}: somebody else has it")
+            raise (Busy if self.wait == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
         self._holds[asyncio.current_task()] = hold
         return hold
 
@@ -305,15 +368,50 @@ class Lock:
                 raise
 
 
+class AllOf(Lock):
+    """Several locks, granted all at once or not at all: who waits for them holds none meanwhile."""
+
+    def __init__(self, session: Session, keys: Sequence[Name], **how: Any) -> None:
+        if not keys or how.get("fence") or how.get("limit") is not None:
+            raise Misuse("several locks are one at least, and have neither tokens nor permits")
+        super().__init__(session, ", ".join(text(key) for key in keys), **{**how, "own_connection": True})
+        self.keys = list(keys)
+
+    def _verb(self, verb: str) -> List[Any]:
+        return [f"LOCK.M{verb}", len(self.keys), *self.keys]
+
+    def _release(self, owner: Owner, request: str) -> List[Any]:
+        return [*self._verb("RELEASE"), owner, "ALL", "ID", request]
+
+    async def _release_rest(self, owner: Owner, request: str) -> None:
+        for key in self.keys:
+            try:
+                await self._session.insist(self._session.patience, "LOCK.RELEASE", key, owner, "ALL", "ID", request)
+            except LockError:
+                # Lost, too; or it ends with its lease.
+                pass
+
+    def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
+        return [["LOCK.CANCEL", key, owner, "ID", request] for key in self.keys]
+
+    async def holders(self) -> List[Dict[str, Any]]:
+        """Who has any of them."""
+        return [holder for key in self.keys for holder in await Lock(self._session, key).holders()]
+
+
 class Locks:
     """All locks of this process on one server. `listener` hears how each wait and each hold ended: it must be quick."""
 
     def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0, listener: Optional[Listener] = None) -> None:
         self._session = Session(client, patience, listener)
 
-    def lock(self, key: str, **how: Any) -> Lock:
+    def lock(self, key: Name, **how: Any) -> Lock:
         """See the README for what may be said."""
         return Lock(self._session, key, **how)
+
+    def all_of(self, *keys: Name, **how: Any) -> Lock:
+        """Several locks, granted all at once or not at all. Options are those of `lock`, but for `fence` and `limit`."""
+        return AllOf(self._session, keys, **how)
 
     async def close(self) -> None:
         """Ends all waits, and what is held with `keep`."""
@@ -339,15 +437,19 @@ async def _finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+def new_owner() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
+
+
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+def _pairs(reply: Any) -> Dict[str, Any]:
+    """A map comes as a list in RESP2."""
+    pairs = zip(reply[::2], reply[1::2]) if isinstance(reply, list) else ()
+    return {text(name): value for name, value in pairs}
+
+
 def _token(reply: Any) -> Optional[int]:
-    if isinstance(reply, dict):
-        pairs = reply
-    elif isinstance(reply, list):
-        pairs = dict(zip(reply[::2], reply[1::2]))
-    else:
-        return None
-    return {text(name): value for name, value in pairs.items()}.get("token")
+    return _pairs(reply).get("token")

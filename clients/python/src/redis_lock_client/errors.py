@@ -2,6 +2,7 @@
 """What can go wrong with a lock, in seven kinds. With asyncio, cancelled is `asyncio.CancelledError`."""
 
 from redis._parsers.base import BaseParser
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 __all__ = ["Busy", "Cancelled", "Deadlock", "LockError", "Lost", "Misuse", "TimedOut", "Unavailable", "of"]
@@ -43,8 +44,8 @@ class Misuse(LockError):
     kind = "misuse"
 
 
-class Unavailable(LockError):
-    """No connection, or a server that grants nothing now."""
+class Unavailable(LockError, RedisConnectionError):
+    """No connection, or a server that grants nothing now. Who expects redis-py's `ConnectionError` gets it."""
 
     kind = "unavailable"
 
