@@ -28,6 +28,10 @@
 #[cfg(not(unix))]
 compile_error!("redis-lock-client needs the sockets of Unix");
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod clock;
 mod error;
 mod hold;

@@ -239,6 +239,7 @@ impl Lock {
             match result {
                 // It was granted to a connection that broke, and ended with it.
                 Err(Error::Lost(_)) if !attempt.is_late() => {}
+                Err(Error::Lost(text)) => return Err(Error::Unavailable(text)),
                 Err(error) => {
                     attempt.undo();
                     return Err(error);
@@ -304,7 +305,7 @@ impl Attempt<'_> {
         let session = self.lock.session();
         // A server that is slow gets a moment more than the time to wait, as a try gets more.
         let until = match self.deadline {
-            Some(deadline) if self.waits => (after(session.patience)).min(deadline.max(after(A_MOMENT))),
+            Some(deadline) if self.waits => after(session.patience).min(deadline.max(after(A_MOMENT))),
             _ => after(session.patience),
         };
         if self.waits {
