@@ -15,6 +15,7 @@ use crate::link::Then;
 use crate::lock::How;
 use crate::mailbox::{locked, Mailbox};
 use crate::session::{Session, TRY_AGAIN};
+use crate::timer::Place;
 use crate::{Event, Handle};
 
 /// A lock that is held. It is given back by [`Hold::release`], or when it goes out of scope.
@@ -48,6 +49,7 @@ struct State {
     renewing: bool,
     /// When the timer looks at it. What the timer was told before does not count.
     due: Moment,
+    place: Option<Place>,
     on_lost: Vec<Box<dyn FnOnce() + Send>>,
     /// Whether it was given back though it was lost.
     tidied: bool,
@@ -84,6 +86,7 @@ impl Held {
             renew_at: sent + lease / 3,
             renewing: false,
             due: Moment::MAX,
+            place: None,
             on_lost: Vec::new(),
             tidied: false,
         };
@@ -119,9 +122,11 @@ impl Held {
         let renews = self.keeps() && !state.renewing;
         let due = if renews { state.deadline.min(state.renew_at) } else { state.deadline };
         state.due = due;
-        drop(state);
         let held = Arc::clone(self);
-        self.session.timer.at(due, Box::new(move |late| held.look(due, late)));
+        let place = self.session.timer.at(due, Box::new(move |late| held.look(due, late)));
+        if let Some(place) = std::mem::replace(&mut state.place, place.ok()) {
+            self.session.timer.forget(place);
+        }
     }
 
     /// Renews it when it is time, or says that it is lost.
@@ -219,6 +224,9 @@ impl Held {
 
     fn ended(&self, outcome: &'static str) {
         self.session.holds_no_more(self);
+        if let Some(place) = locked(&self.state).place.take() {
+            self.session.timer.forget(place);
+        }
         let time = now().saturating_sub(self.granted);
         self.session.heard(&Event { label: &self.how.label, name: "held", outcome, time });
     }

@@ -198,3 +198,41 @@ impl std::fmt::Debug for Settings {
         f.debug_struct("Settings").field("patience", &self.patience).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A server that says yes to everything.
+    fn yes_sayer() -> Client {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                let calls = bytes[..count].windows(5).filter(|word| word == b"LOCK.").count();
+                stream.write_all(":1\r\n".repeat(calls).as_bytes()).unwrap();
+            }
+        });
+        Client::open(("127.0.0.1", port)).unwrap()
+    }
+
+    #[test]
+    fn nothing_is_remembered_of_a_hold_that_has_ended() {
+        let locks = Locks::new(&yes_sayer()).unwrap();
+        for round in 0..100 {
+            let lock = locks.lock("a").lease(Duration::from_secs(3600)).keep(round % 2 == 0);
+            let hold = lock.try_acquire().unwrap().unwrap();
+            hold.extend(Duration::from_secs(7200)).unwrap();
+            if round % 3 == 0 {
+                hold.release().unwrap();
+            }
+        }
+        // A look after the connection.
+        assert!(locks.handle.0.timer.len() <= 1, "{}", locks.handle.0.timer.len());
+    }
+}

@@ -169,7 +169,7 @@ impl Session {
                 session.check(link, at);
             }
         };
-        self.timer.at(at, Box::new(check));
+        let _ = self.timer.at(at, Box::new(check));
     }
 
     /// Sends by and by what the socket does not take.
@@ -180,7 +180,7 @@ impl Session {
                 session.push(&link);
             }
         };
-        self.timer.at(after(Duration::from_millis(5)), Box::new(push));
+        let _ = self.timer.at(after(Duration::from_millis(5)), Box::new(push));
     }
 
     /// Calls until there is an answer, for so long at most. Who wants to know looks into the mailbox.
@@ -199,7 +199,7 @@ impl Session {
                 if again && !session.is_closed() {
                     let other = Arc::clone(&session);
                     let again = Box::new(move |_| other.run(errand, then));
-                    if let Some(now) = session.timer.at(after(TRY_AGAIN), again) {
+                    if let Err(now) = session.timer.at(after(TRY_AGAIN), again) {
                         now(Duration::ZERO);
                     }
                 } else {

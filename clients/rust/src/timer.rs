@@ -12,6 +12,9 @@ use crate::mailbox::locked;
 /// What is done at its time. It is told how late it is.
 pub(crate) type Task = Box<dyn FnOnce(Duration) + Send>;
 
+/// By what a task can be forgotten.
+pub(crate) type Place = (Moment, u64);
+
 #[derive(Default)]
 pub(crate) struct Timer {
     tasks: Mutex<Tasks>,
@@ -21,17 +24,17 @@ pub(crate) struct Timer {
 #[derive(Default)]
 struct Tasks {
     /// By time, and in the order in which they came.
-    due: BTreeMap<(Moment, u64), Task>,
+    due: BTreeMap<Place, Task>,
     count: u64,
     closed: bool,
 }
 
 impl Timer {
     /// Does it then. After the end, the task is given back.
-    pub(crate) fn at(&self, time: Moment, task: Task) -> Option<Task> {
+    pub(crate) fn at(&self, time: Moment, task: Task) -> std::result::Result<Place, Task> {
         let mut tasks = locked(&self.tasks);
         if tasks.closed {
-            return Some(task);
+            return Err(task);
         }
         tasks.count += 1;
         let place = (time, tasks.count);
@@ -39,7 +42,20 @@ impl Timer {
         if tasks.due.keys().next() == Some(&place) {
             self.changed.notify_all();
         }
-        None
+        Ok(place)
+    }
+
+    /// Does it not, if it is still to be done.
+    pub(crate) fn forget(&self, place: Place) {
+        let task = locked(&self.tasks).due.remove(&place);
+        // What it refers to goes when the lock is free.
+        drop(task);
+    }
+
+    /// How much is to be done.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        locked(&self.tasks).due.len()
     }
 
     /// Runs until [`Timer::close`].

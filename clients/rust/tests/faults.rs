@@ -7,6 +7,7 @@
 mod support;
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -339,4 +340,56 @@ fn a_user_with_little_permission_suffices() {
     let error = locks.lock("a").acquire().unwrap_err();
     assert!(error.kind() == "misuse" && error.text().starts_with("NOPERM"), "{error}");
     server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_storm_of_cuts_and_cancels_leaves_nothing() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(5000));
+    let (over, inside) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let counts = [const { AtomicUsize::new(0) }; 3];
+    thread::scope(|scope| {
+        for number in 0..12_u64 {
+            let (locks, over, inside, counts) = (&locks, &over, &inside, &counts);
+            scope.spawn(move || {
+                for round in 0.. {
+                    if over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let canceller = Canceller::new();
+                    // Longer than the test, so that nobody loses it.
+                    let lock = locks.lock("a").lease(ms(120_000)).canceller(&canceller);
+                    if number < 4 {
+                        let pause = ms((number * 7 + round * 3) % 20);
+                        scope.spawn(move || {
+                            thread::sleep(pause);
+                            canceller.cancel();
+                        });
+                    }
+                    let outcome = match lock.acquire() {
+                        Ok(hold) => {
+                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            hold.release().unwrap();
+                            0
+                        }
+                        Err(Error::Cancelled(_)) => 1,
+                        Err(Error::Unavailable(_)) => 2,
+                        Err(error) => panic!("{error}"),
+                    };
+                    counts[outcome].fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for _ in 0..60 {
+            thread::sleep(ms(50));
+            proxy.cut();
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    println!("granted, cancelled, unavailable: {counts:?}");
+    assert!(counts[0].load(Ordering::SeqCst) > 100 && counts[1].load(Ordering::SeqCst) > 10);
+    // What had to be undone while there was no connection is undone by and by.
+    until("nothing is left", || !server.held("a") && server.waiters("a") == 0);
 }
