@@ -80,6 +80,27 @@ fn the_reply_of_an_acquire_is_lost() {
 }
 
 #[test]
+fn a_hold_is_valid_no_longer_than_its_lease_though_the_reply_was_lost() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(5000));
+    proxy.cut_reply_of("LOCK.ACQUIRE");
+    thread::scope(|scope| {
+        let acquire = scope.spawn(|| locks.lock("a").lease(ms(2000)).acquire());
+        until("the server has it", || server.held("a"));
+        proxy.freeze(true);
+        thread::sleep(ms(500));
+        proxy.freeze(false);
+        let hold = acquire.join().unwrap().unwrap();
+        let (left, valid) = (server.call::<u64>("PTTL a"), hold.valid_for());
+        // The question came later than the answer.
+        assert!(valid <= ms(left + 1), "{valid:?} of {left} ms");
+        hold.release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
+
+#[test]
 fn the_reply_of_a_release_is_lost() {
     let Some(server) = Server::start(&[]) else { return };
     let proxy = Proxy::to(&server);

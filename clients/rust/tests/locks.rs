@@ -120,10 +120,12 @@ fn a_long_wait_asks_rarely_and_keeps_its_place() {
     };
     thread::scope(|scope| {
         let wait = scope.spawn(|| locks.lock("a").wait(ms(20_000)).acquire());
-        // The messages may be lost: nobody hears them.
+        // Who loses the connection for messages listens anew, and asks at once whether one was lost.
         server.until_waiting("a", 1);
         let _: i64 = server.call("CLIENT KILL TYPE pubsub");
+        let began = Instant::now();
         until("it has asked twice again", || calls() >= 3);
+        assert!(began.elapsed() > ms(2500), "{:?}", began.elapsed());
         assert_eq!(server.waiters("a"), 1);
         hold.release().unwrap();
         let began = Instant::now();
