@@ -20,6 +20,7 @@ use redis::{cmd, ConnectionAddr, ConnectionInfo, Parser, Value};
 use crate::clock::{now, Moment};
 use crate::error::{checked, Error, Result, NO_CONNECTION};
 use crate::mailbox::locked;
+use crate::session::TRY_AGAIN;
 
 /// What is done with a reply. It runs in a thread of the session, and must not wait.
 pub(crate) type Then = Box<dyn FnOnce(Result<Value>) + Send>;
@@ -57,7 +58,7 @@ struct State {
 enum Phase {
     Connecting,
     Up(Socket),
-    Down(Error),
+    Down(Error, Moment),
 }
 
 impl Link {
@@ -87,15 +88,24 @@ impl Link {
         Ok((link, thread.map_err(|error| Error::Unavailable(format!("no thread: {error}")))?))
     }
 
-    pub(crate) fn is_down(&self) -> bool {
-        matches!(locked(&self.state).phase, Phase::Down(_))
+    /// Whether it can be used; nothing if it is time for another.
+    pub(crate) fn usable(&self) -> Option<Result<()>> {
+        let state = locked(&self.state);
+        match &state.phase {
+            Phase::Connecting | Phase::Up(_) => Some(Ok(())),
+            // Whoever tries again right now would not fare better, however many there are.
+            Phase::Down(error, since) if !state.answered && *since + TRY_AGAIN / 2 > now() => {
+                Some(Err(error.clone()))
+            }
+            Phase::Down(..) => None,
+        }
     }
 
     /// Sends a call that is packed. True if the socket has not taken all: then [`Link::flush`] is to be called soon.
     #[must_use]
     pub(crate) fn send(&self, packed: &[u8], then: Then) -> bool {
         let mut state = locked(&self.state);
-        if let Phase::Down(error) = &state.phase {
+        if let Phase::Down(error, _) = &state.phase {
             let error = error.clone();
             drop(state);
             then(Err(error));
@@ -118,7 +128,7 @@ impl Link {
         let result = match &state.phase {
             Phase::Connecting => return state.until_up.push(then),
             Phase::Up(_) => Ok(Value::Okay),
-            Phase::Down(error) => Err(error.clone()),
+            Phase::Down(error, _) => Err(error.clone()),
         };
         drop(state);
         then(result);
@@ -150,9 +160,9 @@ impl Link {
     /// Nothing of what is not answered will be. The server hears of it at once.
     pub(crate) fn break_off(&self, error: Error) {
         let mut state = locked(&self.state);
-        match std::mem::replace(&mut state.phase, Phase::Down(error.clone())) {
-            Phase::Down(first) => {
-                state.phase = Phase::Down(first);
+        match std::mem::replace(&mut state.phase, Phase::Down(error.clone(), now())) {
+            down @ Phase::Down(..) => {
+                state.phase = down;
                 return;
             }
             Phase::Up(socket) => drop(socket.shutdown(Shutdown::Both)),

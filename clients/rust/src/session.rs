@@ -78,8 +78,10 @@ impl Session {
     /// The connection for commands, made if there is none.
     fn commands(self: &Arc<Self>) -> Result<Arc<Link>> {
         let mut links = self.links()?;
-        if let Some(link) = links.commands.as_ref().filter(|link| !link.is_down()) {
-            return Ok(Arc::clone(link));
+        if let Some(link) = &links.commands {
+            if let Some(usable) = link.usable() {
+                return usable.map(|()| Arc::clone(link));
+            }
         }
         let session = Arc::clone(self);
         let on_end = move || session.broke();
@@ -92,8 +94,10 @@ impl Session {
     /// The connection for messages, made if there is none.
     fn messages(self: &Arc<Self>) -> Result<Arc<Link>> {
         let mut links = self.links()?;
-        if let Some(link) = links.messages.as_ref().filter(|link| !link.is_down()) {
-            return Ok(Arc::clone(link));
+        if let Some(link) = &links.messages {
+            if let Some(usable) = link.usable() {
+                return usable.map(|()| Arc::clone(link));
+            }
         }
         let (session, other) = (Arc::clone(self), Arc::clone(self));
         let hear: OnMessage = Box::new(move |message| session.told(message));

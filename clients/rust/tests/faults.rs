@@ -146,8 +146,10 @@ fn a_wait_survives_a_cut() {
     thread::scope(|scope| {
         let wait = scope.spawn(|| far.lock("a").acquire());
         server.until_waiting("a", 1);
+        let began = Instant::now();
         proxy.cut();
         until("it waits on new connections", || proxy.made() >= 4 && server.waiters("a") == 1);
+        assert!(began.elapsed() < ms(2000), "at once: {:?}", began.elapsed());
         hold.release().unwrap();
         let hold = wait.join().unwrap().unwrap();
         assert_eq!(server.holder("a"), [hold.owner()]);
@@ -334,6 +336,28 @@ fn no_server_is_unavailable() {
     let began = Instant::now();
     locks.close();
     assert!(began.elapsed() < ms(900));
+}
+
+#[test]
+fn many_who_find_no_server_do_not_all_try() {
+    // It accepts, and ends it at once.
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let client = redis::Client::open(("127.0.0.1", listener.local_addr().unwrap().port())).unwrap();
+    let tried = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&tried);
+    thread::spawn(move || {
+        for _ in listener.incoming() {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let locks = Locks::with_settings(&client, Settings::new().patience(ms(1000))).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..100 {
+            scope.spawn(|| assert_eq!(locks.lock("a").acquire().unwrap_err().kind(), "unavailable"));
+        }
+    });
+    let tried = tried.load(Ordering::SeqCst);
+    assert!((5..100).contains(&tried), "{tried}");
 }
 
 #[test]
