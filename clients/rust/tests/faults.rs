@@ -23,11 +23,13 @@ fn a_connection_that_is_killed_comes_back_in_time() {
     thread::scope(|scope| {
         let wait = scope.spawn(|| locks.lock("a").acquire());
         server.until_waiting("a", 1);
+        let began = Instant::now();
         let _: i64 = server.call("CLIENT KILL TYPE normal SKIPME yes");
         // What is bound to its connection ends with it. That is told at once, long before the lease is over.
         assert!(other.wait_lost(ms(5000)));
         assert!(matches!(other.release(), Err(Error::Lost(_))));
         server.until_waiting("a", 1);
+        assert!(began.elapsed() < ms(2000), "at once: {:?}", began.elapsed());
         assert!(!hold.is_lost());
         hold.release().unwrap();
         wait.join().unwrap().unwrap().release().unwrap();
