@@ -193,6 +193,28 @@ fn a_frozen_server_is_a_loss_by_the_own_clock() {
 }
 
 #[test]
+fn what_was_lost_by_the_own_clock_is_given_back_all_the_same() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(60_000));
+    for drops in [false, true] {
+        let hold = locks.lock("a").lease(ms(600)).keep(true).acquire().unwrap();
+        proxy.freeze(true);
+        assert!(hold.wait_lost(ms(5000)));
+        // The server has renewed it, and would go on, as the connection is there.
+        assert!(server.held("a"));
+        if drops {
+            drop(hold);
+        } else {
+            assert!(matches!(hold.release(), Err(Error::Lost(_))));
+        }
+        proxy.freeze(false);
+        until("it is given back", || !server.held("a"));
+    }
+    assert_eq!(proxy.made(), 2, "the connections are the same");
+}
+
+#[test]
 fn a_release_that_failed_may_be_called_again() {
     let Some(mut server) = Server::start(&["--appendonly", "yes"]) else { return };
     let locks = Locks::with_settings(&server.client(), Settings::new().patience(ms(500))).unwrap();
