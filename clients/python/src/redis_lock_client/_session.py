@@ -93,7 +93,12 @@ class Link:
 
     async def start(self) -> None:
         # A new task of redis-py would read with this time-out, and a message may be long in coming.
-        await self._connection.connect()
+        try:
+            await self._connection.connect()
+        except BaseException:
+            # Half a connection is none.
+            self._abort()
+            raise
         self._connection.socket_timeout = None
         socket = self._connection._writer.get_extra_info("socket")
         self.descriptor = socket.fileno() if socket is not None else None
@@ -153,10 +158,13 @@ class Link:
             if not reply.done():
                 reply.set_exception(Disconnected("the connection is lost"))
                 reply.exception()  # Nobody may be left to look at it.
+        self._abort()
+        self._on_end()
+
+    def _abort(self) -> None:
         writer, self._connection._writer = self._connection._writer, None
         if writer is not None:
             writer.transport.abort()
-        self._on_end()
 
     async def close(self) -> None:
         self.break_off()
