@@ -184,6 +184,31 @@ def test_a_close_ends_the_waits_of_all_threads(server):
     locks.close()
 
 
+def test_calls_that_meet_the_close_end(server):
+    for number in range(30):
+        locks = Locks(redis.Redis(port=server.port))
+        stop = threading.Event()
+
+        def work(locks=locks, stop=stop):
+            while not stop.is_set():
+                try:
+                    locks.lock("a").acquire().release()
+                except Lost:
+                    pass
+                except Unavailable:
+                    return
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(number / 1000)
+        locks.close()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        until(lambda: not server.held("a"))
+
+
 def test_a_session_that_is_forgotten_ends(server):
     others, connections = threading.active_count(), len(server.admin.client_list())
     locks = Locks(redis.Redis(port=server.port))

@@ -115,9 +115,11 @@ class Link:
                 raise Disconnected("the connection is lost")
             self._replies.append(reply)
             try:
-                # Shielded: half a command would be the end of all calls.
-                packed = self._connection.pack_command(*words)
-                await asyncio.shield(self._connection.send_packed_command(packed, check_health=False))
+                # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody
+                # would know of it. What is written is written as a whole, whoever is cancelled.
+                writer = self._connection._writer
+                writer.writelines(self._connection.pack_command(*words))
+                await writer.drain()
             except BROKEN as error:
                 self.break_off()
                 raise Disconnected(f"the connection is lost: {error}") from error
