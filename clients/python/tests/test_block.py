@@ -151,6 +151,22 @@ def test_a_grant_whose_reply_is_lost(server, proxy, locks, far):
         assert not server.held("a") and not server.held("b")
 
 
+def test_a_server_that_is_no_primary_any_more(server, locks):
+    hold = locks.lock("a", lease=60).acquire()
+    waits = locks.lock("a", lease=60, own_connection=True), locks.all_of("b", "a", lease=60)
+    calls = [in_thread(lock.acquire) for lock in waits]
+    until(lambda: server.waiters("a") == 2)
+    server.admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+    until(lambda: server.waiters("a") == 0)
+    server.admin.execute_command("REPLICAOF", "NO", "ONE")
+    until(lambda: server.waiters("a") == 2)
+    hold.release()
+    until(lambda: any(ended for _, ended in calls))
+    for thread, ended in sorted(calls, key=lambda call: not call[1]):
+        thread.join(10)
+        ended[0].release()
+
+
 def test_it_ends_when_there_is_no_server(server):
     locks = Locks(redis.Redis(port=server.port), patience=0.3)
     server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)

@@ -48,9 +48,9 @@ def test_a_lock_class_is_the_only_change(server):
 def test_a_client_of_ours_needs_no_lock_class(client):
     assert isinstance(client.lock("x"), compat.Lock)
     assert isinstance(client.lock("x", 10, 0.1, True, None, redis.lock.Lock), redis.lock.Lock)
-    lock = client.lock("x", 10, 0.2, False, 3, None, False, False)
+    lock = client.lock("x", 10, 0.2, False, 3, None, False)
     given = lock.timeout, lock.sleep, lock.blocking, lock.blocking_timeout, lock.thread_local, lock.raise_on_release_error
-    assert given == (10, 0.2, False, 3, False, False)
+    assert given == (10, 0.2, False, 3, False, True)
 
 
 def test_without_a_timeout_it_is_kept_and_ends_with_its_process(server):

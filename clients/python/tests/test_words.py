@@ -11,7 +11,7 @@ import redis
 import redis.asyncio
 from conftest import until
 
-from redis_lock_client import Cancellation, Cancelled, Locks, Lost, Misuse, Unavailable, aio, threads
+from redis_lock_client import Cancellation, Cancelled, Locks, Lost, Misuse, Unavailable, aio, errors, threads
 
 
 @pytest.fixture
@@ -19,6 +19,44 @@ def locks(server):
     locks = Locks(redis.Redis(port=server.port))
     yield locks
     locks.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("LOCK.RENEW a nobody", "Lost"),
+        ("LOCK.ACQUIRE a", "Misuse"),
+        ("LOCK.ACQUIRE text x", "Misuse"),
+        ("LOCK.ACQUIRE forbidden x", "Misuse"),
+        ("LOCK.ACQUIRE a y NOTIFY i ID 1", "Unavailable"),
+    ],
+)
+def test_what_the_server_says_is_one_of_the_kinds(server, command, kind):
+    admin = server.admin
+    admin.set("text", "x")
+    admin.config_set("lock.max-notify", 1)
+    admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    admin.execute_command("ACL", "SETUSER", "app", "on", "nopass", "+@all", "~a", "~text", "&*")
+    client = redis.Redis(port=server.port, username="app", password="x", single_connection_client=True)
+    client.execute_command("LOCK.ACQUIRE", "a", "z", "NOTIFY", "i", "ID", "2")
+    with pytest.raises(redis.ResponseError) as caught:
+        client.execute_command(*command.split())
+    ours = errors.of(caught.value)
+    assert type(ours).__name__ == kind and str(ours).split(" ")[0].isupper()
+    client.close()
+
+
+def test_the_kinds_that_a_test_server_does_not_show():
+    def kind(text):
+        return type(errors.of(redis.ResponseError(text))).__name__
+
+    assert kind("DEADLOCK a waits for b") == "Deadlock"
+    assert kind("UNBLOCKED client unblocked via CLIENT UNBLOCK") == "Unavailable"
+    assert kind("UNBLOCKED force unblock from blocking operation, instance state changed") == "Disconnected"
+    assert kind("QUARANTINE for 5 ms") == kind("NOREPLICAS 0 of 1") == kind("MISCONF errors writing") == "Unavailable"
+    assert type(errors.of(redis.exceptions.OutOfMemoryError("command not allowed"))).__name__ == "Unavailable"
+    assert type(errors.of(redis.exceptions.ReadOnlyError("a replica"))).__name__ == "Disconnected"
+    assert str(errors.of(redis.exceptions.NoPermissionError("no"))) == "NOPERM no"
 
 
 def in_thread(call):
@@ -144,6 +182,31 @@ def test_a_close_ends_the_waits_of_all_threads(server):
     with pytest.raises(Unavailable):
         locks.lock("a").acquire()
     locks.close()
+
+
+def test_calls_that_meet_the_close_end(server):
+    for number in range(30):
+        locks = Locks(redis.Redis(port=server.port))
+        stop = threading.Event()
+
+        def work(locks=locks, stop=stop):
+            while not stop.is_set():
+                try:
+                    locks.lock("a").acquire().release()
+                except Lost:
+                    pass
+                except Unavailable:
+                    return
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(number / 1000)
+        locks.close()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        until(lambda: not server.held("a"))
 
 
 def test_a_session_that_is_forgotten_ends(server):

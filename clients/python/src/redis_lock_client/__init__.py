@@ -43,7 +43,8 @@ __all__ = [
 T = TypeVar("T")
 
 # What of a connection's settings asyncio has, too. Retries are this package's own affair.
-SETTINGS = ("host", "port", "path", "db", "username", "password", "credential_provider", "protocol", "socket_connect_timeout")
+SETTINGS = {"host", "port", "path", "db", "username", "password", "credential_provider", "socket_connect_timeout"}
+SETTINGS |= {"client_name", "decode_responses", "encoding", "encoding_errors"}
 
 
 class Cancellation:
@@ -91,7 +92,9 @@ class Locks:
         settings = pool.connection_kwargs
         self._settings = {name: settings[name] for name in settings if name in SETTINGS or name.startswith("ssl_")}
         self._kind, self._patience, self._listener = kinds[pool.connection_class], patience, listener
-        self._guard = threading.Lock()
+        # Nothing begins after the end: a call that did would never return.
+        self._guard = threading.RLock()
+        self._closed = False
         _all.add(self)
         self._start()
 
@@ -106,16 +109,12 @@ class Locks:
         weakref.finalize(self, _end, loop, self.asynchronous, self._process, self._patience).atexit = False
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self._process != os.getpid():
-            with self._guard:
-                if self._process != os.getpid():
-                    self._start()
-        coroutine = work()
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:
-            coroutine.close()
-            raise Unavailable("closed") from None
+        with self._guard:
+            if self._closed:
+                raise Unavailable("closed")
+            if self._process != os.getpid():
+                self._start()
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
         except BaseException:
@@ -134,9 +133,11 @@ class Locks:
     def close(self) -> None:
         """Ends all waits, what is held with `keep`, and the thread."""
         with self._guard:
-            _end(self._loop, self.asynchronous, self._process, self._patience)
-            if self._process == os.getpid() and threading.current_thread() is not self._thread:
-                self._thread.join()
+            if not self._closed:
+                self._closed = True
+                _end(self._loop, self.asynchronous, self._process, self._patience)
+        if self._process == os.getpid() and threading.current_thread() is not self._thread:
+            self._thread.join()
 
 
 # A lock that is taken in the moment of a fork would never be free in the child.
@@ -145,7 +146,7 @@ _all: "weakref.WeakSet[Locks]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for locks in list(_all):
-        locks._guard = threading.Lock()
+        locks._guard = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -93,7 +93,12 @@ class Link:
 
     async def start(self) -> None:
         # A new task of redis-py would read with this time-out, and a message may be long in coming.
-        await self._connection.connect()
+        try:
+            await self._connection.connect()
+        except BaseException:
+            # Half a connection is none.
+            self._abort()
+            raise
         self._connection.socket_timeout = None
         socket = self._connection._writer.get_extra_info("socket")
         self.descriptor = socket.fileno() if socket is not None else None
@@ -110,9 +115,11 @@ class Link:
                 raise Disconnected("the connection is lost")
             self._replies.append(reply)
             try:
-                # Shielded: half a command would be the end of all calls.
-                packed = self._connection.pack_command(*words)
-                await asyncio.shield(self._connection.send_packed_command(packed, check_health=False))
+                # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody
+                # would know of it. What is written is written as a whole, whoever is cancelled.
+                writer = self._connection._writer
+                writer.writelines(self._connection.pack_command(*words))
+                await writer.drain()
             except BROKEN as error:
                 self.break_off()
                 raise Disconnected(f"the connection is lost: {error}") from error
@@ -153,10 +160,13 @@ class Link:
             if not reply.done():
                 reply.set_exception(Disconnected("the connection is lost"))
                 reply.exception()  # Nobody may be left to look at it.
+        self._abort()
+        self._on_end()
+
+    def _abort(self) -> None:
         writer, self._connection._writer = self._connection._writer, None
         if writer is not None:
             writer.transport.abort()
-        self._on_end()
 
     async def close(self) -> None:
         self.break_off()

@@ -338,8 +338,10 @@ class Redis(redis.Redis):
         raise_on_release_error: bool = True,
     ) -> Any:
         """As redis-py's."""
-        kind = Lock if lock_class is None else lock_class
-        return kind(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error)
+        kind: Any = Lock if lock_class is None else lock_class
+        # Older ones do not know it.
+        more: Any = {} if raise_on_release_error else {"raise_on_release_error": False}
+        return super().lock(name, timeout, sleep, blocking, blocking_timeout, kind, thread_local, **more)
 
     def close(self) -> None:
         """Ends the session of its locks, too, if the pool is its own."""
@@ -372,8 +374,10 @@ class AsyncRedis(redis.asyncio.Redis):
         raise_on_release_error: bool = True,
     ) -> Any:
         """As redis-py's."""
-        kind = AsyncLock if lock_class is None else lock_class
-        return kind(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error)
+        kind: Any = AsyncLock if lock_class is None else lock_class
+        # Older ones do not know it.
+        more: Any = {} if raise_on_release_error else {"raise_on_release_error": False}
+        return super().lock(name, timeout, sleep, blocking, blocking_timeout, kind, thread_local, **more)
 
     async def aclose(self, close_connection_pool: Optional[bool] = None) -> None:
         """Ends the session of its locks, too, if the pool is its own."""

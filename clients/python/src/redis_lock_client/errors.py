@@ -62,7 +62,7 @@ def of(error: ResponseError) -> LockError:
         known = (code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if kind is type(error))
         prefix = next(known, "ERR")
         text = f"{prefix} {text}"
-    if prefix in ("READONLY", "MASTERDOWN"):
+    if prefix in ("READONLY", "MASTERDOWN") or (prefix == "UNBLOCKED" and "instance state changed" in text):
         return Disconnected(text)
     if prefix in ("ERR", "WRONGTYPE", "NOPERM"):
         return (Unavailable if "too many" in text else Misuse)(text)
