@@ -111,10 +111,14 @@ func (h *Hold) Release(ctx context.Context) error {
 	ctx, cancel := h.under(ctx)
 	defer cancel()
 	err := h.locks.session.insist(ctx, lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
-	if err == nil {
-		h.finish(released, nil)
+	if err != nil {
+		return h.heed(err)
 	}
-	return h.heed(err)
+	h.finish(released, nil)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// Not nil if the lease ran out meanwhile.
+	return h.loss
 }
 
 // under is a context that a loss ends, too.
@@ -149,12 +153,13 @@ func (h *Hold) finish(end state, loss error) {
 	s.mu.Lock()
 	delete(s.holds, h)
 	s.mu.Unlock()
+	h.cancel(loss)
 	name := "released"
 	if end == lost {
 		name = "lost"
+		// Whoever hears of it finds the cause.
 		close(h.lost)
 	}
-	h.cancel(loss)
 	h.locks.tell(h.how.label, "held", name, h.since)
 }
 
@@ -175,6 +180,7 @@ func (h *Hold) renewal(lease time.Duration) []any {
 	return append([]any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease)}, h.how.bound(time.Since(h.since))...)
 }
 
+// renew sets the lease anew, as it was if none is given.
 func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	select {
 	case h.renewing <- struct{}{}:
@@ -185,9 +191,11 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	sent := time.Now()
 	h.mu.Lock()
 	state, loss := h.state, h.loss
-	if end := sent.Add(lease); state == held && end.Before(h.until) {
+	if lease == 0 {
+		lease = h.lease
+	} else if end := sent.Add(lease); state == held && end.Before(h.until) {
 		// The server may set a shorter lease, and the answer get lost.
-		h.until = end
+		h.lease, h.until = lease, end
 	}
 	h.mu.Unlock()
 	switch state {
@@ -223,17 +231,15 @@ func (h *Hold) watch() {
 	s := h.locks.session
 	for failed := false; ; {
 		until, lease, keeps := h.plan()
-		planned := until
-		if keeps {
-			pause := lease / 3
-			if failed {
-				pause = min(pause, tryAgain)
-			}
-			if soon := time.Now().Add(pause); soon.Before(planned) {
-				planned = soon
-			}
+		pause := time.Until(until)
+		switch {
+		case keeps && failed:
+			pause = min(pause, lease/3, tryAgain)
+		case keeps:
+			// At once, if it is late already.
+			pause = min(pause-lease/3, lease/3)
 		}
-		timer := time.NewTimer(time.Until(planned))
+		timer := time.NewTimer(pause)
 		replan := false
 		select {
 		case <-timer.C:
@@ -250,7 +256,7 @@ func (h *Hold) watch() {
 		}
 		until, lease, keeps = h.plan()
 		over := !time.Now().Before(until)
-		if over && (!keeps || !planned.Before(until)) {
+		if over && (!keeps || failed) {
 			h.runOut()
 			return
 		}
@@ -264,10 +270,15 @@ func (h *Hold) watch() {
 			deadline = time.Now().Add(lease / 3)
 		}
 		ctx, cancel := context.WithDeadline(s.closing, deadline)
-		err := h.heed(h.renew(ctx, lease))
+		err := h.heed(h.renew(ctx, 0))
 		cancel()
 		failed = err != nil
-		if failed && !time.Now().Before(deadline) && s.closing.Err() == nil {
+		switch late := time.Since(deadline); {
+		case !failed || late < 0:
+		case !over && late > lease/4:
+			// It slept while it asked.
+			failed = false
+		default:
 			h.runOut()
 			return
 		}
