@@ -317,6 +317,16 @@ func TestTheReplyOfAReleaseIsLost(t *testing.T) {
 	if err := hold.Release(background); err != nil || !s.free("a") {
 		t.Fatal(err)
 	}
+	// Or left alone: a deferred release whose context has ended gives it back all the same.
+	hold = must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	if err := hold.Release(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	until(t, "it is free", func() bool { return s.free("a") })
+	<-hold.Context().Done()
+	if lost(hold) || hold.Release(background) != nil {
+		t.Fatal("lost")
+	}
 }
 
 func TestARestartedServerHasLostIt(t *testing.T) {

@@ -30,6 +30,8 @@ type Hold struct {
 	mu    sync.Mutex
 	state state
 	loss  error
+	// left: the caller of Release has gone, and the watch is to go on with it.
+	left  bool
 	lease time.Duration
 	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
 	until time.Time
@@ -93,8 +95,8 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	}
 }
 
-// Release gives the lock back. If that fails, or ctx ends, it may be called again, and counts once; meanwhile the hold is not
-// renewed any more. It is tried for as long as the lease. ErrLost, if the hold ended before.
+// Release gives the lock back. It is tried for as long as the lease. If ctx ends before, or has ended, it goes on without the
+// caller. It may be called again, and counts once. The hold is not renewed any more. ErrLost, if the hold ended before.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	state, loss, lease := h.state, h.loss, h.lease
@@ -108,9 +110,20 @@ func (h *Hold) Release(ctx context.Context) error {
 	case lost:
 		return loss
 	}
-	ctx, cancel := h.under(ctx)
+	inner, cancel := h.under(ctx)
 	defer cancel()
-	err := h.locks.session.insist(ctx, lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	err := h.giveBack(inner, lease)
+	if err != nil && ctx.Err() != nil {
+		h.mu.Lock()
+		h.left = true
+		h.mu.Unlock()
+		poke(h.changed)
+	}
+	return err
+}
+
+func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
+	err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
 	if err != nil {
 		return h.heed(err)
 	}
@@ -119,6 +132,15 @@ func (h *Hold) Release(ctx context.Context) error {
 	defer h.mu.Unlock()
 	// Not nil if the lease ran out meanwhile.
 	return h.loss
+}
+
+// isLeft says, once, that the caller of Release has gone.
+func (h *Hold) isLeft() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left := h.left
+	h.left = false
+	return left
 }
 
 // under is a context that a loss ends, too.
@@ -260,6 +282,11 @@ func (h *Hold) watch() {
 			h.runOut()
 			return
 		}
+		if h.isLeft() {
+			ctx, cancel := context.WithDeadline(s.closing, until)
+			_ = h.giveBack(ctx, lease)
+			cancel()
+		}
 		if !keeps || replan {
 			continue
 		}
@@ -289,6 +316,6 @@ func (h *Hold) watch() {
 func (h *Hold) runOut() {
 	h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"})
 	if h.how.watchdog {
-		_ = h.locks.session.insist(h.locks.session.closing, h.how.lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+		_ = h.giveBack(h.locks.session.closing, h.how.lease)
 	}
 }

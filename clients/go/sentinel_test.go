@@ -57,7 +57,8 @@ func TestItFollowsThePrimary(t *testing.T) {
 	until(t, "a waiter", func() bool { return primary.waiters("a") == 1 })
 	primary.end()
 	until(t, "the replica is the primary", func() bool {
-		return strings.Contains(replica.ask("INFO", "replication").(string), "role:master")
+		// It drops its connections on the way.
+		return strings.Contains(replica.admin.Info(background, "replication").Val(), "role:master")
 	})
 	until(t, "it waits there", func() bool {
 		select {
@@ -65,7 +66,8 @@ func TestItFollowsThePrimary(t *testing.T) {
 			t.Fatal(err)
 		default:
 		}
-		return replica.waiters("a") == 1
+		waiters, err := replica.admin.Do(background, "LOCK.WAITERS", "a").Slice()
+		return err == nil && len(waiters) == 1
 	})
 	if err := hold.Release(background); err != nil {
 		t.Fatal(err)
