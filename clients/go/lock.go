@@ -118,7 +118,7 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		ctx, stop = context.WithTimeoutCause(ctx, h.wait, verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
 		defer stop()
 	}
-	for {
+	for ctx.Err() == nil {
 		owner, request := h.owner, random()
 		if owner == "" {
 			owner = newOwner()
@@ -130,10 +130,11 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		// Whatever has become of the call: nothing waits, and nothing is held.
 		l.undo(key, owner, request, min(h.lease, remembered))
 		// What was granted by a call whose reply was lost has ended since.
-		if !errors.Is(err, ErrLost) || ctx.Err() != nil {
+		if !errors.Is(err, ErrLost) {
 			return nil, err
 		}
 	}
+	return nil, ended(ctx)
 }
 
 // ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds.
