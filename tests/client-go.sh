@@ -29,7 +29,7 @@ if ! [ -x "$GOBIN/staticcheck" ] && ! GOBIN="$GOBIN" GOFLAGS=-mod=mod go install
     missing "staticcheck $version cannot be had"
 fi
 # A test that hangs must not keep the others waiting for ever.
-for module in . gocron; do
+for module in . gocron bench; do
     cd "$module"
     if go mod download 2>"$out/why"; then
         go vet ./...

@@ -185,6 +185,52 @@ func TestAFrozenServerIsALossByTheOwnClock(t *testing.T) {
 	}
 }
 
+// The server is well, and would go on to keep it for a holder who has given up.
+func TestAFrozenNetworkIsALossByTheOwnClock(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(300*time.Millisecond), lock.WithKeep(true)))
+	p.frozen.Store(true)
+	<-hold.Lost()
+	if s.free("a") {
+		t.Fatal("the server does not keep it")
+	}
+	p.frozen.Store(false)
+	until(t, "it is free", func() bool { return s.free("a") })
+}
+
+func TestAReleaseThatWasCancelledHasCounted(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Second), lock.WithKeep(true)))
+	p.frozen.Store(true)
+	ctx, cancel := context.WithTimeout(background, 50*time.Millisecond)
+	defer cancel()
+	if err := hold.Release(ctx); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	until(t, "it is free", func() bool { return s.free("a") })
+	// No renewal takes that for a loss.
+	time.Sleep(400 * time.Millisecond)
+	if err := hold.Release(background); err != nil || lost(hold) {
+		t.Fatal(err)
+	}
+}
+
+func TestAConnectionThatSaysNothingIsGivenUp(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(200*time.Millisecond))
+	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	p.vanish(true)
+	if err := hold.Release(background); err != nil || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
 func TestAServerThatSaysNothingIsUnavailable(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
@@ -212,7 +258,7 @@ func TestTheReplyOfAnAcquireIsLost(t *testing.T) {
 	p := through(t, s.address())
 	locks := locksAt(t, p.address())
 	for _, keep := range []bool{true, false} {
-		p.loseReplyOf("LOCK.ACQUIRE")
+		p.loseReplyOf("LOCK.ACQUIRE", nil)
 		hold := must(locks.Acquire(background, "a", lock.WithKeep(keep)))
 		if fields := must(s.admin.HGetAll(background, "a").Result()); len(fields) != 1 || fields[hold.Owner()] != "1" || !p.isDone() {
 			t.Fatal(fields)
@@ -223,14 +269,25 @@ func TestTheReplyOfAnAcquireIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.loseReplyOf("LOCK.ACQUIRE")
+	// It ends before the call is sent again, which gets the first one's reply.
+	for _, keep := range []bool{true, false} {
+		p.loseReplyOf("LOCK.ACQUIRE", func() { s.ask("LOCK.BREAK", "a") })
+		hold := must(locks.Acquire(background, "a", lock.WithKeep(keep)))
+		if fields := must(s.admin.HGetAll(background, "a").Result()); len(fields) != 1 || fields[hold.Owner()] != "1" || !p.isDone() {
+			t.Fatal(keep, fields)
+		}
+		if err := hold.Release(background); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.loseReplyOf("LOCK.ACQUIRE", nil)
 	hold, ok, err := locks.Try(background, "a", lock.WithLease(10*time.Second))
 	if !ok || err != nil || hold.Release(background) != nil || !s.free("a") {
 		t.Fatal(ok, err)
 	}
 	// A wait that is given up meanwhile.
 	first := must(locks.Acquire(background, "a", lock.WithLease(10*time.Second)))
-	p.loseReplyOf("LOCK.CANCEL")
+	p.loseReplyOf("LOCK.CANCEL", nil)
 	if _, err := locks.Acquire(background, "a", lock.WithWait(50*time.Millisecond)); !errors.Is(err, lock.ErrTimeout) || !p.isDone() {
 		t.Fatal(err)
 	}
@@ -244,7 +301,7 @@ func TestTheReplyOfAReleaseIsLost(t *testing.T) {
 	p := through(t, s.address())
 	locks := locksAt(t, p.address())
 	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
-	p.loseReplyOf("LOCK.RELEASE")
+	p.loseReplyOf("LOCK.RELEASE", nil)
 	for range [2]int{} {
 		if err := hold.Release(background); err != nil || lost(hold) || !p.isDone() || !s.free("a") {
 			t.Fatal(err)
@@ -259,6 +316,16 @@ func TestTheReplyOfAReleaseIsLost(t *testing.T) {
 	}
 	if err := hold.Release(background); err != nil || !s.free("a") {
 		t.Fatal(err)
+	}
+	// Or left alone: a deferred release whose context has ended gives it back all the same.
+	hold = must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	if err := hold.Release(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	until(t, "it is free", func() bool { return s.free("a") })
+	<-hold.Context().Done()
+	if lost(hold) || hold.Release(background) != nil {
+		t.Fatal("lost")
 	}
 }
 

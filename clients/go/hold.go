@@ -30,6 +30,8 @@ type Hold struct {
 	mu    sync.Mutex
 	state state
 	loss  error
+	// left: the caller of Release has gone, and the watch is to go on with it.
+	left  bool
 	lease time.Duration
 	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
 	until time.Time
@@ -93,8 +95,8 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	}
 }
 
-// Release gives the lock back. If that fails, or ctx ends, it may be called again, and counts once; meanwhile the hold is not
-// renewed any more. It is tried for as long as the lease. ErrLost, if the hold ended before.
+// Release gives the lock back. It is tried for as long as the lease. If ctx ends before, or has ended, it goes on without the
+// caller. It may be called again, and counts once. The hold is not renewed any more. ErrLost, if the hold ended before.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	state, loss, lease := h.state, h.loss, h.lease
@@ -108,13 +110,37 @@ func (h *Hold) Release(ctx context.Context) error {
 	case lost:
 		return loss
 	}
-	ctx, cancel := h.under(ctx)
+	inner, cancel := h.under(ctx)
 	defer cancel()
-	err := h.locks.session.insist(ctx, lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
-	if err == nil {
-		h.finish(released, nil)
+	err := h.giveBack(inner, lease)
+	if err != nil && ctx.Err() != nil {
+		h.mu.Lock()
+		h.left = true
+		h.mu.Unlock()
+		poke(h.changed)
 	}
-	return h.heed(err)
+	return err
+}
+
+func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
+	err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	if err != nil {
+		return h.heed(err)
+	}
+	h.finish(released, nil)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// Not nil if the lease ran out meanwhile.
+	return h.loss
+}
+
+// isLeft says, once, that the caller of Release has gone.
+func (h *Hold) isLeft() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left := h.left
+	h.left = false
+	return left
 }
 
 // under is a context that a loss ends, too.
@@ -149,12 +175,13 @@ func (h *Hold) finish(end state, loss error) {
 	s.mu.Lock()
 	delete(s.holds, h)
 	s.mu.Unlock()
+	h.cancel(loss)
 	name := "released"
 	if end == lost {
 		name = "lost"
+		// Whoever hears of it finds the cause.
 		close(h.lost)
 	}
-	h.cancel(loss)
 	h.locks.tell(h.how.label, "held", name, h.since)
 }
 
@@ -175,6 +202,7 @@ func (h *Hold) renewal(lease time.Duration) []any {
 	return append([]any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease)}, h.how.bound(time.Since(h.since))...)
 }
 
+// renew sets the lease anew, as it was if none is given.
 func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	select {
 	case h.renewing <- struct{}{}:
@@ -185,9 +213,11 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	sent := time.Now()
 	h.mu.Lock()
 	state, loss := h.state, h.loss
-	if end := sent.Add(lease); state == held && end.Before(h.until) {
+	if lease == 0 {
+		lease = h.lease
+	} else if end := sent.Add(lease); state == held && end.Before(h.until) {
 		// The server may set a shorter lease, and the answer get lost.
-		h.until = end
+		h.lease, h.until = lease, end
 	}
 	h.mu.Unlock()
 	switch state {
@@ -223,17 +253,15 @@ func (h *Hold) watch() {
 	s := h.locks.session
 	for failed := false; ; {
 		until, lease, keeps := h.plan()
-		planned := until
-		if keeps {
-			pause := lease / 3
-			if failed {
-				pause = min(pause, tryAgain)
-			}
-			if soon := time.Now().Add(pause); soon.Before(planned) {
-				planned = soon
-			}
+		pause := time.Until(until)
+		switch {
+		case keeps && failed:
+			pause = min(pause, lease/3, tryAgain)
+		case keeps:
+			// At once, if it is late already.
+			pause = min(pause-lease/3, lease/3)
 		}
-		timer := time.NewTimer(time.Until(planned))
+		timer := time.NewTimer(pause)
 		replan := false
 		select {
 		case <-timer.C:
@@ -250,9 +278,14 @@ func (h *Hold) watch() {
 		}
 		until, lease, keeps = h.plan()
 		over := !time.Now().Before(until)
-		if over && (!keeps || !planned.Before(until)) {
+		if over && (!keeps || failed) {
 			h.runOut()
 			return
+		}
+		if h.isLeft() {
+			ctx, cancel := context.WithDeadline(s.closing, until)
+			_ = h.giveBack(ctx, lease)
+			cancel()
 		}
 		if !keeps || replan {
 			continue
@@ -264,10 +297,15 @@ func (h *Hold) watch() {
 			deadline = time.Now().Add(lease / 3)
 		}
 		ctx, cancel := context.WithDeadline(s.closing, deadline)
-		err := h.heed(h.renew(ctx, lease))
+		err := h.heed(h.renew(ctx, 0))
 		cancel()
 		failed = err != nil
-		if failed && !time.Now().Before(deadline) && s.closing.Err() == nil {
+		switch late := time.Since(deadline); {
+		case !failed || late < 0:
+		case !over && late > lease/4:
+			// It slept while it asked.
+			failed = false
+		default:
 			h.runOut()
 			return
 		}
@@ -278,6 +316,6 @@ func (h *Hold) watch() {
 func (h *Hold) runOut() {
 	h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"})
 	if h.how.watchdog {
-		_ = h.locks.session.insist(h.locks.session.closing, h.how.lease, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+		_ = h.giveBack(h.locks.session.closing, h.how.lease)
 	}
 }

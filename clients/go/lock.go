@@ -118,7 +118,7 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		ctx, stop = context.WithTimeoutCause(ctx, h.wait, verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
 		defer stop()
 	}
-	for {
+	for ctx.Err() == nil {
 		owner, request := h.owner, random()
 		if owner == "" {
 			owner = newOwner()
@@ -129,11 +129,12 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		}
 		// Whatever has become of the call: nothing waits, and nothing is held.
 		l.undo(key, owner, request, min(h.lease, remembered))
-		// What was granted to a connection that broke has ended with it.
-		if !errors.Is(err, ErrLost) || ctx.Err() != nil {
+		// What was granted by a call whose reply was lost has ended since.
+		if !errors.Is(err, ErrLost) {
 			return nil, err
 		}
 	}
+	return nil, ended(ctx)
 }
 
 // ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds.
@@ -169,8 +170,8 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 		}
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: sent}
-		if granted && resent && h.watchdog {
-			// The reply may be that of an earlier call, whose hold ended with its connection.
+		if granted && resent {
+			// The reply may be that of an earlier call, whose hold has ended since, or whose lease runs already.
 			sent = time.Now()
 			_, err = s.call(ctx, hold.renewal(h.lease)...)
 		}

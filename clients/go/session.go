@@ -282,24 +282,29 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 	answer := l.send(words)
 	timer := time.NewTimer(s.patience)
 	defer timer.Stop()
+	var got reply
 	select {
-	case reply := <-answer:
-		if reply.err == nil {
-			return reply.value, nil
-		}
-		if strings.HasPrefix(reply.err.Text, "READONLY") {
-			// After a failover the next connection leads to the new primary.
-			l.breakOff(reply.err)
-		}
-		return nil, reply.err
+	case got = <-answer:
 	case <-ctx.Done():
-		return nil, ended(ctx)
+		select {
+		case got = <-answer:
+		default:
+			return nil, ended(ctx)
+		}
 	case <-timer.C:
 		// A server that has vanished: the next call tries a new connection.
 		err := errors.New("the server does not answer")
 		l.breakOff(err)
 		return nil, broken(err)
 	}
+	if got.err == nil {
+		return got.value, nil
+	}
+	if strings.HasPrefix(got.err.Text, "READONLY") {
+		// After a failover the next connection leads to the new primary.
+		l.breakOff(got.err)
+	}
+	return nil, got.err
 }
 
 // insist calls until there is an answer, for that long at most.

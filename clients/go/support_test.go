@@ -150,7 +150,10 @@ type proxy struct {
 	frozen   atomic.Bool
 	mu       sync.Mutex
 	cutReply string
-	pairs    [][2]net.Conn
+	// meanwhile is done when a reply is there that is to be lost.
+	meanwhile func()
+	pairs     [][2]net.Conn
+	dead      []*atomic.Bool
 }
 
 func through(t *testing.T, target string) *proxy {
@@ -167,16 +170,18 @@ func through(t *testing.T, target string) *proxy {
 				continue
 			}
 			p.mu.Lock()
+			var cut, dead atomic.Bool
 			p.pairs = append(p.pairs, [2]net.Conn{near, far})
+			p.dead = append(p.dead, &dead)
 			p.mu.Unlock()
-			var cut atomic.Bool
-			go p.pump(near, far, &cut, true)
-			go p.pump(far, near, &cut, false)
+			go p.pump(near, far, &cut, &dead, true)
+			go p.pump(far, near, &cut, &dead, false)
 		}
 	}()
 	t.Cleanup(func() {
 		_ = p.listener.Close()
 		p.frozen.Store(false)
+		p.vanish(false)
 		p.cut()
 	})
 	return p
@@ -184,7 +189,7 @@ func through(t *testing.T, target string) *proxy {
 
 func (p *proxy) address() string { return p.listener.Addr().String() }
 
-func (p *proxy) pump(from, to net.Conn, cut *atomic.Bool, calls bool) {
+func (p *proxy) pump(from, to net.Conn, cut, dead *atomic.Bool, calls bool) {
 	defer from.Close()
 	buffer := make([]byte, 65536)
 	for {
@@ -195,7 +200,7 @@ func (p *proxy) pump(from, to net.Conn, cut *atomic.Bool, calls bool) {
 			}
 			return
 		}
-		for p.frozen.Load() {
+		for p.frozen.Load() || dead.Load() {
 			time.Sleep(time.Millisecond)
 		}
 		p.mu.Lock()
@@ -205,6 +210,12 @@ func (p *proxy) pump(from, to net.Conn, cut *atomic.Bool, calls bool) {
 		}
 		p.mu.Unlock()
 		if !calls && cut.Load() {
+			p.mu.Lock()
+			meanwhile := p.meanwhile
+			p.mu.Unlock()
+			if meanwhile != nil {
+				meanwhile()
+			}
 			_ = to.Close()
 			return
 		}
@@ -215,16 +226,25 @@ func (p *proxy) pump(from, to net.Conn, cut *atomic.Bool, calls bool) {
 }
 
 // loseReplyOf breaks the next connection on which that is said, after the server has done it.
-func (p *proxy) loseReplyOf(command string) {
+func (p *proxy) loseReplyOf(command string, meanwhile func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cutReply = command
+	p.cutReply, p.meanwhile = command, meanwhile
 }
 
 func (p *proxy) isDone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cutReply == ""
+}
+
+// vanish makes the connections of now say nothing any more. New ones work.
+func (p *proxy) vanish(dead bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pair := range p.dead {
+		pair.Store(dead)
+	}
 }
 
 func (p *proxy) cut() {
