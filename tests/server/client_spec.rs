@@ -100,7 +100,8 @@ fn scenarios() -> &'static BTreeMap<String, Value> {
 }
 
 /// All that a user needs who takes locks, and what client libraries say when they connect.
-const APP: &str = "ACL SETUSER app on >secret resetkeys ~k resetchannels &lock:inbox:* -@all +lock.acquire +lock.release \
+const APP: &str =
+    "ACL SETUSER app on >secret resetkeys ~k resetchannels &lock:inbox:* -@all +lock.acquire +lock.release \
                    +lock.renew +lock.cancel +lock.info +subscribe +unsubscribe +ping +select +client|setname";
 
 fn play(name: &str, package: Package) {
