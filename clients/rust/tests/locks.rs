@@ -228,6 +228,10 @@ fn a_write_is_guarded() {
     let _: i64 = server.call("RPUSH l message b c");
     assert!(matches!(hold.guard(&["LRANGE", "l", "0", "-1"]), Ok(Value::Array(words)) if words.len() == 3));
     assert!(matches!(hold.guard(&["INCR", "l"]), Err(Error::Misuse(text)) if text.starts_with("WRONGTYPE")));
+    // More than a socket takes at once.
+    let long = "x".repeat(30_000_000);
+    assert_eq!(hold.guard(&["SET", "long", &long]), Ok(Value::Okay));
+    assert_eq!(server.call::<usize>("STRLEN long"), long.len());
     assert!(!hold.is_lost());
     let _: i64 = server.call("LOCK.BREAK a");
     assert!(matches!(hold.guard(&["SET", "x", "2"]), Err(Error::Lost(_))));
