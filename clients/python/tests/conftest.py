@@ -35,18 +35,21 @@ def free_port():
 
 class Server:
     def __init__(self, folder):
-        self.port, self._folder = free_port(), folder
-        self.start()
+        self._folder, self.port = folder, 0
+        while self.port == 0 or self.process.poll() is not None:
+            # Somebody else may have taken the port meanwhile.
+            self.port = free_port()
+            self.start()
 
     def start(self):
         words = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self._folder), "--loadmodule", MODULE]
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         self.admin = redis.Redis(port=self.port, decode_responses=True)
-        until(self._answers)
+        until(lambda: self._answers() or self.process.poll() is not None)
 
     def _answers(self):
         try:
-            return self.admin.ping()
+            return self.admin.info("server")["process_id"] == self.process.pid
         except redis.ConnectionError:
             return False
 
