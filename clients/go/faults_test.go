@@ -191,8 +191,13 @@ func TestAFrozenNetworkIsALossByTheOwnClock(t *testing.T) {
 	p := through(t, s.address())
 	locks := locksAt(t, p.address())
 	hold := must(locks.Acquire(background, "a", lock.WithLease(300*time.Millisecond), lock.WithKeep(true)))
+	most := must(locks.Acquire(background, "b", lock.WithLease(200*time.Millisecond), lock.WithKeep(true),
+		lock.WithMaxHold(400*time.Millisecond)))
 	p.frozen.Store(true)
 	<-hold.Lost()
+	<-most.Lost()
+	// The server keeps what has no limit.
+	until(t, "the other one is over", func() bool { return s.free("b") })
 	if s.free("a") {
 		t.Fatal("the server does not keep it")
 	}

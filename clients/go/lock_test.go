@@ -176,6 +176,25 @@ func TestAThousandWaitsOnTwoConnections(t *testing.T) {
 	}
 }
 
+func TestManyBeginAtOnceWithTwoConnections(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	var all sync.WaitGroup
+	for number := 0; number < 200; number++ {
+		all.Add(1)
+		go func(key string) {
+			defer all.Done()
+			if _, err := locks.Acquire(background, key); err != nil {
+				t.Error(err)
+			}
+		}(fmt.Sprint("many", number))
+	}
+	all.Wait()
+	if s.sessions() != 2 {
+		t.Fatal(s.sessions(), "connections")
+	}
+}
+
 func TestKeptForManyLeasesAndNoLongerThanWasSaid(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())
