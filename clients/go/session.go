@@ -301,8 +301,14 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 		return got.value, nil
 	}
 	if strings.HasPrefix(got.err.Text, "READONLY") {
-		// After a failover the next connection leads to the new primary.
+		// After a failover the next connections lead to the new primary, which looks whether anybody hears its messages.
+		s.mu.Lock()
+		heard := s.links[messages]
+		s.mu.Unlock()
 		l.breakOff(got.err)
+		if heard != nil {
+			heard.breakOff(got.err)
+		}
 	}
 	return nil, got.err
 }
