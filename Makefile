@@ -21,11 +21,14 @@ DESTDIR :=
 at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
+# The packages in `clients/` with a script in `tests/`. That for Rust is a part of this workspace.
+CLIENTS := python go node
+
 # What is built already, as for the tests: the module, and the folder of lockrun and locktop.
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-matrix sanitize fuzz mutants porcupine soak evidence bench guard guard-record \
+.PHONY: help run setup clients test test-all test-clients test-matrix sanitize fuzz mutants porcupine soak evidence bench guard guard-record \
 	lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
@@ -64,14 +67,28 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 	done
 	sh tests/setup-redisson.sh
 	sh tests/setup-examples.sh
+	for client in $(CLIENTS); do
+		sh tests/client-$$client.sh build
+	done
 
 test: setup clients ## The tests on one Redis and one Valkey, with every client
 	@python3 tests/run.py short
-	sh tests/client-python.sh
 
 test-all: setup clients ## All tests, with a part of them on the newest servers; with REST=1 only what `make test` leaves out
-	@python3 tests/run.py $(if $(REST),long,all)
-	$(if $(REST),,sh tests/client-python.sh)
+	@failed=()
+	python3 tests/run.py $(if $(REST),long,all) || failed+=("the tests")
+	$(MAKE) test-clients || failed+=("the clients' own tests")
+	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
+
+test-clients: ## What the packages in `clients/` have of lints, types, tests, and tests that others wrote
+	@failed=()
+	cargo build --release
+	for client in $(CLIENTS); do
+		echo "== clients/$$client"
+		sh tests/client-$$client.sh || failed+=("$$client")
+	done
+	cargo test --doc --package redis-lock-client || failed+=(rust)
+	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
 test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)
@@ -133,9 +150,9 @@ guard-record: ## Takes what is counted now for what `make guard` compares with
 	cargo bench --bench guard -- --record
 
 lint: ## Format, clippy, documentation, the width of its lines, licenses, no circles among files; warnings are errors
-	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md docs/*/*.md || [ $$? = 1 ])
+	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md docs/*/*.md clients/*/*.md || [ $$? = 1 ])
 	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
-	unlicensed=$$(git ls-files -co --exclude-standard '*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.c' '*.lua' 2>/dev/null |
+	unlicensed=$$(git ls-files -co --exclude-standard '*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua' 2>/dev/null |
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
 	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
 	$(call install,rust cc libclang python)

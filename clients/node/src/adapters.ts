@@ -22,7 +22,8 @@ export interface IoredisLike {
   call(command: string, ...words: string[]): Promise<unknown>;
   subscribe(channel: string): Promise<unknown>;
   disconnect(reconnect?: boolean): void;
-  on(event: string, listener: (...what: never[]) => void): unknown;
+  // eslint-disable-next-line @typescript-eslint/no-explicit-any -- each library has types of its own for each event
+  on(event: string, listener: (...what: any[]) => void): unknown;
 }
 
 /** What is used of node-redis. */
@@ -34,7 +35,8 @@ export interface NodeRedisLike {
   sendCommand(words: readonly string[]): Promise<unknown>;
   subscribe(channel: string, listener: (message: string) => void): Promise<unknown>;
   destroy(): void;
-  on(event: string, listener: (...what: never[]) => void): unknown;
+  // eslint-disable-next-line @typescript-eslint/no-explicit-any -- each library has types of its own for each event
+  on(event: string, listener: (...what: any[]) => void): unknown;
 }
 
 export type Client = IoredisLike | NodeRedisLike;

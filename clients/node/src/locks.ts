@@ -138,6 +138,40 @@ export class Locks {
     return hold;
   }
 
+  /** A try for an owner that the caller names. False if somebody holds the lock, that owner or another. */
+  async tryAs(name: string, owner: string, lease = 30_000): Promise<boolean> {
+    const words = ['LOCK.ACQUIRE', name, owner, 'PX', String(Math.round(lease)), 'ONCE', 'ID', randomUUID()];
+    return (await this.#again(words)) !== null;
+  }
+
+  /** Gives back what an owner holds. Rejects with `LostError` if that is nothing. */
+  async releaseAs(name: string, owner: string): Promise<void> {
+    await this.#again(['LOCK.RELEASE', name, owner, 'ID', randomUUID()]);
+  }
+
+  /** Sets the lease of what an owner holds, in milliseconds. Rejects with `LostError` if that is nothing. */
+  async extendAs(name: string, owner: string, lease: number): Promise<void> {
+    await this.#again(['LOCK.RENEW', name, owner, 'PX', String(Math.round(lease))]);
+  }
+
+  /** Takes the lock from whoever holds it. */
+  async break(name: string): Promise<void> {
+    await this.#again(['LOCK.BREAK', name]);
+  }
+
+  /** A call that counts once, sent again if its connection breaks. */
+  async #again(words: readonly string[]): Promise<unknown> {
+    const deadline = now() + this.#session.patience;
+    for (;;) {
+      try {
+        return await this.#session.call(words);
+      } catch (error) {
+        if (!(error instanceof UnavailableError) || this.#session.closed || now() > deadline) throw error;
+        await sleep(TRY_AGAIN);
+      }
+    }
+  }
+
   /** Who holds the lock and who waits for it, now. */
   async query(name: string): Promise<Snapshot> {
     const [info, waiters] = await Promise.all([this.#ask('LOCK.INFO', name), this.#ask('LOCK.WAITERS', name)]);
