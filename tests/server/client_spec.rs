@@ -50,8 +50,6 @@ macro_rules! scenarios {
                 fn node_ioredis() { play(stringify!($name), Package::NodeIoredis) }
                 #[test]
                 fn node_redis() { play(stringify!($name), Package::NodeRedis) }
-                #[test]
-                fn java() { play(stringify!($name), Package::Java) }
             }
         )*
     };
@@ -289,7 +287,9 @@ impl Stage {
             "failover" => {
                 let replica = self.replica.take().unwrap();
                 let (mut theirs, port) = (replica.client(), replica.port);
-                until("the replica is online", || self.client.call("INFO replication").contains("state=online"));
+                until("the replica is online", || {
+                    self.client.call("INFO replication").contains("state=online")
+                });
                 let reply = self.client.call(&format!("FAILOVER TO 127.0.0.1 {port}"));
                 assert_eq!(reply, "OK");
                 until("the replica is the primary", || theirs.info("replication", "role") == "master");

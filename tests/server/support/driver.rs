@@ -24,18 +24,16 @@ pub enum Package {
     Go,
     NodeIoredis,
     NodeRedis,
-    Java,
 }
 
 impl Package {
-    pub const ALL: [Package; 7] = [
+    pub const ALL: [Package; 6] = [
         Package::Python,
         Package::PythonAsync,
         Package::Rust,
         Package::Go,
         Package::NodeIoredis,
         Package::NodeRedis,
-        Package::Java,
     ];
 
     /// The driver's program, without the server's URL; nothing if it is not built.
@@ -50,7 +48,6 @@ impl Package {
             Package::NodeIoredis | Package::NodeRedis => {
                 vec!["node".into(), at("target/client-node/driver.mjs")]
             }
-            Package::Java => vec![at("target/client-java/driver")],
         };
         program.iter().filter(|path| path.is_absolute()).all(|path| path.exists()).then_some(program)
     }
