@@ -15,8 +15,10 @@ use crate::server::{ask, info, Ctx};
 pub(super) fn start(ctx: Ctx<'_>) {
     let seconds = info::server_field(c"server", c"uptime_in_seconds");
     let seconds = seconds.and_then(|text| std::str::from_utf8(&text).ok()?.parse::<u64>().ok()).unwrap_or(0);
+    // It is one more than have gone by, almost, if a start falls on the end of a second: then locks would be granted too early.
+    let gone_by = seconds.saturating_sub(1).saturating_mul(1_000_000);
     let now: MonoUs = ctx.now().mono;
-    with(ctx, |driver| driver.memory_lost = Some(now.saturating_sub(seconds.saturating_mul(1_000_000))));
+    with(ctx, |driver| driver.memory_lost = Some(now.saturating_sub(gone_by)));
     note(ctx, |ms| {
         format!("the last locks of the server that ran before may be forgotten; none is granted in its first {ms} ms")
     });

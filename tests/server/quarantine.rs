@@ -2,7 +2,7 @@
 
 //! After a start or a promotion from which locks may be missing, nothing is granted that somebody may still hold (1).
 
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
@@ -11,6 +11,7 @@ use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
     a_start_without_data_grants_nothing_at_first,
+    a_start_at_the_end_of_a_second_is_as_long,
     who_waits_is_granted_it_in_order_when_it_is_over,
     holders_go_on,
     a_restart_after_a_kill,
@@ -77,6 +78,20 @@ fn a_start_without_data_grants_nothing_at_first(flavor: Flavor) {
     waiter.close();
     until("nobody waits", || a.info("lock", "lock_waiters") == "0");
     server.assert_healthy();
+}
+
+/// The server tells how long it runs in seconds, and one may begin while it starts: at a quarter of these starts, about.
+fn a_start_at_the_end_of_a_second_is_as_long(flavor: Flavor) {
+    for ahead in (8..56).step_by(6).map(Duration::from_millis) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let begin = Duration::from_secs(now.as_secs() + 2) - ahead;
+        std::thread::sleep(begin - now);
+        let before = Instant::now();
+        let server = fresh(flavor, LONG, &[]);
+        let left = left(&server.client().call("LOCK.ACQUIRE k a"));
+        let least = 1_000_000 - u64::try_from(before.elapsed().as_millis()).unwrap() - 1;
+        assert!(left >= least, "{left} ms are left of at least {least}, begun {ahead:?} before the second");
+    }
 }
 
 fn who_waits_is_granted_it_in_order_when_it_is_over(flavor: Flavor) {
