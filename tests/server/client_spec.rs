@@ -3,6 +3,8 @@
 //! What every package in `clients/` does: the scenarios of `clients/spec/scenarios.json`, each played against the driver of each
 //! package on a server of its own, with faults.
 //!
+//! `make test` plays them with one package for each of two languages, `make test-all` with all.
+//!
 //! A step is one of these:
 //! * `on`, `do` and what belongs to it: a request to the driver of that name, `a` or `b` of the package, or `other` of another.
 //!   `is` is its answer, or one of several; with `later` it goes on under that name, until `ends` waits for it;
@@ -41,15 +43,15 @@ macro_rules! scenarios {
                 #[test]
                 fn python() { play(stringify!($name), Package::Python) }
                 #[test]
-                fn python_async() { play(stringify!($name), Package::PythonAsync) }
+                fn long_python_async() { play(stringify!($name), Package::PythonAsync) }
                 #[test]
-                fn rust() { play(stringify!($name), Package::Rust) }
+                fn long_rust() { play(stringify!($name), Package::Rust) }
                 #[test]
-                fn go() { play(stringify!($name), Package::Go) }
+                fn long_go() { play(stringify!($name), Package::Go) }
                 #[test]
                 fn node_ioredis() { play(stringify!($name), Package::NodeIoredis) }
                 #[test]
-                fn node_redis() { play(stringify!($name), Package::NodeRedis) }
+                fn long_node_redis() { play(stringify!($name), Package::NodeRedis) }
             }
         )*
     };
