@@ -60,25 +60,25 @@ export class Hold {
     }
   }
 
-  /** Gives the lock back. If that fails, it may be called again, and counts once. */
+  /** Gives the lock back. If that fails, it may be called again, and counts once. Rejects with `LostError` if it was lost before. */
   async release(): Promise<void> {
-    if (this.#released) return;
     const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
     const deadline = now() + this.session.patience;
-    for (;;) {
+    while (!this.#released) {
       try {
         await this.session.call(words);
-        return this.#end('released');
+        this.#end('released');
       } catch (error) {
         if (error instanceof LostError) {
           this.lose(error);
           this.#end('lost');
-          throw error;
+          break;
         }
         if (!(error instanceof UnavailableError) || this.session.closed || now() > deadline) throw error;
         await sleep(TRY_AGAIN);
       }
     }
+    if (this.signal.aborted) throw this.signal.reason as LostError;
   }
 
   /** For `await using`: gives the lock back. A loss was told by the signal. */

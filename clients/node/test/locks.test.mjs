@@ -115,6 +115,10 @@ for (const library of ['ioredis', 'node-redis']) {
       await until('it is lost', () => hold.signal.aborted);
       server.process.kill('SIGCONT');
       assert.equal(hold.validFor, 0);
+      // Whatever the server says now.
+      await assert.rejects(hold.release(), LostError);
+      await assert.rejects(hold.release(), LostError);
+      assert.equal(await server.admin.exists('k'), 0);
     });
 
     test('a routine with a signal, as in node-redlock', async () => {
