@@ -152,6 +152,8 @@ pub(super) struct Lock<'a> {
     pub(super) guards: Vec<&'a Call>,
     /// `LOCK.CHECK … TOKEN`.
     pub(super) token_checks: Vec<&'a Call>,
+    /// Fenced acquires that were refused by what ended their wait: each may have been granted, with a token, and taken back.
+    pub(super) taken_back: Vec<&'a Call>,
     pub(super) logs: Vec<&'a Call>,
 }
 
@@ -261,6 +263,11 @@ impl<'a> History<'a> {
             match &call.command {
                 Command::Acquire(acquire) => {
                     acquire.keys.iter().for_each(|key| sort_in(key, &acquire.owner, 0, acquire.id.as_ref()));
+                    if acquire.fence
+                        && matches!(&call.outcome, Outcome::Error(error) if error.starts_with("UNBLOCKED"))
+                    {
+                        acquire.keys.iter().for_each(|key| self.lock(key).taken_back.push(call));
+                    }
                 }
                 Command::Release(release) => {
                     release.keys.iter().for_each(|key| sort_in(key, &release.owner, 1, release.id.as_ref()));

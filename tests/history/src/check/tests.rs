@@ -482,6 +482,14 @@ fn guarded_writes() {
     let two = "1 0..1 ACQUIRE k a FENCE PX 50 = 1/10\n2 60..61 ACQUIRE k b FENCE PX 50 = 1/11\n";
     refuses(Rule::Guard, &format!("{two}1 70..71 GUARD k TOKEN 10 w1 = 1"));
     refuses(Rule::Guard, &format!("{two}2 70..71 GUARD k TOKEN 11 w1 = !NOTOWNER"));
+    // A grant that was taken back, as its client had gone, has taken a token: but not one that was asked for later.
+    let gone = |from| {
+        let (cancel, until) = (from + 1, from + 3);
+        format!("3 {from}..{until} ACQUIRE k c FENCE ID x = !UNBLOCKED\n4 {cancel}..{until} CANCEL k c ID x = 1\n")
+    };
+    let refused = "2 70..71 GUARD k TOKEN 11 w1 = !NOTOWNER\n";
+    accepts(&format!("{two}{}{refused}", gone(62)));
+    refuses(Rule::Guard, &format!("{two}{refused}{}", gone(72)));
     refuses(
         Rule::Guard,
         "1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 GUARD k TOKEN 10 w1 = 1\n9 9..10 LOG k = none",

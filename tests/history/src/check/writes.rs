@@ -90,10 +90,12 @@ fn check_tokens(view: &View<'_>, report: &mut Report) {
         let may_be_newer = |one: &Operation<'_>| {
             one.sent < until && one.may_be_done() && one.token.is_none_or(|other| other > *token)
         };
+        let may_be_taken_back = |one: &&Call| one.sent < until;
         let granted =
             fenced().any(|one| one.token == Some(*token) && one.end.is_some_and(|end| end < call.sent));
         let refused = matches!(&call.outcome, Outcome::Error(error) if error.starts_with("NOTOWNER"));
-        if refused && granted && !may_be_lost(view) && !fenced().any(may_be_newer) {
+        let is_newest = !fenced().any(may_be_newer) && !view.lock.taken_back.iter().any(may_be_taken_back);
+        if refused && granted && !may_be_lost(view) && is_newest {
             report.add(Rule::Guard, key, format!("{token} is the newest, and was refused"), &[call]);
         }
     }
