@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Lints and tests clients/go with the module in target/release. What it needs comes from wherever this machine's go gets its
-# modules. With `build` as its argument it only builds the driver: target/client-go/driver.
+# modules. With `build` as its argument it only builds the driver and the example: target/client-go/driver, target/client-go/counter.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -18,9 +18,10 @@ export GOFLAGS="${GOFLAGS:-} -mod=readonly -buildvcs=false"
 # What go-redis needs; or a Go that is too old.
 go mod download 2>"$out/why" || { missing "its modules cannot be had"; exit; }
 go build -o "$out/driver" ./driver
+(cd ../../examples/go && go build -o "$out/counter" .)
 [ "${1:-}" != build ] || exit 0
 
-bad=$(gofmt -l .)
+bad=$(gofmt -l . ../../examples/go)
 [ -z "$bad" ] || { echo "gofmt: $bad" >&2; exit 1; }
 check=honnef.co/go/tools/cmd/staticcheck
 version=v0.8.2
@@ -29,7 +30,7 @@ if ! [ -x "$GOBIN/staticcheck" ] && ! GOBIN="$GOBIN" GOFLAGS=-mod=mod go install
     missing "staticcheck $version cannot be had"
 fi
 # A test that hangs must not keep the others waiting for ever.
-for module in . gocron bench; do
+for module in . gocron bench ../../examples/go; do
     cd "$module"
     if go mod download 2>"$out/why"; then
         go vet ./...

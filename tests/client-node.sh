@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Builds, lints and tests clients/node in target/client-node with the module in target/release. What it needs comes from wherever this
-# machine's npm gets its packages. With `build` as its argument it only builds what the driver needs: target/client-node/driver.mjs.
+# machine's npm gets its packages. With `build` as its argument it only builds what the driver needs: target/client-node/driver.mjs, and the example.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -19,6 +19,8 @@ flock 9 2>/dev/null || true
 
 rm -rf "$out/src" "$out/test" "$out/dist"
 (cd clients/node && tar -cf - --exclude node_modules --exclude dist .) | (cd "$out" && tar -xf -)
+# There it finds the package, and what that needs.
+mkdir -p "$out/examples" && cp examples/counter.mjs "$out/examples"
 cd "$out"
 now="$(cat package-lock.json) $(node --version)"
 if [ "$now" != "$(cat .installed 2>/dev/null)" ]; then

@@ -24,7 +24,7 @@ skip() {
 
 # All that decides what a build gives.
 fingerprint() {
-    (cd "examples/clients/$1" && find . \( -name target -o -name node_modules \) -prune -o -type f -print |
+    (cd "docs/clients/$1" && find . \( -name target -o -name node_modules \) -prune -o -type f -print |
         LC_ALL=C sort | while read -r file; do
         cksum "$file"
     done)
@@ -53,7 +53,7 @@ get() {
     now=$(fingerprint "$name" "$version")
     [ "$now" != "$(cat "$built/$name/.built" 2>/dev/null)" ] || return 0
     mkdir "$tmp/$name"
-    cp -R "examples/clients/$name/." "$tmp/$name"
+    cp -R "docs/clients/$name/." "$tmp/$name"
     rm -rf "$tmp/$name/target" "$tmp/$name/node_modules"
     if ! (cd "$tmp/$name" && "$build") >"$tmp/log" 2>&1; then
         tail -n 20 "$tmp/log" >&2

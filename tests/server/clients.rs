@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The programs of `examples/clients/`: one for each client, with the same arguments and the same words, and so with
+//! The programs of `docs/clients/`: one for each client, with the same arguments and the same words, and so with
 //! the same tests. Those that must be built are put into `target/examples-clients/` by `tests/setup-examples.sh`.
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::support::{until, Client, Flavor, Server};
 enum Kind {
     /// With the redis-py that this machine has: Debian 12 has version 4.3.
     Python,
-    /// With the version that `examples/clients/python/requirements.txt` names.
+    /// With the version that `docs/clients/python/requirements.txt` names.
     PythonNew,
     /// With asyncio.
     Asyncio,
@@ -430,8 +430,8 @@ fn program(kind: Kind) -> Option<Command> {
     }
 }
 
-const PYTHON_WORKER: &str = "examples/clients/python/worker.py";
-const ASYNCIO_WORKER: &str = "examples/clients/python/worker_async.py";
+const PYTHON_WORKER: &str = "docs/clients/python/worker.py";
+const ASYNCIO_WORKER: &str = "docs/clients/python/worker_async.py";
 
 fn python_new(path: &str) -> Option<Command> {
     let mut command = Command::new(set_up("python/venv/bin/python3")?);

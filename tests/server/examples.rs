@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! `counter`, `fencing`, `losing`, `permits`, `transfer`, `inbox` and `hot_lock` of `examples/`, as a reader would run them, on a
-//! real server.
+//! The raw programs of `docs/clients/` but for the workers (see `clients`), and `hot_lock` of `examples/`, as a reader would run
+//! them, on a real server. Those on top of the packages are in `package_examples`.
 
 use std::process::Command;
 
@@ -28,7 +28,7 @@ crate::on_every_server!(
 const LOCK: &str = "example:lock";
 
 fn rust_counts_exactly(flavor: Flavor) {
-    counts_exactly(flavor, rust("counter"), 10, 100);
+    counts_exactly(flavor, rust("raw_counter"), 10, 100);
 }
 
 fn python_counts_exactly(flavor: Flavor) {
@@ -38,7 +38,7 @@ fn python_counts_exactly(flavor: Flavor) {
 }
 
 fn rust_counts_exactly_with_200_connections(flavor: Flavor) {
-    counts_exactly(flavor, rust("counter"), 200, 100);
+    counts_exactly(flavor, rust("raw_counter"), 200, 100);
 }
 
 fn python_counts_exactly_with_200_connections(flavor: Flavor) {
@@ -48,7 +48,7 @@ fn python_counts_exactly_with_200_connections(flavor: Flavor) {
 }
 
 fn rust_reports_a_lost_lock(flavor: Flavor) {
-    reports_a_lost_lock(flavor, rust("counter"));
+    reports_a_lost_lock(flavor, rust("raw_counter"));
 }
 
 fn python_reports_a_lost_lock(flavor: Flavor) {
@@ -84,7 +84,7 @@ fn a_token_keeps_a_late_write_out(flavor: Flavor) {
 
 fn a_worker_stops_when_it_loses_its_lock(flavor: Flavor) {
     let server = Server::with_module_args(flavor, &["lock.events", "yes"], &[]);
-    let printed = printed_by("losing", &server);
+    let printed = printed_by("raw_losing", &server);
     for told in [
         "somebody breaks the lock: 'broken', and the worker stops after ",
         "somebody deletes the key: 'deleted', and the worker stops after ",
@@ -193,7 +193,7 @@ fn start(mut program: Command, server: &Server, workers: u64, increments: u64) -
 }
 
 fn python() -> Option<Command> {
-    crate::support::programs::python("examples/counter.py")
+    crate::support::programs::python("docs/clients/python/counter.py")
 }
 
 /// The count in the line that begins so.
@@ -207,7 +207,7 @@ fn count(printed: &Printed, line: &str, expected: u64) -> u64 {
 
 fn a_thousand_tasks_of_python_wait_over_one_connection(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let Some(mut program) = crate::support::programs::python("examples/inbox.py") else { return };
+    let Some(mut program) = crate::support::programs::python("docs/clients/python/inbox.py") else { return };
     program.args(["--port", &server.port.to_string(), "--tasks", "1000", "--locks", "10"]);
     let printed = tasks_wait(&server, program);
     let counted = printed.split_once("cancelled: expected ").unwrap().1.trim().split_once(", got ");

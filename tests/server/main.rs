@@ -44,6 +44,7 @@ mod moving;
 mod notify;
 mod notify_many;
 mod once;
+mod package_examples;
 mod packages;
 mod pauses;
 mod quarantine;

@@ -69,14 +69,42 @@ impl Package {
         others.into_iter().find(|package| package.program().is_some()).unwrap_or(self)
     }
 
+    /// A program of `examples/` on top of the package, but for Rust, whose examples cargo builds.
+    ///
+    /// # Panics
+    ///
+    /// If the package is not built.
+    pub fn example(self, name: &str) -> Command {
+        let at = |path: String| Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        let mut command = Command::new(&self.program().unwrap()[0]);
+        match self {
+            Package::Python | Package::PythonAsync => {
+                self.environment(&mut command);
+                command.arg(at(format!("examples/{name}.py")));
+            }
+            Package::NodeIoredis | Package::NodeRedis => {
+                command.arg(at(format!("target/client-node/examples/{name}.mjs")));
+            }
+            Package::Go => command = Command::new(at(format!("target/client-go/{name}"))),
+            Package::Rust => panic!("cargo builds it"),
+        }
+        command
+    }
+
+    fn environment(self, command: &mut Command) {
+        if matches!(self, Package::Python | Package::PythonAsync) {
+            command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python/src"));
+            command.env("PYTHONDONTWRITEBYTECODE", "1");
+        }
+    }
+
     fn command(self, url: &str) -> Command {
         let program = self.program().unwrap();
         let mut command = Command::new(&program[0]);
         command.args(&program[1..]).arg(url);
+        self.environment(&mut command);
         match self {
             Package::Python | Package::PythonAsync => {
-                command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python/src"));
-                command.env("PYTHONDONTWRITEBYTECODE", "1");
                 command.args((self == Package::PythonAsync).then_some("--async"));
             }
             Package::NodeRedis => {

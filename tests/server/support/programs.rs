@@ -47,7 +47,7 @@ impl Run {
     /// Waits for its end, and fails if that takes longer.
     pub fn finish_within(mut self, patience: Duration) -> Output {
         let deadline = Instant::now() + patience;
-        while self.child.try_wait().unwrap().is_none() {
+        while !self.has_ended() {
             if Instant::now() > deadline {
                 let printed = Printed::new(&self.kill());
                 panic!("the example does not end within {patience:?}; {printed}");
@@ -61,12 +61,16 @@ impl Run {
     pub fn until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + RUN_PATIENCE;
         while !condition() {
-            if self.child.try_wait().unwrap().is_some() || Instant::now() > deadline {
+            if self.has_ended() || Instant::now() > deadline {
                 let _ = self.child.kill();
                 panic!("waited in vain until {what}; {}", Printed::new(&self.output()));
             }
             sleep(Duration::from_millis(5));
         }
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// What Ctrl-C does.

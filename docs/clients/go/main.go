@@ -3,7 +3,7 @@
 // Works under a lock, with go-redis: waits for it, renews it in the background, gives it back. Start two:
 //
 //	redis-server --loadmodule target/release/libredis_lock.so
-//	cd examples/clients/go
+//	cd docs/clients/go
 //	go run . redis://127.0.0.1:6379 example:lock 5
 //
 // After the address, the lock's name and how many rounds, it takes three times in milliseconds: the lease, what a round

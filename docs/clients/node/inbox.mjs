@@ -5,7 +5,7 @@
 // subscribed runs no commands. So a process has two: one for all calls of all tasks, and one for their messages.
 //
 //     redis-server --loadmodule target/release/libredis_lock.so
-//     cd examples/clients/node && npm ci
+//     cd docs/clients/node && npm ci
 //     node inbox.mjs redis://127.0.0.1:6379 1000 10
 //
 // After the address, it takes how many tasks there are, and how many counters: each task adds one to a counter under its lock.

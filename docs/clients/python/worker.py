@@ -3,7 +3,7 @@
 """Works under a lock, with redis-py: waits for it, renews it in the background, gives it back. Start two:
 
     redis-server --loadmodule target/release/libredis_lock.so
-    python3 examples/clients/python/worker.py redis://127.0.0.1:6379 example:lock 5
+    python3 docs/clients/python/worker.py redis://127.0.0.1:6379 example:lock 5
 
 After the address, the lock's name and how many rounds, it takes three times in milliseconds: the lease, what a
 round takes, and how long to wait for the lock at most. Then, how many threads do that; and a time in milliseconds

@@ -21,7 +21,7 @@ import redis.clients.jedis.util.JedisURIHelper;
  *
  * <pre>
  * redis-server --loadmodule target/release/libredis_lock.so
- * cd examples/clients/java-jedis
+ * cd docs/clients/java-jedis
  * mvn -q compile exec:java -Dexec.args="redis://127.0.0.1:6379 example:lock 5"
  * </pre>
  *

@@ -22,7 +22,7 @@ import java.util.concurrent.TimeUnit;
  *
  * <pre>
  * redis-server --loadmodule target/release/libredis_lock.so
- * cd examples/clients/java-lettuce
+ * cd docs/clients/java-lettuce
  * mvn -q compile exec:java -Dexec.args="redis://127.0.0.1:6379 example:lock 5"
  * </pre>
  *

@@ -3,7 +3,7 @@
 """A thousand tasks wait for locks over one connection, which none of them blocks: NOTIFY.
 
     redis-server --loadmodule target/release/libredis_lock.so
-    python3 examples/inbox.py --port 6379 --tasks 1000 --locks 10
+    python3 docs/clients/python/inbox.py --port 6379 --tasks 1000 --locks 10
 
 Each task adds one to a counter under the lock of that counter. Needs Python 3.9 or later, and nothing else: a server that
 speaks RESP3 sends messages on the connection that runs commands beside.

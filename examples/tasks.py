@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A thousand tasks of asyncio count under ten locks. All wait over two connections.
+
+python3 examples/tasks.py redis://127.0.0.1:6379 1000
+"""
+
+import asyncio
+import sys
+
+import redis.asyncio
+from redis_lock_client import aio
+
+
+async def main(url: str, tasks: int) -> None:
+    # Only who holds a lock uses it, and ten hold one.
+    client = redis.asyncio.Redis.from_url(url)
+    locks = aio.Locks(client)
+
+    async def count(number: int) -> None:
+        counter = f"example:counter:{number % 10}"
+        async with locks.lock(f"example:lock:{number % 10}"):
+            value = int(await client.get(counter) or 0)
+            await client.set(counter, value + 1)
+
+    await asyncio.gather(*(count(number) for number in range(tasks)))
+    await locks.close()
+    await client.aclose()
+
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
