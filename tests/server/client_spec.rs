@@ -52,6 +52,10 @@ macro_rules! scenarios {
                 fn node_ioredis() { play(stringify!($name), Package::NodeIoredis) }
                 #[test]
                 fn long_node_redis() { play(stringify!($name), Package::NodeRedis) }
+                #[test]
+                fn long_java_lettuce() { play(stringify!($name), Package::JavaLettuce) }
+                #[test]
+                fn long_java_jedis() { play(stringify!($name), Package::JavaJedis) }
             }
         )*
     };

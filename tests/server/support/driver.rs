@@ -24,16 +24,20 @@ pub enum Package {
     Go,
     NodeIoredis,
     NodeRedis,
+    JavaLettuce,
+    JavaJedis,
 }
 
 impl Package {
-    pub const ALL: [Package; 6] = [
+    pub const ALL: [Package; 8] = [
         Package::Python,
         Package::PythonAsync,
         Package::Rust,
         Package::Go,
         Package::NodeIoredis,
         Package::NodeRedis,
+        Package::JavaLettuce,
+        Package::JavaJedis,
     ];
 
     /// The driver's program, without the server's URL; nothing if it is not built.
@@ -47,6 +51,9 @@ impl Package {
             Package::Go => vec![at("target/client-go/driver")],
             Package::NodeIoredis | Package::NodeRedis => {
                 vec!["node".into(), at("target/client-node/driver.mjs")]
+            }
+            Package::JavaLettuce | Package::JavaJedis => {
+                vec!["java".into(), at("target/client-java/redis-lock-driver/classes")]
             }
         };
         program.iter().filter(|path| path.is_absolute()).all(|path| path.exists()).then_some(program)
@@ -86,6 +93,10 @@ impl Package {
                 command.arg(at(format!("target/client-node/examples/{name}.mjs")));
             }
             Package::Go => command = Command::new(at(format!("target/client-go/{name}"))),
+            Package::JavaLettuce | Package::JavaJedis => {
+                java(&mut command);
+                command.arg(at(format!("examples/{name}.java")));
+            }
             Package::Rust => panic!("cargo builds it"),
         }
         command
@@ -101,7 +112,13 @@ impl Package {
     fn command(self, url: &str) -> Command {
         let program = self.program().unwrap();
         let mut command = Command::new(&program[0]);
-        command.args(&program[1..]).arg(url);
+        if matches!(self, Package::JavaLettuce | Package::JavaJedis) {
+            java(&mut command);
+            command.arg("example.redislock.driver.Driver");
+        } else {
+            command.args(&program[1..]);
+        }
+        command.arg(url);
         self.environment(&mut command);
         match self {
             Package::Python | Package::PythonAsync => {
@@ -110,10 +127,20 @@ impl Package {
             Package::NodeRedis => {
                 command.args(["--client", "node-redis"]);
             }
+            Package::JavaJedis => {
+                command.arg("--jedis");
+            }
             _ => {}
         }
         command
     }
+}
+
+/// What is needed of the package. It starts faster so, and many run at once.
+fn java(command: &mut Command) {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/client-java/redis-lock-driver");
+    command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-cp"]);
+    command.arg(format!("{0}/classes:{0}/dependency/*", built.display()));
 }
 
 /// A driver that runs; killed if its test fails.

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import example.redislock.LockException.Disconnected;
+import example.redislock.LockException.Kind;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ScheduledFuture;
+
+/** One acquire, until the lock is granted or nothing of it is left. All in the session's loop. */
+final class Attempt {
+    /** A message may be lost. Who waits asks again so often, and keeps its place. */
+    private static final long ASK_AGAIN = Duration.ofSeconds(3).toNanos();
+
+    private static final String PROCESS = host() + "/" + ProcessHandle.current().pid();
+
+    /** The hold; null if somebody else has the lock. */
+    final CompletableFuture<Hold> result = new CompletableFuture<>();
+
+    private final Session session;
+    private final How how;
+    private final boolean waits;
+    private final long began = Session.now();
+    private Hold hold;
+    private String request;
+    private List<String> words;
+    /** A call failed: a later reply may be that to it. */
+    private boolean broken;
+    /** Since when nothing was answered; 0 if something was. */
+    private long failing;
+    private boolean asking;
+    private boolean rung;
+    private boolean ended;
+    private ScheduledFuture<?> timer;
+
+    Attempt(Session session, How how) {
+        this.session = session;
+        this.how = how;
+        waits = how.waiting() != 0;
+    }
+
+    void start() {
+        if (ended) {
+            return;
+        }
+        String owner = how.owner() != null ? how.owner() : PROCESS + "/" + UUID.randomUUID();
+        hold = new Hold(session, how, owner);
+        request = UUID.randomUUID().toString();
+        words = new ArrayList<>(List.of("LOCK.ACQUIRE", how.key(), owner, "PX", How.ms(how.lease()), "ONCE", "ID", request));
+        if (how.shared()) {
+            words.add("SHARED");
+        }
+        if (how.limit() > 0) {
+            words.addAll(List.of("LIMIT", Integer.toString(how.limit())));
+        }
+        if (how.fence()) {
+            words.add("FENCE");
+        }
+        if (waits) {
+            words.addAll(List.of("NOTIFY", session.inbox));
+        }
+        how.bind(words, 0);
+        broken = false;
+        failing = 0;
+        session.waits.put(request, this);
+        ask();
+    }
+
+    /** A message came, or a connection broke. */
+    void ring() {
+        if (asking) {
+            rung = true;
+        } else if (!ended && timer != null && timer.cancel(false)) {
+            ask();
+        }
+    }
+
+    /** Nothing waits and nothing is held when the result says that it is cancelled; unless it is there already. */
+    void cancel() {
+        if (!ended) {
+            fail(new LockException(Kind.CANCELLED, how.key() + ": the wait was cancelled"));
+        }
+    }
+
+    private long left() {
+        return how.waiting() < 0 ? Long.MAX_VALUE : how.waiting() - (Session.now() - began);
+    }
+
+    private void ask() {
+        asking = true;
+        rung = false;
+        long within = Math.max(Session.SOON, left());
+        CompletableFuture<Object> heard = waits ? session.listen(within) : CompletableFuture.completedFuture(null);
+        heard.thenCompose(ready -> {
+            if (ended) {
+                return CompletableFuture.<Void>completedFuture(null);
+            }
+            long sent = Session.now();
+            return session.call(words, within).thenAccept(reply -> answered(reply, sent));
+        }).whenComplete((done, error) -> {
+            if (error != null) {
+                failed(LockException.of(error));
+            }
+        });
+    }
+
+    private void answered(Object reply, long sent) {
+        asking = false;
+        if (ended) {
+            return;
+        }
+        if (reply == null) {
+            end(null, null);
+        } else if (reply.equals(0L)) {
+            failing = 0;
+            long left = Math.min(ASK_AGAIN, left());
+            if (left <= 0) {
+                giveBack(() -> end(null, null));
+            } else {
+                again(rung ? 0 : left);
+            }
+        } else if (!broken) {
+            granted(sent, sent, reply);
+        } else {
+            // The reply may be that of a call whose hold ended with its connection.
+            long confirmed = Session.now();
+            hold.confirm(0).whenComplete((holds, error) -> {
+                if (ended) {
+                    return;
+                }
+                if (error == null) {
+                    granted(sent, confirmed, reply);
+                } else {
+                    failed(LockException.of(error));
+                }
+            });
+        }
+    }
+
+    private void granted(long sent, long renewed, Object reply) {
+        if (Session.now() - renewed >= how.lease() && !how.keep()) {
+            // Who slept through the whole lease begins nothing.
+            fail(new LockException.Lost(how.key() + ": the lease was over before it began"), false);
+            return;
+        }
+        hold.begin(sent, renewed, token(reply));
+        end(hold, null);
+    }
+
+    private void failed(LockException error) {
+        asking = false;
+        if (ended) {
+            return;
+        }
+        long now = Session.now();
+        if (failing == 0) {
+            failing = now;
+        }
+        // A try is sent again once, and a wait without limit until there was no server for some time.
+        boolean isOver = !waits ? broken : how.waiting() < 0 ? now - failing > session.patience : left() < 0;
+        if (error instanceof Disconnected && !isOver) {
+            broken = true;
+            again(Session.TRY_AGAIN);
+        } else {
+            fail(error);
+        }
+    }
+
+    private void again(long pause) {
+        timer = session.after(pause, this::ask);
+    }
+
+    private void fail(LockException error) {
+        fail(error, true);
+    }
+
+    private void fail(LockException error, boolean mayBeginAnew) {
+        if (error.is(Kind.LOST) && mayBeginAnew) {
+            // It was granted to a connection that broke, and ended with it.
+            session.waits.remove(request);
+            start();
+            return;
+        }
+        giveBack(() -> end(null, error));
+    }
+
+    /** Whatever the acquire has got. Where there is no connection, this goes on behind the caller's back. */
+    private void giveBack(Runnable then) {
+        ended = true;
+        if (timer != null) {
+            timer.cancel(false);
+        }
+        if (request == null) {
+            then.run();
+            return;
+        }
+        session.waits.remove(request);
+        List<String> cancel = List.of("LOCK.CANCEL", how.key(), hold.owner(), "ID", request);
+        session.call(cancel, Session.SOON).whenComplete((reply, error) -> {
+            // Else it is closed, or not permitted: then the wait ends with its connection.
+            if (error instanceof Disconnected) {
+                session.insist(cancel, session.patience);
+            }
+            then.run();
+        });
+    }
+
+    private void end(Hold got, LockException error) {
+        ended = true;
+        session.waits.remove(request);
+        String outcome = error != null ? error.kind().words() : got != null ? "granted" : waits ? "timed out" : "busy";
+        session.heard(how.label(), "waited", outcome, began);
+        if (error != null) {
+            result.completeExceptionally(error);
+        } else {
+            result.complete(got);
+        }
+    }
+
+    private static Long token(Object reply) {
+        if (!(reply instanceof List<?> fields)) {
+            return null;
+        }
+        for (int at = 0; at + 1 < fields.size(); at += 2) {
+            if ("token".equals(fields.get(at))) {
+                return Long.valueOf(String.valueOf(fields.get(at + 1)));
+            }
+        }
+        return null;
+    }
+
+    private static String host() {
+        try {
+            return java.net.InetAddress.getLocalHost().getHostName();
+        } catch (java.net.UnknownHostException unknown) {
+            return "localhost";
+        }
+    }
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import java.net.URI;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Queue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.function.Consumer;
+import redis.clients.jedis.CommandArguments;
+import redis.clients.jedis.Connection;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.JedisClientConfig;
+import redis.clients.jedis.RedisProtocol;
+import redis.clients.jedis.commands.ProtocolCommand;
+import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.util.JedisURIHelper;
+
+/** Connections of Jedis 5 or later. It blocks, so each has two threads: one sends, one reads. */
+public final class JedisConnector implements Wire.Connector {
+    private final HostAndPort server;
+    private final JedisClientConfig config;
+
+    /** {@code redis://[user:password@]host:port[/database]}, or {@code rediss} for TLS. */
+    public JedisConnector(String uri) {
+        this(URI.create(uri));
+    }
+
+    @SuppressWarnings("deprecation") // What is to be used instead is not in Jedis 5.
+    private JedisConnector(URI uri) {
+        this(JedisURIHelper.getHostAndPort(uri), DefaultJedisClientConfig.builder()
+                .user(JedisURIHelper.getUser(uri))
+                .password(JedisURIHelper.getPassword(uri))
+                .database(JedisURIHelper.getDBIndex(uri))
+                .ssl(JedisURIHelper.isRedisSSLScheme(uri))
+                .build());
+    }
+
+    /** With the settings of a client: its user, database and TLS. Its time-out is for connecting only. */
+    public JedisConnector(HostAndPort server, JedisClientConfig config) {
+        this.server = server;
+        this.config = DefaultJedisClientConfig.builder()
+                .from(config)
+                // A reader waits for as long as nothing is to be read.
+                .socketTimeoutMillis(0)
+                .protocol(RedisProtocol.RESP2)
+                .build();
+    }
+
+    @Override
+    public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
+        CompletableFuture<Wire> opened = new CompletableFuture<>();
+        start("connect", () -> {
+            try {
+                Open connection = new Open(server, config);
+                connection.connect();
+                if (channel != null) {
+                    connection.send(List.of("SUBSCRIBE", channel));
+                    connection.flush();
+                    connection.getUnflushedObject();
+                }
+                JedisWire wire = new JedisWire(connection, channel == null ? null : told, ended);
+                start("read", wire::read);
+                start("send", wire::write);
+                opened.complete(wire);
+            } catch (RuntimeException error) {
+                opened.completeExceptionally(errorOf(error));
+            }
+        });
+        return opened;
+    }
+
+    @Override
+    public void close() {
+        // Each connection's threads end with it.
+    }
+
+    private static void start(String what, Runnable work) {
+        Thread thread = new Thread(work, "redis-lock-" + what);
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    private static RuntimeException errorOf(RuntimeException error) {
+        return error instanceof JedisDataException ? new Wire.ServerError(error.getMessage()) : error;
+    }
+
+    /** A connection whose callers say when what they have sent is to leave. */
+    private static final class Open extends Connection {
+        Open(HostAndPort server, JedisClientConfig config) {
+            super(server, config);
+        }
+
+        void send(List<String> words) {
+            byte[] name = words.get(0).getBytes(StandardCharsets.UTF_8);
+            CommandArguments args = new CommandArguments((ProtocolCommand) () -> name);
+            words.subList(1, words.size()).forEach(args::add);
+            sendCommand(args);
+        }
+
+        @Override
+        protected void flush() {
+            super.flush();
+        }
+    }
+
+    private static final class JedisWire implements Wire {
+        private static final List<String> END = new ArrayList<>();
+        private final Open connection;
+        private final Consumer<String> told;
+        private final Runnable ended;
+        private final LinkedBlockingQueue<List<String>> toSend = new LinkedBlockingQueue<>();
+        private final Queue<CompletableFuture<Object>> answers = new ConcurrentLinkedQueue<>();
+        private volatile boolean closed;
+
+        JedisWire(Open connection, Consumer<String> told, Runnable ended) {
+            this.connection = connection;
+            this.told = told;
+            this.ended = ended;
+        }
+
+        @Override
+        public CompletionStage<Object> call(List<String> words) {
+            CompletableFuture<Object> answer = new CompletableFuture<>();
+            answers.add(answer);
+            toSend.add(words);
+            return answer;
+        }
+
+        @Override
+        public void close() {
+            closed = true;
+            toSend.add(END);
+            connection.disconnect();
+        }
+
+        void write() {
+            try {
+                for (List<String> words = toSend.take(); words != END && !closed; words = toSend.take()) {
+                    connection.send(words);
+                    if (toSend.isEmpty()) {
+                        connection.flush();
+                    }
+                }
+            } catch (RuntimeException | InterruptedException error) {
+                close();
+            }
+        }
+
+        void read() {
+            while (!closed) {
+                try {
+                    Object reply = text(connection.getUnflushedObject());
+                    if (told == null) {
+                        answers.remove().complete(reply);
+                    } else if (reply instanceof List<?> message && "message".equals(message.get(0))) {
+                        told.accept(String.valueOf(message.get(2)));
+                    }
+                } catch (JedisDataException refused) {
+                    CompletableFuture<Object> answer = answers.poll();
+                    if (answer != null) {
+                        answer.completeExceptionally(errorOf(refused));
+                    }
+                } catch (RuntimeException broken) {
+                    close();
+                }
+            }
+            ended.run();
+        }
+
+        private static Object text(Object reply) {
+            if (reply instanceof byte[] bytes) {
+                return new String(bytes, StandardCharsets.UTF_8);
+            }
+            return reply instanceof List<?> list ? list.stream().map(JedisWire::text).toList() : reply;
+        }
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import io.lettuce.core.ClientOptions;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisCommandExecutionException;
+import io.lettuce.core.RedisConnectionStateListener;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.TimeoutOptions;
+import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.api.StatefulRedisConnection;
+import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.output.CommandOutput;
+import io.lettuce.core.protocol.AsyncCommand;
+import io.lettuce.core.protocol.Command;
+import io.lettuce.core.protocol.CommandArgs;
+import io.lettuce.core.protocol.ProtocolKeyword;
+import io.lettuce.core.protocol.ProtocolVersion;
+import io.lettuce.core.pubsub.RedisPubSubAdapter;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.CompletionStage;
+import java.util.function.Consumer;
+
+/** Connections of Lettuce, 6.5 or later. A URI for Sentinel leads to the primary, also after a failover. */
+public final class LettuceConnector implements Wire.Connector {
+    private final RedisClient client;
+    private final RedisURI uri;
+
+    /** With threads of its own. */
+    public LettuceConnector(String uri) {
+        this(RedisClient.create(), RedisURI.create(uri), true);
+    }
+
+    /** With the threads and the settings of a client that is there, such as its TLS. It is not closed. */
+    public LettuceConnector(RedisClient client, RedisURI uri) {
+        this(client, uri, false);
+    }
+
+    private LettuceConnector(RedisClient theirs, RedisURI uri, boolean isOurs) {
+        this.uri = uri;
+        client = isOurs ? theirs : RedisClient.create(theirs.getResources());
+        // Lettuce would send calls again behind our back, on a connection to which nothing is bound.
+        client.setOptions(theirs.getOptions().mutate()
+                .autoReconnect(false)
+                .disconnectedBehavior(ClientOptions.DisconnectedBehavior.REJECT_COMMANDS)
+                .timeoutOptions(TimeoutOptions.create())
+                .protocolVersion(ProtocolVersion.RESP2)
+                .pingBeforeActivateConnection(false)
+                .build());
+    }
+
+    @Override
+    public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
+        if (channel == null) {
+            return client.connectAsync(StringCodec.UTF8, uri).handle((connection, error) -> {
+                check(error);
+                return wire(connection, ended);
+            });
+        }
+        return client.connectPubSubAsync(StringCodec.UTF8, uri).handle((connection, error) -> {
+            check(error);
+            connection.addListener(new RedisPubSubAdapter<>() {
+                @Override
+                public void message(String from, String message) {
+                    told.accept(message);
+                }
+            });
+            Wire wire = wire(connection, ended);
+            return connection.async().subscribe(channel).handle((done, refused) -> {
+                if (refused != null) {
+                    wire.close();
+                }
+                check(refused);
+                return wire;
+            });
+        }).thenCompose(wire -> wire);
+    }
+
+    @Override
+    public void close() {
+        client.shutdown();
+    }
+
+    /** What the server said, or else that it could not be reached. */
+    private static void check(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof RedisCommandExecutionException) {
+                throw new Wire.ServerError(cause.getMessage());
+            }
+        }
+        if (error != null) {
+            throw new CompletionException(error);
+        }
+    }
+
+    private static Wire wire(StatefulRedisConnection<String, String> connection, Runnable ended) {
+        connection.addListener(new RedisConnectionStateListener() {
+            @Override
+            @Deprecated
+            public void onRedisDisconnected(io.lettuce.core.RedisChannelHandler<?, ?> handler) {
+                ended.run();
+            }
+        });
+        if (!connection.isOpen()) {
+            ended.run();
+        }
+        return new Wire() {
+            @Override
+            public CompletionStage<Object> call(List<String> words) {
+                CommandArgs<String, String> args = new CommandArgs<>(StringCodec.UTF8);
+                words.subList(1, words.size()).forEach(args::add);
+                Word name = new Word(words.get(0));
+                AsyncCommand<String, String, Object> command = new AsyncCommand<>(new Command<>(name, new Reply(), args));
+                connection.dispatch(command);
+                return command.handle((reply, error) -> {
+                    check(error);
+                    return reply;
+                });
+            }
+
+            @Override
+            public void close() {
+                ((StatefulConnection<String, String>) connection).closeAsync();
+            }
+        };
+    }
+
+    private record Word(String word) implements ProtocolKeyword {
+        @Override
+        public byte[] getBytes() {
+            return word.getBytes(StandardCharsets.US_ASCII);
+        }
+
+        @Override
+        public String toString() {
+            return word;
+        }
+    }
+
+    /** Any reply. Lettuce's own outputs know the shape before it comes. */
+    private static final class Reply extends CommandOutput<String, String, Object> {
+        /** Lists that are not complete, the innermost last, with how many elements each lacks. */
+        private final Deque<List<Object>> lists = new ArrayDeque<>();
+
+        private final Deque<Integer> lacking = new ArrayDeque<>();
+
+        Reply() {
+            super(StringCodec.UTF8, null);
+        }
+
+        @Override
+        public void set(long integer) {
+            add(integer);
+        }
+
+        @Override
+        public void set(ByteBuffer bytes) {
+            add(bytes == null ? null : codec.decodeValue(bytes));
+        }
+
+        @Override
+        public void multi(int count) {
+            if (count < 0) {
+                add(null);
+            } else if (count == 0) {
+                add(List.of());
+            } else {
+                lists.addLast(new ArrayList<>(count));
+                lacking.addLast(count);
+            }
+        }
+
+        private void add(Object value) {
+            Object element = value;
+            while (!lists.isEmpty()) {
+                lists.getLast().add(element);
+                int left = lacking.removeLast() - 1;
+                if (left > 0) {
+                    lacking.addLast(left);
+                    return;
+                }
+                element = lists.removeLast();
+            }
+            output = element;
+        }
+    }
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import java.util.concurrent.CompletionException;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/** What can go wrong with a lock: one of seven kinds. The text is the server's where it said something. */
+public class LockException extends RuntimeException {
+    private static final long serialVersionUID = 1;
+    private static final Pattern WORD = Pattern.compile("([A-Z]{2,}) .*", Pattern.DOTALL);
+
+    /** What went wrong. */
+    public enum Kind {
+        /** Somebody else holds the lock, and the call was not to wait. */
+        BUSY,
+        /** The lock was not granted in the time to wait. */
+        TIMED_OUT,
+        /** The caller gave up. */
+        CANCELLED,
+        /** The hold ended before it was given back: others may have worked at the same time. */
+        LOST,
+        /** Waiting could never end; the text has the cycle. */
+        DEADLOCK,
+        /** What the call says is wrong: an option out of range, a key of another type, no permission. */
+        MISUSE,
+        /** No connection, or a server that grants nothing now. */
+        UNAVAILABLE;
+
+        /** In the words of the documentation and of events: {@code timed out}. */
+        public String words() {
+            return name().toLowerCase(java.util.Locale.ROOT).replace('_', ' ');
+        }
+    }
+
+    private final Kind kind;
+
+    LockException(Kind kind, String text) {
+        super(text);
+        this.kind = kind;
+    }
+
+    /** What went wrong. */
+    public Kind kind() {
+        return kind;
+    }
+
+    boolean is(Kind other) {
+        return kind == other;
+    }
+
+    /** The hold ended before it was given back. */
+    public static final class Lost extends LockException {
+        private static final long serialVersionUID = 1;
+
+        Lost(String text) {
+            super(Kind.LOST, text);
+        }
+    }
+
+    /** No reply came, or one of a server that serves nobody: on the next connection the call may be sent again. */
+    static final class Disconnected extends LockException {
+        private static final long serialVersionUID = 1;
+
+        Disconnected(String text) {
+            super(Kind.UNAVAILABLE, text);
+        }
+    }
+
+    /** Of what the server or the client library said. */
+    static LockException of(Throwable cause) {
+        if (cause instanceof CompletionException && cause.getCause() != null) {
+            return of(cause.getCause());
+        }
+        if (cause instanceof LockException known) {
+            return known;
+        }
+        if (!(cause instanceof Wire.ServerError)) {
+            LockException lost = new Disconnected("the connection is lost: " + cause);
+            lost.initCause(cause);
+            return lost;
+        }
+        String text = String.valueOf(cause.getMessage());
+        Matcher matcher = WORD.matcher(text);
+        return switch (matcher.matches() ? matcher.group(1) : "") {
+            case "READONLY", "MASTERDOWN", "LOADING" -> new Disconnected(text);
+            case "UNBLOCKED" -> text.contains("instance state changed")
+                    ? new Disconnected(text)
+                    : new LockException(Kind.UNAVAILABLE, text);
+            case "NOTOWNER" -> new Lost(text);
+            case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
+            case "ERR", "WRONGTYPE", "NOPERM" -> new LockException(
+                    text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
+            default -> new LockException(Kind.UNAVAILABLE, text);
+        };
+    }
+
+    static LockException misuse(String text) {
+        return new LockException(Kind.MISUSE, text);
+    }
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import example.redislock.LockException.Disconnected;
+import example.redislock.LockException.Kind;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.EnumMap;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
+
+/**
+ * Two connections that carry all waits and holds of a process: one for commands, one for messages. All that is here happens in
+ * one thread, the loop: so nothing needs a lock, and nothing may block. Times are in nanoseconds.
+ */
+final class Session {
+    static final long TRY_AGAIN = Duration.ofMillis(50).toNanos();
+    /** A call that has no time to wait has so long for its reply. */
+    static final long SOON = Duration.ofSeconds(1).toNanos();
+
+    private enum Use { COMMANDS, MESSAGES }
+
+    final String inbox = "inbox-" + UUID.randomUUID();
+    /** How long a call may go without an answer. */
+    final long patience;
+    final Consumer<LockEvent> listener;
+    /** Who waits, by the id of its request: a message rings. */
+    final Map<String, Attempt> waits = new HashMap<>();
+    final Set<Hold> holds = new HashSet<>();
+    /** Those who would wait for what is sent again. */
+    private final Set<CompletableFuture<Object>> insisting = new HashSet<>();
+    private final Wire.Connector connector;
+    private final ScheduledThreadPoolExecutor loop;
+    private final Map<Use, Link> links = new EnumMap<>(Use.class);
+    private volatile boolean closed;
+    private volatile Thread thread;
+
+    Session(Wire.Connector connector, Duration patience, Consumer<LockEvent> listener) {
+        this.connector = connector;
+        this.patience = patience.toNanos();
+        this.listener = listener;
+        loop = new ScheduledThreadPoolExecutor(1, work -> {
+            thread = new Thread(work, "redis-lock");
+            thread.setDaemon(true);
+            return thread;
+        });
+        loop.setRemoveOnCancelPolicy(true);
+        loop.setExecuteExistingDelayedTasksAfterShutdownPolicy(false);
+    }
+
+    static long now() {
+        return System.nanoTime();
+    }
+
+    boolean isClosed() {
+        return closed;
+    }
+
+    /** Does something in the loop. Nothing, if that has ended. */
+    void run(Runnable work) {
+        try {
+            loop.execute(work);
+        } catch (RejectedExecutionException ended) {
+            // What was waited for has been ended by close.
+        }
+    }
+
+    /** Begins something in the loop. */
+    <T> CompletableFuture<T> begin(Supplier<CompletableFuture<T>> work) {
+        CompletableFuture<T> result = new CompletableFuture<>();
+        try {
+            loop.execute(() -> work.get().whenComplete((value, error) -> {
+                if (error == null) {
+                    result.complete(value);
+                } else {
+                    result.completeExceptionally(LockException.of(error));
+                }
+            }));
+        } catch (RejectedExecutionException ended) {
+            result.completeExceptionally(over());
+        }
+        return result;
+    }
+
+    ScheduledFuture<?> after(long time, Runnable work) {
+        return loop.schedule(work, Math.max(0, time), TimeUnit.NANOSECONDS);
+    }
+
+    private static LockException over() {
+        return new LockException(Kind.UNAVAILABLE, "closed");
+    }
+
+    /** The reply; Disconnected if there is none in time: the session's own patience is the most. */
+    CompletableFuture<Object> call(List<String> words, long within) {
+        return use(Use.COMMANDS, within, call -> call.wire.call(words).whenComplete(call::answer));
+    }
+
+    /** Before a wait: a message that nobody hears is taken for a refusal. */
+    CompletableFuture<Object> listen(long within) {
+        return use(Use.MESSAGES, within, call -> call.end(null, null));
+    }
+
+    /** A call that may be sent twice, and is, for so long, when its connection breaks. */
+    CompletableFuture<Object> insist(List<String> words, long within) {
+        CompletableFuture<Object> result = new CompletableFuture<>();
+        insisting.add(result);
+        insist(words, now() + within, result);
+        return result.whenComplete((reply, error) -> insisting.remove(result));
+    }
+
+    private void insist(List<String> words, long deadline, CompletableFuture<Object> result) {
+        call(words, patience).whenComplete((reply, error) -> {
+            if (error == null) {
+                result.complete(reply);
+            } else if (!(error instanceof Disconnected) || now() - deadline >= 0) {
+                result.completeExceptionally(error);
+            } else {
+                after(TRY_AGAIN, () -> insist(words, deadline, result));
+            }
+        });
+    }
+
+    void heard(String label, String name, String outcome, long since) {
+        if (listener == null) {
+            return;
+        }
+        try {
+            listener.accept(new LockEvent(label, name, outcome, Duration.ofNanos(now() - since)));
+        } catch (RuntimeException error) {
+            // It must not keep a lock from being granted or given back.
+            System.getLogger(Session.class.getName()).log(System.Logger.Level.WARNING, "the listener failed", error);
+        }
+    }
+
+    /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
+    void close() {
+        closed = true;
+        run(() -> {
+            List.copyOf(links.values()).forEach(Link::close);
+            // Each ends now, as there is nothing to ask any more.
+            ring();
+            List.copyOf(insisting).forEach(result -> result.completeExceptionally(over()));
+            loop.shutdown();
+        });
+        if (Thread.currentThread() == thread) {
+            connector.close();
+            return;
+        }
+        boolean interrupted = false;
+        while (true) {
+            try {
+                if (loop.awaitTermination(1, TimeUnit.DAYS)) {
+                    break;
+                }
+            } catch (InterruptedException again) {
+                interrupted = true;
+            }
+        }
+        connector.close();
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    private void ring() {
+        List.copyOf(waits.values()).forEach(Attempt::ring);
+        List.copyOf(holds).forEach(Hold::ring);
+    }
+
+    /** "granted (request) (key)" and "lost (request) (key)" both mean: ask again. */
+    private void told(String message) {
+        String[] words = message.split(" ", 3);
+        Attempt attempt = words.length < 2 ? null : waits.get(words[1]);
+        if (attempt != null) {
+            attempt.ring();
+        }
+    }
+
+    private CompletableFuture<Object> use(Use use, long within, Consumer<Call> work) {
+        CompletableFuture<Object> answer = new CompletableFuture<>();
+        if (closed) {
+            answer.completeExceptionally(over());
+            return answer;
+        }
+        Link link = links.get(use);
+        if (link == null) {
+            link = new Link(use);
+            links.put(use, link);
+            link.open();
+        }
+        link.use(new Call(link, answer), within, work);
+        return answer;
+    }
+
+    /** One use of a connection. */
+    private final class Call {
+        private final Link link;
+        private final CompletableFuture<Object> answer;
+        private ScheduledFuture<?> timer;
+        private Wire wire;
+
+        Call(Link link, CompletableFuture<Object> answer) {
+            this.link = link;
+            this.answer = answer;
+        }
+
+        /** By whatever thread of the library. */
+        void answer(Object reply, Throwable error) {
+            run(() -> end(reply, error == null ? null : LockException.of(error)));
+        }
+
+        void end(Object reply, LockException error) {
+            if (!link.calls.remove(this)) {
+                return;
+            }
+            if (timer != null) {
+                timer.cancel(false);
+            }
+            if (error == null) {
+                answer.complete(reply);
+                return;
+            }
+            // The next connection may lead to another server.
+            if (error instanceof Disconnected) {
+                giveUp(link);
+            }
+            answer.completeExceptionally(error);
+        }
+    }
+
+    /** Another call may have given it up before, and then the other connection is a new one. */
+    private void giveUp(Link link) {
+        if (links.get(link.use) == link) {
+            List.copyOf(links.values()).forEach(Link::close);
+        } else {
+            link.close();
+        }
+    }
+
+    /** A connection, from when it is needed until it broke. */
+    private final class Link {
+        private final Use use;
+        /** Those without an answer, in their order. */
+        private final Set<Call> calls = new LinkedHashSet<>();
+        /** What is to be done when it is ready. A list, as dependents of a future run in no order. */
+        private final List<Runnable> queue = new ArrayList<>();
+        private Wire wire;
+        private boolean gone;
+
+        Link(Use use) {
+            this.use = use;
+        }
+
+        void open() {
+            boolean hears = use == Use.MESSAGES;
+            try {
+                connector.open(hears ? "lock:inbox:" + inbox : null, text -> run(() -> told(text)), () -> run(this::close))
+                        .whenComplete((wire, error) -> {
+                            if (wire != null && closed) {
+                                wire.close();
+                            }
+                            run(() -> opened(wire, error));
+                        });
+            } catch (RuntimeException error) {
+                run(() -> opened(null, error));
+            }
+        }
+
+        private void opened(Wire wire, Throwable error) {
+            if (error != null) {
+                LockException why = LockException.of(error);
+                List.copyOf(calls).forEach(call -> call.end(null, why));
+                close();
+            } else if (gone) {
+                wire.close();
+            } else {
+                this.wire = wire;
+                queue.forEach(Runnable::run);
+                queue.clear();
+            }
+        }
+
+        void use(Call call, long within, Consumer<Call> work) {
+            calls.add(call);
+            long time = Math.max(1, Math.min(within, patience));
+            call.timer = after(time, () -> {
+                // Who has less patience than the session says nothing about the server.
+                LockException silent = new Disconnected("the server does not answer");
+                if (calls.remove(call)) {
+                    if (within >= patience) {
+                        giveUp(this);
+                    }
+                    call.answer.completeExceptionally(silent);
+                }
+            });
+            Runnable send = () -> {
+                if (!calls.contains(call)) {
+                    return;
+                }
+                call.wire = wire;
+                try {
+                    work.accept(call);
+                } catch (RuntimeException error) {
+                    call.end(null, LockException.of(error));
+                }
+            };
+            if (wire != null) {
+                send.run();
+            } else {
+                queue.add(send);
+            }
+        }
+
+        void close() {
+            if (gone) {
+                return;
+            }
+            gone = true;
+            links.remove(use, this);
+            if (wire != null) {
+                wire.close();
+            }
+            LockException lost = new Disconnected("the connection is lost");
+            List.copyOf(calls).forEach(call -> call.end(null, lost));
+            ring();
+        }
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import java.io.IOException;
+import java.net.ServerSocket;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import redis.clients.jedis.Jedis;
+import redis.clients.jedis.exceptions.JedisConnectionException;
+
+/** A real server with the module, on a port of its own, in a folder of its own. */
+final class Server implements AutoCloseable {
+    final int port;
+    /** A stranger's connection. */
+    final Jedis jedis;
+    private final Process process;
+    private final Path folder;
+
+    Server() throws IOException, InterruptedException {
+        Path module = Path.of(System.getProperty("redislock.module"));
+        folder = Files.createTempDirectory("redis-lock-java");
+        for (int attempt = 1; ; attempt++) {
+            int free;
+            try (ServerSocket socket = new ServerSocket(0)) {
+                free = socket.getLocalPort();
+            }
+            Process started = new ProcessBuilder("redis-server", "--port", "" + free, "--bind", "127.0.0.1", "--save", "",
+                            "--dir", folder.toString(), "--loadmodule", module.toString())
+                    .redirectErrorStream(true)
+                    .redirectOutput(folder.resolve("log").toFile())
+                    .start();
+            Jedis client = connect(started, free);
+            if (client != null) {
+                port = free;
+                process = started;
+                jedis = client;
+                return;
+            }
+            if (attempt == 5) {
+                throw new IOException(Files.readString(folder.resolve("log")));
+            }
+        }
+    }
+
+    /** Nothing if another program has taken the port. */
+    private static Jedis connect(Process process, int port) throws InterruptedException {
+        while (process.isAlive()) {
+            Jedis client = new Jedis("127.0.0.1", port);
+            try {
+                if (client.info("server").contains("process_id:" + process.pid() + "\r")) {
+                    return client;
+                }
+                client.close();
+                process.destroyForcibly();
+                return null;
+            } catch (JedisConnectionException notYet) {
+                client.close();
+                Thread.sleep(10);
+            }
+        }
+        return null;
+    }
+
+    String uri() {
+        return "redis://127.0.0.1:" + port;
+    }
+
+    Object call(String... words) {
+        return jedis.sendCommand(() -> words[0].getBytes(), List.of(words).subList(1, words.length).toArray(String[]::new));
+    }
+
+    /** A field of {@code INFO}. */
+    String info(String field) {
+        return jedis.info("everything").lines()
+                .filter(line -> line.startsWith(field + ":"))
+                .map(line -> line.substring(field.length() + 1))
+                .findFirst()
+                .orElseThrow();
+    }
+
+    void signal(String signal) throws IOException, InterruptedException {
+        new ProcessBuilder("kill", "-" + signal, "" + process.pid()).start().waitFor();
+    }
+
+    @Override
+    public void close() throws IOException, InterruptedException {
+        jedis.close();
+        process.destroyForcibly();
+        process.waitFor(10, TimeUnit.SECONDS);
+        Files.deleteIfExists(folder.resolve("log"));
+        Files.deleteIfExists(folder);
+    }
+}

@@ -1,0 +1,34 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Builds, lints and tests clients/java in target/client-java with the module in target/release. What it needs comes from wherever this
+# machine's mvn gets its packages. With `build` as its argument it only builds what the driver needs: target/client-java/classes.
+
+set -eu
+cd "$(dirname -- "$0")/.."
+out=$PWD/target/client-java
+mkdir -p "$out"
+missing() {
+    echo "SKIPPED: clients/java: $1: $(tail -n 1 "$out/why")" >&2
+    [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
+    exit 0
+}
+{ command -v javac && command -v mvn; } >"$out/why" 2>&1 || missing "there is no javac or mvn"
+# Two that run at once must not do the same work in the same place.
+exec 9>"$out/.lock"
+flock 9 2>/dev/null || true
+
+maven() {
+    # A test that hangs must not keep the others waiting for ever.
+    (cd clients/java && timeout --kill-after=5 280 mvn --batch-mode --quiet -Dout="$out" "$@")
+}
+now=$({ find clients/java -type f | LC_ALL=C sort | xargs cksum; cat "$0"; java -version; } 2>&1 | cksum)
+if [ "$now" != "$(cat "$out/.built" 2>/dev/null)" ]; then
+    maven package dependency:copy-dependencies -DskipTests -DincludeScope=runtime >"$out/why" 2>&1 || {
+        cat "$out/why" >&2
+        missing "it does not build"
+    }
+    echo "$now" >"$out/.built"
+fi
+[ "${1:-}" != build ] || exit 0
+
+maven verify
