@@ -32,3 +32,4 @@ fi
 [ "${1:-}" != build ] || exit 0
 
 maven verify
+grep -h "^Tests run" "$out"/*/surefire-reports/*.txt

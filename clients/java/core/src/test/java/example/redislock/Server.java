@@ -6,7 +6,6 @@ import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.exceptions.JedisConnectionException;
 
@@ -85,10 +84,9 @@ final class Server implements AutoCloseable {
     }
 
     @Override
-    public void close() throws IOException, InterruptedException {
+    public void close() throws IOException {
         jedis.close();
-        process.destroyForcibly();
-        process.waitFor(10, TimeUnit.SECONDS);
+        process.destroyForcibly().onExit().join();
         Files.deleteIfExists(folder.resolve("log"));
         Files.deleteIfExists(folder);
     }
