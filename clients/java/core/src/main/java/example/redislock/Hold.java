@@ -30,7 +30,7 @@ public final class Hold implements AutoCloseable {
     private volatile boolean released;
     private volatile long until;
     private volatile Long token;
-    private long lease;
+    private volatile long lease;
     private long granted;
     private int releasing;
     private boolean renewing;
@@ -100,6 +100,11 @@ public final class Hold implements AutoCloseable {
                 })));
     }
 
+    /** As the other, with the lease that it has. */
+    public void extend() {
+        extend(Duration.ofNanos(lease));
+    }
+
     /**
      * Carries out a command of Redis if the lock is still held, in the same step ({@code LOCK.GUARD}).
      *
@@ -125,6 +130,21 @@ public final class Hold implements AutoCloseable {
     @Override
     public void close() {
         release();
+    }
+
+    /**
+     * Gives the lock back after so long, even if this process ends. Nothing else can be done with the hold after that.
+     *
+     * @throws Lost if it ended before
+     */
+    public void releaseAfter(Duration rest) {
+        long time = How.time("rest", rest, false);
+        // Neither renewed nor bound to a connection any more.
+        List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
+        await(session.begin(() -> renew(time, () -> session.insist(words, Math.max(0, until - Session.now()))).thenRun(() -> {
+            released = true;
+            end("released");
+        })));
     }
 
     /** As {@link #release}, without blocking. */

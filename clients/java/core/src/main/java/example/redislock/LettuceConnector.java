@@ -7,7 +7,6 @@ import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.TimeoutOptions;
-import io.lettuce.core.api.StatefulConnection;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
 import io.lettuce.core.output.CommandOutput;
@@ -23,15 +22,20 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 
 /** Connections of Lettuce, 6.5 or later. A URI for Sentinel leads to the primary, also after a failover. */
 public final class LettuceConnector implements Wire.Connector {
     private final RedisClient client;
     private final RedisURI uri;
+    private final Set<CompletableFuture<Void>> closing = ConcurrentHashMap.newKeySet();
 
     /** With threads of its own. */
     public LettuceConnector(String uri) {
@@ -85,6 +89,11 @@ public final class LettuceConnector implements Wire.Connector {
 
     @Override
     public void close() {
+        // The client would close again, and complain of it, what is about to close.
+        CompletableFuture.allOf(closing.toArray(CompletableFuture[]::new))
+                .orTimeout(1, TimeUnit.SECONDS)
+                .exceptionally(late -> null)
+                .join();
         client.shutdown();
     }
 
@@ -100,7 +109,7 @@ public final class LettuceConnector implements Wire.Connector {
         }
     }
 
-    private static Wire wire(StatefulRedisConnection<String, String> connection, Runnable ended) {
+    private Wire wire(StatefulRedisConnection<String, String> connection, Runnable ended) {
         connection.addListener(new RedisConnectionStateListener() {
             @Override
             @Deprecated
@@ -111,6 +120,7 @@ public final class LettuceConnector implements Wire.Connector {
         if (!connection.isOpen()) {
             ended.run();
         }
+        AtomicBoolean closed = new AtomicBoolean();
         return new Wire() {
             @Override
             public CompletionStage<Object> call(List<String> words) {
@@ -127,7 +137,11 @@ public final class LettuceConnector implements Wire.Connector {
 
             @Override
             public void close() {
-                ((StatefulConnection<String, String>) connection).closeAsync();
+                if (!closed.getAndSet(true) && connection.isOpen()) {
+                    CompletableFuture<Void> done = connection.closeAsync();
+                    closing.add(done);
+                    done.whenComplete((nothing, error) -> closing.remove(done));
+                }
             }
         };
     }

@@ -273,7 +273,8 @@ final class Session {
                             }
                             run(() -> opened(wire, error));
                         });
-            } catch (RuntimeException error) {
+            } catch (RuntimeException | LinkageError error) {
+                // Two versions of Netty, say, of which the library has got the wrong one.
                 run(() -> opened(null, error));
             }
         }
@@ -312,7 +313,7 @@ final class Session {
                 call.wire = wire;
                 try {
                     work.accept(call);
-                } catch (RuntimeException error) {
+                } catch (RuntimeException | LinkageError error) {
                     call.end(null, LockException.of(error));
                 }
             };

@@ -10,14 +10,16 @@ import redis.clients.jedis.Jedis;
 import redis.clients.jedis.exceptions.JedisConnectionException;
 
 /** A real server with the module, on a port of its own, in a folder of its own. */
-final class Server implements AutoCloseable {
-    final int port;
+public final class Server implements AutoCloseable {
+    /** Of 127.0.0.1. */
+    public final int port;
     /** A stranger's connection. */
-    final Jedis jedis;
+    public final Jedis jedis;
     private final Process process;
     private final Path folder;
 
-    Server() throws IOException, InterruptedException {
+    /** Starts it. */
+    public Server() throws IOException, InterruptedException {
         Path module = Path.of(System.getProperty("redislock.module"));
         folder = Files.createTempDirectory("redis-lock-java");
         for (int attempt = 1; ; attempt++) {
@@ -62,16 +64,18 @@ final class Server implements AutoCloseable {
         return null;
     }
 
-    String uri() {
+    /** For a connector. */
+    public String uri() {
         return "redis://127.0.0.1:" + port;
     }
 
-    Object call(String... words) {
+    /** Sends a command. */
+    public Object call(String... words) {
         return jedis.sendCommand(() -> words[0].getBytes(), List.of(words).subList(1, words.length).toArray(String[]::new));
     }
 
     /** A field of {@code INFO}. */
-    String info(String field) {
+    public String info(String field) {
         return jedis.info("everything").lines()
                 .filter(line -> line.startsWith(field + ":"))
                 .map(line -> line.substring(field.length() + 1))

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+package example.redislock.vertx;
+
+import example.redislock.Hold;
+import example.redislock.LockException;
+import example.redislock.Locks;
+import io.vertx.core.Promise;
+import io.vertx.core.Vertx;
+import io.vertx.core.VertxException;
+import io.vertx.core.shareddata.AsyncMap;
+import io.vertx.core.shareddata.Counter;
+import io.vertx.core.shareddata.Lock;
+import io.vertx.core.spi.cluster.ClusterManager;
+import io.vertx.core.spi.cluster.NodeInfo;
+import io.vertx.core.spi.cluster.NodeListener;
+import io.vertx.core.spi.cluster.NodeSelector;
+import io.vertx.core.spi.cluster.RegistrationInfo;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * Another cluster manager, with locks of the redis-lock server module: {@code vertx.sharedData().getLock(name)}. They are free at
+ * once when their node leaves the cluster or dies.
+ */
+public final class RedisLockClusterManager implements ClusterManager {
+    private final ClusterManager other;
+    private final Locks locks;
+    private final String prefix;
+
+    /**
+     * With keys that begin with {@code vertx:}.
+     *
+     * @param other does all but the locks
+     * @param locks of this node alone, as they are closed when it leaves the cluster
+     */
+    public RedisLockClusterManager(ClusterManager other, Locks locks) {
+        this(other, locks, "vertx:");
+    }
+
+    /** With keys that begin so. */
+    public RedisLockClusterManager(ClusterManager other, Locks locks, String prefix) {
+        this.other = other;
+        this.locks = locks;
+        this.prefix = prefix;
+    }
+
+    @Override
+    public void getLockWithTimeout(String name, long timeout, Promise<Lock> promise) {
+        locks.lock(prefix + name).waiting(Duration.ofMillis(timeout)).acquireAsync().whenComplete((hold, error) -> {
+            if (error == null) {
+                promise.complete(new Held(hold));
+            } else if (error instanceof LockException known
+                    && (known.kind() == LockException.Kind.TIMED_OUT || known.kind() == LockException.Kind.BUSY)) {
+                promise.fail(new VertxException("Timed out waiting to get lock " + name, error));
+            } else {
+                promise.fail(error);
+            }
+        });
+    }
+
+    private record Held(Hold hold) implements Lock {
+        @Override
+        public void release() {
+            hold.releaseAsync().whenComplete((done, error) -> {
+                if (error != null) {
+                    System.getLogger(RedisLockClusterManager.class.getName())
+                            .log(System.Logger.Level.WARNING, "a lock could not be given back: " + error.getMessage());
+                }
+            });
+        }
+    }
+
+    @Override
+    public void leave(Promise<Void> promise) {
+        // Before the others hear that this node is gone.
+        locks.close();
+        other.leave(promise);
+    }
+
+    // init(VertxBuilder) stays that of the interface: the other's would take our place.
+    @Override
+    public void init(Vertx vertx, NodeSelector nodeSelector) {
+        other.init(vertx, nodeSelector);
+    }
+
+    @Override
+    public <K, V> void getAsyncMap(String name, Promise<AsyncMap<K, V>> promise) {
+        other.getAsyncMap(name, promise);
+    }
+
+    @Override
+    public <K, V> Map<K, V> getSyncMap(String name) {
+        return other.getSyncMap(name);
+    }
+
+    @Override
+    public void getCounter(String name, Promise<Counter> promise) {
+        other.getCounter(name, promise);
+    }
+
+    @Override
+    public String getNodeId() {
+        return other.getNodeId();
+    }
+
+    @Override
+    public List<String> getNodes() {
+        return other.getNodes();
+    }
+
+    @Override
+    public void nodeListener(NodeListener listener) {
+        other.nodeListener(listener);
+    }
+
+    @Override
+    public void setNodeInfo(NodeInfo nodeInfo, Promise<Void> promise) {
+        other.setNodeInfo(nodeInfo, promise);
+    }
+
+    @Override
+    public NodeInfo getNodeInfo() {
+        return other.getNodeInfo();
+    }
+
+    @Override
+    public void getNodeInfo(String nodeId, Promise<NodeInfo> promise) {
+        other.getNodeInfo(nodeId, promise);
+    }
+
+    @Override
+    public void join(Promise<Void> promise) {
+        other.join(promise);
+    }
+
+    @Override
+    public boolean isActive() {
+        return other.isActive();
+    }
+
+    @Override
+    public void addRegistration(String address, RegistrationInfo registration, Promise<Void> promise) {
+        other.addRegistration(address, registration, promise);
+    }
+
+    @Override
+    public void removeRegistration(String address, RegistrationInfo registration, Promise<Void> promise) {
+        other.removeRegistration(address, registration, promise);
+    }
+
+    @Override
+    public void getRegistrations(String address, Promise<List<RegistrationInfo>> promise) {
+        other.getRegistrations(address, promise);
+    }
+
+    @Override
+    public String clusterHost() {
+        return other.clusterHost();
+    }
+
+    @Override
+    public String clusterPublicHost() {
+        return other.clusterPublicHost();
+    }
+}
