@@ -22,7 +22,7 @@ at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
 # The packages in `clients/` with a script in `tests/`. That for Rust is a part of this workspace.
-CLIENTS := python go node
+CLIENTS := python go node java
 
 # What is built already, as for the tests: the module, and the folder of lockrun and locktop.
 MODULE :=

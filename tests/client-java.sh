@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Builds, lints and tests clients/java in target/client-java with the module in target/release. What it needs comes from wherever this
-# machine's mvn gets its packages. With `build` as its argument it only builds what the driver needs: target/client-java/classes.
+# machine's mvn gets its packages. With `build` as its argument it only builds what the driver needs: target/client-java/redis-lock-driver.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -23,7 +23,8 @@ maven() {
 }
 now=$({ find clients/java -type f | LC_ALL=C sort | xargs cksum; cat "$0"; java -version; } 2>&1 | cksum)
 if [ "$now" != "$(cat "$out/.built" 2>/dev/null)" ]; then
-    maven package dependency:copy-dependencies -DskipTests -DincludeScope=runtime >"$out/why" 2>&1 || {
+    # -am: the module that it stands on, too.
+    maven package dependency:copy-dependencies -pl driver -am -DskipTests -DincludeScope=runtime >"$out/why" 2>&1 || {
         cat "$out/why" >&2
         missing "it does not build"
     }
@@ -31,5 +32,10 @@ if [ "$now" != "$(cat "$out/.built" 2>/dev/null)" ]; then
 fi
 [ "${1:-}" != build ] || exit 0
 
-maven verify
+if ! maven verify >"$out/why" 2>&1; then
+    cat "$out/why" >&2
+    # What the integrations need may be impossible to have.
+    grep -q "Could not \(resolve\|transfer\|find\)" "$out/why" || exit 1
+    missing "its packages cannot be had"
+fi
 grep -h "^Tests run" "$out"/*/surefire-reports/*.txt

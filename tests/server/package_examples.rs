@@ -25,7 +25,7 @@ const ROUNDS: usize = 100;
 
 /// The counters that can run here, each with its language.
 fn counters() -> Vec<(Package, Command)> {
-    [Package::Python, Package::NodeIoredis, Package::Go, Package::Rust]
+    [Package::Python, Package::NodeIoredis, Package::Go, Package::JavaLettuce, Package::Rust]
         .into_iter()
         .filter(|package| package.is_built())
         .map(|package| {

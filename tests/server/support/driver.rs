@@ -95,7 +95,9 @@ impl Package {
             Package::Go => command = Command::new(at(format!("target/client-go/{name}"))),
             Package::JavaLettuce | Package::JavaJedis => {
                 java(&mut command);
-                command.arg(at(format!("examples/{name}.java")));
+                // Files of Java are named as their classes.
+                let class = name[..1].to_uppercase() + &name[1..];
+                command.arg(at(format!("examples/{class}.java")));
             }
             Package::Rust => panic!("cargo builds it"),
         }

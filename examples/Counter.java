@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+
+import example.redislock.LettuceConnector;
+import example.redislock.Locks;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.api.sync.RedisCommands;
+
+/**
+ * Counts: reads a number, and writes it plus one. Under a lock, so that none is lost, whoever else counts in whatever language.
+ *
+ * <p>After {@code sh tests/client-java.sh build}, with {@code java=target/client-java/redis-lock-driver}:
+ *
+ * <p>{@code java -cp "$java/dependency/*" examples/Counter.java redis://127.0.0.1:6379 100}
+ */
+final class Counter {
+    public static void main(String[] args) throws Exception {
+        RedisClient client = RedisClient.create(args[0]);
+        RedisCommands<String, String> redis = client.connect().sync();
+        try (Locks locks = new Locks(new LettuceConnector(args[0]))) {
+            for (int times = Integer.parseInt(args[1]); times > 0; times--) {
+                // A lock that is lost meanwhile ends the program: `with` throws LockException.Lost.
+                locks.lock("example:lock").with(hold -> {
+                    String value = redis.get("example:counter");
+                    return redis.set("example:counter", Integer.toString(value == null ? 1 : Integer.parseInt(value) + 1));
+                });
+            }
+        } finally {
+            client.shutdown();
+        }
+    }
+}
