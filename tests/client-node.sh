@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Builds, lints and tests clients/node, with the module in target/release, in a copy in target/client-node. What it needs comes from
 # wherever this machine's npm gets its packages; where that cannot be had, it says so. With `build` it only makes what the driver
-# needs: target/client-node/driver.mjs.
+# needs: target/client-node/driver.mjs, and the examples beside it.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -12,7 +12,7 @@ mkdir -p "$out"
 
 skip() {
     echo "SKIPPED: clients/node: $1" >&2
-    [ -z "${REQUIRE_ALL_SERVERS:-}" ] || exit 1
+    [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
     exit 0
 }
 
@@ -31,6 +31,11 @@ for source in $sources; do
     rm -rf "${out:?}/$source"
     cp -R "clients/node/$source" "$out"
 done
+# There the examples on top of the package find it, and what they need.
+mkdir -p "$out/examples"
+for example in examples/*.mjs; do
+    [ ! -f "$example" ] || cp "$example" "$out/examples"
+done
 cd "$out"
 now="$(cat package-lock.json) $(node --version)"
 if [ "$now" != "$(cat .installed 2>/dev/null)" ]; then
@@ -46,7 +51,7 @@ command -v redis-server >/dev/null || skip "there is no redis-server"
 # What hangs must not keep the others waiting for ever.
 timeout --kill-after=5 40 npm run --silent lint
 timeout --kill-after=5 30 sh test/types/check.sh
-timeout --kill-after=5 160 node --test --test-timeout=90000 test/locks.test.mjs test/faults.test.mjs test/readme.test.mjs
+timeout --kill-after=5 160 node --test --test-timeout=90000 test/locks.test.mjs test/faults.test.mjs test/sentinel.test.mjs test/readme.test.mjs
 for library in ioredis node-redis; do
     LIBRARY=$library timeout --kill-after=5 30 node test/verrou/run.mjs
 done

@@ -58,7 +58,7 @@ export function errorOf(cause: unknown): LockError {
   if (cause instanceof LockError) return cause;
   const text = cause instanceof Error ? cause.message || String((cause as NodeJS.ErrnoException).code) : String(cause);
   // What the server says begins with a word in capitals; what a library says of a connection does not.
-  switch (/^[A-Z]+(?= )/.exec(text)?.[0]) {
+  switch (/^[A-Z]{2,}(?= )/.exec(text)?.[0]) {
     case undefined:
       return new Disconnected(`the connection is lost: ${text}`, { cause });
     case 'READONLY':

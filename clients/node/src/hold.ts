@@ -3,7 +3,7 @@
 import { randomUUID } from 'node:crypto';
 import { Disconnected, LockError, LostError, UnavailableError } from './errors.js';
 import { tell } from './events.js';
-import { bound, type How } from './options.js';
+import { bound, check, type How, ms } from './options.js';
 import { Bell, now, type Session, sleep, TRY_AGAIN } from './session.js';
 
 /** What a call got: when it was sent, when the last was that set the lease, and the token. @internal */
@@ -58,6 +58,7 @@ export class Hold {
 
   /** Sets the lease anew, from now on, in milliseconds. Rejects with `LostError` if there is nothing to extend. */
   async extend(lease: number = this.#lease): Promise<void> {
+    check('lease', lease);
     await this.#renew(lease, () => this.#session.insist(this.#renewal(lease), Math.max(0, this.#until - now())));
     this.#lease = lease;
     this.#bell.ring();
@@ -113,7 +114,7 @@ export class Hold {
   }
 
   #renewal(lease: number, age = now() - this.#granted): string[] {
-    return ['LOCK.RENEW', this.name, this.owner, 'PX', String(Math.max(1, Math.round(lease))), ...bound(this.#how, age)];
+    return ['LOCK.RENEW', this.name, this.owner, 'PX', ms(lease), ...bound(this.#how, age)];
   }
 
   async #renew(lease: number, call: () => Promise<unknown>): Promise<void> {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 
 import { randomUUID } from 'node:crypto';
+import { setMaxListeners } from 'node:events';
 import { hostname } from 'node:os';
 import { adapt, type Client } from './adapters.js';
 import { BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, TimedOutError } from './errors.js';
 import { tell } from './events.js';
 import { type Grant, Hold } from './hold.js';
-import { bound, type How, howOf, type Options, type RequestOptions } from './options.js';
+import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
 import { Bell, now, Session, sleep, TRY_AGAIN } from './session.js';
 
 /** Who holds locks, and who waits for them. */
@@ -95,7 +96,7 @@ export class Locks {
     return hold;
   }
 
-  /** Who holds the lock and who waits for it; without a name, of all locks, for which the server wants the right to `LOCK.SCAN`. */
+  /** Who holds the lock and who waits for it; without a name, of all locks, which needs permission for `LOCK.SCAN`. */
   async query(name?: string): Promise<Snapshot> {
     const names = name === undefined ? await this.#all() : [name];
     const snapshots = await Promise.all(names.map((one) => this.#query(one)));
@@ -167,7 +168,10 @@ export class Locks {
       }
       if (grant !== null) {
         hold.begin(grant);
-        return hold;
+        if (!hold.signal.aborted) return hold;
+        // Who slept through the whole lease begins nothing.
+        await this.#takeBack(hold, request);
+        throw hold.signal.reason as LostError;
       }
       if (how.wait !== 0) await this.#takeBack(hold, request);
       return null;
@@ -178,8 +182,7 @@ export class Locks {
   async #attempt(hold: Hold, how: How, request: string, deadline: number, bell: Bell): Promise<Grant | null> {
     const session = this.#session;
     const waits = how.wait !== 0;
-    const lease = String(Math.max(1, Math.round(how.lease)));
-    const words = ['LOCK.ACQUIRE', hold.name, hold.owner, 'PX', lease, 'ONCE', 'ID', request];
+    const words = ['LOCK.ACQUIRE', hold.name, hold.owner, 'PX', ms(how.lease), 'ONCE', 'ID', request];
     if (how.shared) words.push('SHARED');
     if (how.limit !== undefined) words.push('LIMIT', String(how.limit));
     if (how.fence === true) words.push('FENCE');
@@ -189,7 +192,8 @@ export class Locks {
       if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
     };
     let broken = false;
-    let giveUp = now() + session.patience;
+    /** When the first of the calls failed that went wrong since the last reply. */
+    let failing: number | undefined;
     session.waits.set(request, bell);
     try {
       for (;;) {
@@ -214,10 +218,11 @@ export class Locks {
             return { sent, renewed, token: tokenOf(reply) };
           }
           if (reply === null) return null;
-          giveUp = now() + session.patience;
+          failing = undefined;
         } catch (error) {
-          // A try is sent again once.
-          const isOver = waits ? now() > (how.wait === undefined ? giveUp : deadline) : broken;
+          failing ??= now();
+          // A try is sent again once, and a wait without limit until there was no server for some time.
+          const isOver = waits ? now() > (how.wait === undefined ? failing + session.patience : deadline) : broken;
           if (!(error instanceof Disconnected) || isOver) throw error;
           broken = true;
           await sleep(TRY_AGAIN);
@@ -255,6 +260,8 @@ async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: 
       reject(cancelled(name, signal));
       bell.ring();
     };
+    // Many waits may share a signal, and that is no leak.
+    setMaxListeners(0, signal);
     signal.addEventListener('abort', abort, { once: true });
     attempt.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort));
   });

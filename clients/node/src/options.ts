@@ -43,15 +43,22 @@ export interface How extends Options {
 const LEAST = { lease: 1, maxHold: 1, wait: 0, limit: 1 } as const;
 const OTHERS = new Set(['keep', 'mode', 'fence', 'label', 'signal', 'owner', 'ifAvailable']);
 
+/** Throws unless the value is one that the option may have. @internal */
+export function check(word: keyof typeof LEAST, value: unknown): void {
+  const least = LEAST[word];
+  const fits = Number.isFinite(value) && (value as number) >= least && (word !== 'limit' || Number.isInteger(value));
+  if (!fits) throw new MisuseError(`${word} must be a number, ${least} or more, and is ${JSON.stringify(value)}`);
+}
+
+/** As the server wants it: it must not end what is still valid here. @internal */
+export const ms = (time: number): string => String(Math.ceil(time));
+
 /** @internal */
 export function howOf(name: string, options: Options): How {
   if (typeof name !== 'string') throw new MisuseError('the name of a lock must be a string');
   for (const [word, value] of Object.entries(options) as [string, unknown][]) {
-    const least = LEAST[word as keyof typeof LEAST] as number | undefined;
-    if (least === undefined && !OTHERS.has(word)) throw new MisuseError(`there is no option ${word}`);
-    if (least === undefined || value === undefined) continue;
-    const fits = Number.isFinite(value) && (value as number) >= least && (word !== 'limit' || Number.isInteger(value));
-    if (!fits) throw new MisuseError(`${word} must be a number, ${least} or more, and is ${JSON.stringify(value)}`);
+    if (!(word in LEAST) && !OTHERS.has(word)) throw new MisuseError(`there is no option ${word}`);
+    if (word in LEAST && value !== undefined) check(word as keyof typeof LEAST, value);
   }
   const { lease, mode = 'exclusive', limit } = options;
   if (!['exclusive', 'shared'].includes(mode)) throw new MisuseError(`mode must be exclusive or shared, and is ${mode}`);
@@ -67,5 +74,5 @@ export function howOf(name: string, options: Options): How {
 /** What binds a hold that is so old to the connection of the call. @internal */
 export function bound({ keep, maxHold }: How, age = 0): string[] {
   if (!keep) return [];
-  return ['WATCHDOG', ...(maxHold === undefined ? [] : ['MAX', String(Math.max(1, Math.round(maxHold - age)))]), 'EPHEMERAL'];
+  return ['WATCHDOG', ...(maxHold === undefined ? [] : ['MAX', ms(Math.max(1, maxHold - age))]), 'EPHEMERAL'];
 }

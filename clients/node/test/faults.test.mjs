@@ -124,6 +124,49 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('a wait without limit outlives a connection that is silent', async () => {
+      const impatient = new Locks(client, { patience: 300 });
+      try {
+        assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', 'somebody', 'PX', '60000'), 1);
+        const wait = impatient.acquire('k');
+        await until(async () => (await server.waiters('k')) === 1);
+        const before = await server.connections();
+        proxy.freezeWhatIsThere();
+        const isNew = (id) => !before.includes(id);
+        await until(async () => (await server.connections()).filter(isNew).length === 2, 'two new connections');
+        await until(async () => (await server.waiters('k')) === 1);
+        await server.admin.call('LOCK.RELEASE', 'k', 'somebody');
+        await (await wait).release();
+      } finally {
+        await impatient.close();
+      }
+    });
+
+    test('who waits asks at once when only the connection for messages broke', async () => {
+      assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', 'somebody', 'PX', '60000'), 1);
+      const wait = locks.acquire('k');
+      await until(async () => (await server.waiters('k')) === 1);
+      const asked = await server.calls('lock.acquire');
+      const began = performance.now();
+      await server.admin.client('KILL', 'TYPE', 'pubsub');
+      await until(async () => (await server.calls('lock.acquire')) > asked);
+      await server.admin.call('LOCK.RELEASE', 'k', 'somebody');
+      await (await wait).release();
+      assert.ok(performance.now() - began < 2500, 'at once, and not when it would have asked anyway');
+    });
+
+    test('who slept through the whole lease of a grant begins nothing', async () => {
+      await locks.request('other', () => undefined);
+      server.process.kill('SIGSTOP');
+      const work = locks.request('k', { lease: 200 }, () => assert.fail('it has begun'));
+      await sleep(50);
+      server.process.kill('SIGCONT');
+      const end = performance.now() + 400;
+      while (performance.now() < end);
+      await assert.rejects(work, LostError);
+      assert.ok(await server.isEmpty('k'));
+    });
+
     test('a wait goes on while the server is away; a wait without limit ends when it does not come back', async () => {
       const impatient = new Locks(client, { patience: 1500 });
       try {
@@ -147,7 +190,8 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await locks.request('other', () => undefined);
       proxy.cutReplyOf = 'LOCK.ACQUIRE';
       // Granted, and ended with the connection: the same request gets the same reply.
-      const hold = await locks.acquire('k', { lease: 60_000, keep: true });
+      const hold = await locks.tryAcquire('k', { lease: 60_000, keep: true });
+      assert.equal(proxy.happened, 1);
       assert.equal(await server.holders('k'), 1);
       await hold.extend();
       await hold.release();

@@ -63,7 +63,9 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     test('a wait that is aborted leaves nothing', async () => {
+      const timers = () => process.getActiveResourcesInfo().filter((what) => what === 'Timeout').length;
       const hold = await locks.acquire('k');
+      const timersBefore = timers();
       const abort = new AbortController();
       const wait = locks.acquire('k', { signal: abort.signal });
       await until(async () => (await server.waiters('k')) === 1);
@@ -71,6 +73,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const error = await wait.catch((reason) => reason);
       assert.ok(error instanceof CancelledError);
       assert.deepEqual([error.name, error.cause, error.kind], ['AbortError', 'enough', 'cancelled']);
+      await until(() => timers() <= timersBefore, 'the end of its timer', 1000);
       assert.equal(await server.waiters('k'), 0);
       const before = await server.calls('lock.acquire');
       await assert.rejects(locks.acquire('k', { signal: abort.signal }), CancelledError);
@@ -206,6 +209,46 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await assert.rejects(locks.using(['a', 'b'], 300, async () => 1), MisuseError);
     });
 
+    test('many waits may share a signal', async () => {
+      const warnings = [];
+      const warn = (warning) => warnings.push(String(warning));
+      process.on('warning', warn);
+      try {
+        const hold = await locks.acquire('k');
+        const abort = new AbortController();
+        const waits = Array.from({ length: 30 }, () => locks.acquire('k', { signal: abort.signal }).catch(({ kind }) => kind));
+        await until(async () => (await server.waiters('k')) === 30);
+        abort.abort();
+        assert.deepEqual(new Set(await Promise.all(waits)), new Set(['cancelled']));
+        assert.equal(await server.waiters('k'), 0);
+        await hold.release();
+      } finally {
+        process.off('warning', warn);
+      }
+      assert.deepEqual(warnings, []);
+    });
+
+    test('what the user has set for the own client does not matter', async () => {
+      const strange = await library.connect(server.port, library.strange);
+      const others = new Locks(strange);
+      try {
+        assert.ok((await others.request('k', { fence: true }, ({ token }) => token)) > 0);
+        const hold = await others.acquire('k', { fence: true });
+        assert.equal(await server.holders('k'), 1);
+        const wait = others.acquire('k', { fence: true, label: 'waits' });
+        await until(async () => (await server.waiters('k')) === 1);
+        const { held, pending } = await others.query();
+        assert.deepEqual([held[0].owner, pending.length], [hold.owner, 1]);
+        await hold.release();
+        assert.ok((await wait).token > hold.token);
+        await (await wait).release();
+        await Promise.all(Array.from({ length: 30 }, () => others.request('k', () => undefined)));
+      } finally {
+        await others.close();
+        library.end(strange);
+      }
+    });
+
     test('tokens grow', async () => {
       let last = 0;
       for (let round = 0; round < 5; round++) {
@@ -285,6 +328,10 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await assert.rejects(locks.acquire(undefined), MisuseError);
       await assert.rejects(locks.request('k'), MisuseError);
       assert.equal(await server.calls('lock.acquire'), 0);
+      const hold = await locks.acquire('k', { lease: 60_000 });
+      for (const lease of [0, -1, NaN, '5']) await assert.rejects(hold.extend(lease), MisuseError, String(lease));
+      assert.ok((await server.ttl('k')) > 50_000 && hold.validFor > 50_000);
+      await hold.release();
       for (const client of [undefined, {}, { duplicate() {}, isCluster: true, call() {} }]) {
         assert.throws(() => new Locks(client), MisuseError);
       }
@@ -333,6 +380,9 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     test('a renewal that meets the release is no loss', async () => {
+      const hold = await locks.acquire('k');
+      const [released, extended] = await Promise.allSettled([hold.release(), hold.extend()]);
+      assert.deepEqual([released.status, extended.reason?.kind, hold.signal.aborted], ['fulfilled', 'lost', false]);
       const outcomes = [];
       const listener = ({ event, outcome }) => event === 'held' && outcomes.push(outcome);
       diagnostics.subscribe('redis-lock', listener);

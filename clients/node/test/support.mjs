@@ -10,7 +10,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Redis } from 'ioredis';
-import { createClient } from 'redis';
+import { createClient, RESP_TYPES } from 'redis';
 
 const MODULE = process.env.REDIS_LOCK_MODULE;
 if (MODULE === undefined) throw new Error('REDIS_LOCK_MODULE must name the module');
@@ -27,7 +27,7 @@ export function fields(reply) {
   return Object.fromEntries((reply ?? []).flatMap((name, at) => (at % 2 === 0 ? [[name, reply[at + 1]]] : [])));
 }
 
-async function freePort() {
+export async function freePort() {
   const probe = net.createServer().listen(0, '127.0.0.1');
   await once(probe, 'listening');
   const { port } = probe.address();
@@ -121,7 +121,7 @@ export class Proxy {
   }
 
   #join(near, far) {
-    const pair = { near, far, isCut: false };
+    const pair = { near, far, isCut: false, isFrozen: false };
     this.#pairs.add(pair);
     const end = () => {
       near.destroy();
@@ -130,7 +130,7 @@ export class Proxy {
     };
     for (const one of [near, far]) one.on('error', end).on('close', end);
     near.on('data', (data) => {
-      if (this.frozen) return;
+      if (this.frozen || pair.isFrozen) return;
       if (this.cutReplyOf !== undefined && data.includes(this.cutReplyOf)) {
         this.cutReplyOf = undefined;
         pair.isCut = true;
@@ -138,7 +138,7 @@ export class Proxy {
       far.write(data);
     });
     far.on('data', (data) => {
-      if (this.frozen) return;
+      if (this.frozen || pair.isFrozen) return;
       if (pair.isCut) {
         this.happened += 1;
         end();
@@ -146,6 +146,11 @@ export class Proxy {
         near.write(data);
       }
     });
+  }
+
+  /** What is connected now hears nothing any more; new connections do. */
+  freezeWhatIsThere() {
+    for (const pair of this.#pairs) pair.isFrozen = true;
   }
 
   /** Breaks all connections. */
@@ -171,6 +176,7 @@ export const LIBRARIES = {
       return client;
     },
     end: (client) => client.disconnect(),
+    strange: { keyPrefix: 'p:', commandTimeout: 20, stringNumbers: true, enableAutoPipelining: true, maxRetriesPerRequest: 1 },
   },
   'node-redis': {
     async connect(port, options = {}) {
@@ -180,5 +186,9 @@ export const LIBRARIES = {
       return client;
     },
     end: (client) => client.destroy(),
+    strange: {
+      RESP: 3, commandsQueueMaxLength: 10, disableOfflineQueue: true, pingInterval: 20,
+      commandOptions: { timeout: 20, typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer, [RESP_TYPES.NUMBER]: String } },
+    },
   },
 };
