@@ -109,7 +109,8 @@ export class Session {
     const silent = new Disconnected('the server does not answer');
     let timer: NodeJS.Timeout | undefined;
     const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(reject, Math.max(1, Math.min(patience, this.patience)), silent);
+      // What came while the process was busy is read first.
+      timer = setTimeout(() => setImmediate(reject, silent), Math.max(1, Math.min(patience, this.patience)));
     });
     try {
       return await Promise.race([wire.ready.then(work), late]);

@@ -9,7 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Locks, LostError, UnavailableError } from '@redis-lock/client';
-import { LIBRARIES, Proxy, Server, until } from './support.mjs';
+import { busyFor, LIBRARIES, Proxy, Server, until } from './support.mjs';
 
 for (const [name, library] of Object.entries(LIBRARIES)) {
   describe(name, () => {
@@ -155,14 +155,32 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.ok(performance.now() - began < 2500, 'at once, and not when it would have asked anyway');
     });
 
+    test('a process that was busy takes no server for silent', async () => {
+      const impatient = new Locks(client, { patience: 300 });
+      try {
+        const hold = await impatient.acquire('k', { lease: 60_000, keep: true });
+        const before = await server.connections();
+        server.process.kill('SIGSTOP');
+        const extension = hold.extend(50_000);
+        await sleep(50);
+        server.process.kill('SIGCONT');
+        busyFor(700);
+        await extension;
+        assert.deepEqual(await server.connections(), before);
+        assert.equal(hold.signal.aborted, false);
+        await hold.release();
+      } finally {
+        await impatient.close();
+      }
+    });
+
     test('who slept through the whole lease of a grant begins nothing', async () => {
       await locks.request('other', () => undefined);
       server.process.kill('SIGSTOP');
       const work = locks.request('k', { lease: 200 }, () => assert.fail('it has begun'));
       await sleep(50);
       server.process.kill('SIGCONT');
-      const end = performance.now() + 400;
-      while (performance.now() < end);
+      busyFor(400);
       await assert.rejects(work, LostError);
       assert.ok(await server.isEmpty('k'));
     });

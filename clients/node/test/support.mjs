@@ -23,6 +23,12 @@ export async function until(condition, what = 'it', ms = 10_000) {
   }
 }
 
+/** Keeps the event loop as busy as it can be. */
+export function busyFor(ms) {
+  const end = performance.now() + ms;
+  while (performance.now() < end);
+}
+
 export function fields(reply) {
   return Object.fromEntries((reply ?? []).flatMap((name, at) => (at % 2 === 0 ? [[name, reply[at + 1]]] : [])));
 }
