@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-// How this compares with redis-semaphore when many want one lock, with a server of its own: `REDIS_LOCK_MODULE=… node bench.mjs
-// [SECONDS]`. Each of N tasks takes the lock, gives it back, and begins again. Said are locks a second, the longest that a task
-// waited, and the server's CPU time for a lock. Everything shares this machine's cores: read ratios, not numbers.
+// How this compares with redis-semaphore and node-redlock when many want one lock, with a server of its own:
+// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Each of N tasks takes the lock, gives it back, and begins again. Said are locks a
+// second, the longest that a task waited, and the server's CPU time for a lock. Everything shares this machine's cores: read ratios,
+// not numbers.
 
+import Redlock from 'redlock';
 import { Mutex } from 'redis-semaphore';
 import { Locks } from '@redis-lock/client';
 import { LIBRARIES, Server } from './test/support.mjs';
@@ -35,11 +37,21 @@ function semaphore(retryInterval) {
   };
 }
 
+function nodeRedlock(retryDelay) {
+  return async (port) => {
+    const client = await LIBRARIES.ioredis.connect(port);
+    const locks = new Redlock([client], { retryCount: -1, retryDelay, retryJitter: retryDelay / 2 });
+    return { take: () => locks.acquire(['bench'], 30_000), close: async () => client.disconnect() };
+  };
+}
+
 const CANDIDATES = {
   'redis-lock, ioredis': ours('ioredis'),
   'redis-lock, node-redis': ours('node-redis'),
   'redis-semaphore, retryInterval 10': semaphore(10),
   'redis-semaphore, retryInterval 100': semaphore(100),
+  'node-redlock, retryDelay 10': nodeRedlock(10),
+  'node-redlock, retryDelay 200': nodeRedlock(200),
 };
 
 async function cpu(server) {
@@ -83,7 +95,7 @@ async function measure(make, tasks) {
 for (const tasks of [2, 50, 200]) {
   for (const [name, make] of Object.entries(CANDIDATES)) {
     const { perSecond, longest, micros } = await measure(make, tasks);
-    const said = [`${perSecond.toFixed(0)} locks/s`, `longest wait ${longest.toFixed(0)} ms`, `${micros.toFixed(0)} µs of the server`];
-    console.log(`${String(tasks).padStart(4)} tasks  ${name.padEnd(36)} ${said.join(', ')}`);
+    const said = `${perSecond.toFixed(0)} locks/s, longest wait ${longest.toFixed(0)} ms, ${micros.toFixed(0)} µs of the server`;
+    console.log(`${String(tasks).padStart(4)} tasks  ${name.padEnd(36)} ${said}`);
   }
 }

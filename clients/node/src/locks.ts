@@ -153,12 +153,11 @@ export class Locks {
     for (;;) {
       const hold = new Hold(this.#session, how, name, how.owner ?? `${PROCESS}/${randomUUID()}`);
       const request = randomUUID();
-      const bell = new Bell();
       let grant: Grant | null;
       if (how.signal?.aborted === true) throw cancelled(name, how.signal);
       try {
-        const attempt = this.#attempt(hold, how, request, deadline, bell);
-        grant = await (how.signal === undefined ? attempt : unlessAborted(attempt, how.signal, name, bell));
+        const attempt = this.#attempt(hold, how, request, deadline);
+        grant = await (how.signal === undefined ? attempt : unlessAborted(attempt, how.signal, name));
       } catch (error) {
         // It was granted to a connection that broke, and ended with it.
         if (error instanceof LostError) continue;
@@ -178,8 +177,8 @@ export class Locks {
     }
   }
 
-  /** Asks until the lock is granted. Whoever aborts it does not wait for its end, which comes with the next reply at the latest. */
-  async #attempt(hold: Hold, how: How, request: string, deadline: number, bell: Bell): Promise<Grant | null> {
+  /** Asks until the lock is granted. Whoever aborts it does not wait for its end: the server says that the wait was cancelled. */
+  async #attempt(hold: Hold, how: How, request: string, deadline: number): Promise<Grant | null> {
     const session = this.#session;
     const waits = how.wait !== 0;
     const words = ['LOCK.ACQUIRE', hold.name, hold.owner, 'PX', ms(how.lease), 'ONCE', 'ID', request];
@@ -194,6 +193,7 @@ export class Locks {
     let broken = false;
     /** When the first of the calls failed that went wrong since the last reply. */
     let failing: number | undefined;
+    const bell = new Bell();
     session.waits.set(request, bell);
     try {
       for (;;) {
@@ -254,12 +254,9 @@ function cancelled(name: string, { reason }: AbortSignal): CancelledError {
 }
 
 /** As the attempt, but at once when the signal is aborted. */
-async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: string, bell: Bell): Promise<T> {
+async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: string): Promise<T> {
   return new Promise((resolve, reject) => {
-    const abort = (): void => {
-      reject(cancelled(name, signal));
-      bell.ring();
-    };
+    const abort = (): void => reject(cancelled(name, signal));
     // Many waits may share a signal, and that is no leak.
     setMaxListeners(0, signal);
     signal.addEventListener('abort', abort, { once: true });

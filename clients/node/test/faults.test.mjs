@@ -45,12 +45,16 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     test('the reply of a release is lost: it counts once', async () => {
-      const hold = await locks.acquire('k', { lease: 60_000 });
-      proxy.cutReplyOf = 'LOCK.RELEASE';
-      await hold.release();
-      assert.equal(proxy.happened, 1);
-      assert.ok(await server.isEmpty('k'));
-      assert.equal(hold.signal.aborted, false);
+      // A kept hold is renewed as soon as the connection is gone, before the release is sent again: that is no loss.
+      for (const keep of [false, true]) {
+        const hold = await locks.acquire('k', { lease: 60_000, keep });
+        proxy.cutReplyOf = 'LOCK.RELEASE';
+        const before = proxy.happened;
+        await hold.release();
+        assert.equal(proxy.happened, before + 1);
+        assert.ok(await server.isEmpty('k'));
+        assert.equal(hold.signal.aborted, false);
+      }
     });
 
     test('a release that failed may be called again', async () => {
@@ -124,6 +128,25 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('what an aborted acquire has got is given back, also if the connection is silent', async () => {
+      const impatient = new Locks(client, { patience: 1200 });
+      try {
+        await impatient.request('other', () => undefined);
+        server.process.kill('SIGSTOP');
+        const abort = new AbortController();
+        const acquire = impatient.acquire('k', { lease: 60_000, signal: abort.signal });
+        await sleep(50);
+        proxy.freezeWhatIsThere();
+        server.process.kill('SIGCONT');
+        await until(async () => (await server.holders('k')) === 1);
+        abort.abort();
+        await assert.rejects(acquire, { kind: 'cancelled' });
+        await until(() => server.isEmpty('k'), 'what is given back later');
+      } finally {
+        await impatient.close();
+      }
+    });
+
     test('a wait without limit outlives a connection that is silent', async () => {
       const impatient = new Locks(client, { patience: 300 });
       try {
@@ -150,6 +173,8 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const began = performance.now();
       await server.admin.client('KILL', 'TYPE', 'pubsub');
       await until(async () => (await server.calls('lock.acquire')) > asked);
+      await sleep(100);
+      assert.ok((await server.calls('lock.acquire')) <= asked + 3, 'it asks, but not again and again');
       await server.admin.call('LOCK.RELEASE', 'k', 'somebody');
       await (await wait).release();
       assert.ok(performance.now() - began < 2500, 'at once, and not when it would have asked anyway');
@@ -174,13 +199,26 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('a try whose time is over leaves the connections to the others', async () => {
+      const hold = await locks.acquire('k');
+      await locks.acquire('l', { lease: 60_000 });
+      const before = await server.connections();
+      server.process.kill('SIGSTOP');
+      await assert.rejects(locks.tryAcquire('other'), UnavailableError);
+      server.process.kill('SIGCONT');
+      await until(() => server.isEmpty('other'));
+      await hold.release();
+      assert.deepEqual(await server.connections(), before);
+    });
+
     test('who slept through the whole lease of a grant begins nothing', async () => {
       await locks.request('other', () => undefined);
       server.process.kill('SIGSTOP');
-      const work = locks.request('k', { lease: 200 }, () => assert.fail('it has begun'));
-      await sleep(50);
+      const work = locks.request('k', { lease: 600 }, () => assert.fail('it has begun'));
+      await sleep(400);
       server.process.kill('SIGCONT');
-      busyFor(400);
+      // For the server the lease begins now.
+      busyFor(300);
       await assert.rejects(work, LostError);
       assert.ok(await server.isEmpty('k'));
     });
@@ -206,13 +244,20 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
 
     test('an acquire that is sent again after its hold ended is no hold', async () => {
       await locks.request('other', () => undefined);
-      proxy.cutReplyOf = 'LOCK.ACQUIRE';
-      // Granted, and ended with the connection: the same request gets the same reply.
-      const hold = await locks.tryAcquire('k', { lease: 60_000, keep: true });
-      assert.equal(proxy.happened, 1);
-      assert.equal(await server.holders('k'), 1);
-      await hold.extend();
-      await hold.release();
+      proxy.shutsThen = true;
+      for (const options of [{}, { wait: 0 }, { lease: 60_000 }, { lease: 60_000, wait: 0 }]) {
+        const before = proxy.happened;
+        proxy.cutReplyOf = 'LOCK.ACQUIRE';
+        const acquire = locks.acquire('k', options);
+        // It was granted, and has ended. The same request gets the same reply.
+        await until(() => proxy.happened > before);
+        await server.admin.call('LOCK.BREAK', 'k');
+        proxy.open();
+        const hold = await acquire;
+        assert.equal(await server.holders('k'), 1);
+        await hold.extend();
+        await hold.release();
+      }
     });
 
     test('close ends waits and kept holds, and leaves no connection', async () => {
@@ -229,6 +274,16 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await assert.rejects(locks.acquire('a'), UnavailableError);
       await assert.rejects(holds[0].release(), LostError);
       await locks.close();
+    });
+
+    test('close ends what is held while there is no connection', async () => {
+      const hold = await locks.acquire('k', { lease: 60_000 });
+      proxy.close();
+      await until(async () => (await server.connections()).length === 0);
+      await sleep(20);
+      await locks.close();
+      await until(() => hold.signal.aborted, 'its end', 1000);
+      await assert.rejects(hold.release(), LostError);
     });
 
     test('close while it connects leaves no connection', async () => {

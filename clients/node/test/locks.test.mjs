@@ -4,6 +4,7 @@
 
 import assert from 'node:assert/strict';
 import diagnostics from 'node:diagnostics_channel';
+import { getEventListeners } from 'node:events';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
@@ -221,6 +222,9 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         assert.deepEqual(new Set(await Promise.all(waits)), new Set(['cancelled']));
         assert.equal(await server.waiters('k'), 0);
         await hold.release();
+        const { signal } = new AbortController();
+        await locks.request('k', { signal }, () => undefined);
+        assert.deepEqual(getEventListeners(signal, 'abort'), []);
       } finally {
         process.off('warning', warn);
       }
@@ -228,7 +232,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     test('what the user has set for the own client does not matter', async () => {
-      const strange = await library.connect(server.port, library.strange);
+      let strange = await library.connect(server.port, library.strange);
       const others = new Locks(strange);
       try {
         assert.ok((await others.request('k', { fence: true }, ({ token }) => token)) > 0);
@@ -242,9 +246,19 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         assert.ok((await wait).token > hold.token);
         await (await wait).release();
         await Promise.all(Array.from({ length: 30 }, () => others.request('k', () => undefined)));
-      } finally {
-        await others.close();
         library.end(strange);
+        strange = undefined;
+        // The client that is like others', and two.
+        await until(async () => (await server.connections()).length === 3);
+        const before = await server.connections();
+        server.process.kill('SIGSTOP');
+        setTimeout(() => server.process.kill('SIGCONT'), 100);
+        await others.request('k', () => undefined);
+        assert.deepEqual(await server.connections(), before, 'no call was given up so early');
+      } finally {
+        server.process.kill('SIGCONT');
+        await others.close();
+        if (strange !== undefined) library.end(strange);
       }
     });
 
@@ -274,7 +288,9 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.equal(await locks.tryAcquire('s', { limit: 2 }), null);
       const all = await locks.query();
       assert.deepEqual(all.held.map(({ owner }) => owner).sort(), permits.map(({ owner }) => owner).sort());
-      for (const permit of permits) await permit.release();
+      const many = await Promise.all(Array.from({ length: 200 }, (_, nr) => locks.acquire(`many:${nr}`)));
+      assert.equal((await locks.query()).held.length, 202);
+      for (const permit of [...permits, ...many]) await permit.release();
       assert.deepEqual(await locks.query('s'), { held: [], pending: [] });
     });
 

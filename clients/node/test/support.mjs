@@ -114,13 +114,18 @@ export class Server {
 /** Passes bytes on, but for those of replies that are to be lost. */
 export class Proxy {
   #pairs = new Set();
+  #held = [];
   cutReplyOf = undefined;
   frozen = false;
   happened = 0;
+  /** Whether new connections wait for `open` from then on. */
+  shutsThen = false;
+  #isShut = false;
 
   static async to(port) {
     const proxy = new Proxy();
-    proxy.server = net.createServer((near) => proxy.#join(near, net.connect(port, '127.0.0.1'))).listen(0, '127.0.0.1');
+    proxy.server = net.createServer({ allowHalfOpen: true }, (near) => proxy.#join(near, net.connect(port, '127.0.0.1')));
+    proxy.server.listen(0, '127.0.0.1');
     await once(proxy.server, 'listening');
     proxy.port = proxy.server.address().port;
     return proxy;
@@ -129,12 +134,15 @@ export class Proxy {
   #join(near, far) {
     const pair = { near, far, isCut: false, isFrozen: false };
     this.#pairs.add(pair);
+    if (this.#isShut) this.#held.push(near.pause());
     const end = () => {
       near.destroy();
       far.destroy();
       this.#pairs.delete(pair);
     };
     for (const one of [near, far]) one.on('error', end).on('close', end);
+    // Whoever hears nothing does not hear the end either.
+    near.on('end', () => this.frozen || pair.isFrozen || end());
     near.on('data', (data) => {
       if (this.frozen || pair.isFrozen) return;
       if (this.cutReplyOf !== undefined && data.includes(this.cutReplyOf)) {
@@ -147,6 +155,7 @@ export class Proxy {
       if (this.frozen || pair.isFrozen) return;
       if (pair.isCut) {
         this.happened += 1;
+        this.#isShut = this.shutsThen;
         end();
       } else {
         near.write(data);
@@ -157,6 +166,11 @@ export class Proxy {
   /** What is connected now hears nothing any more; new connections do. */
   freezeWhatIsThere() {
     for (const pair of this.#pairs) pair.isFrozen = true;
+  }
+
+  open() {
+    this.#isShut = false;
+    for (const near of this.#held.splice(0)) near.resume();
   }
 
   /** Breaks all connections. */
