@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds, lints and tests clients/node, with the module in target/release, in a copy in target/client-node. What it needs comes from
-# wherever this machine's npm gets its packages; where that cannot be had, it says so. With `build` it only makes what the driver
-# needs: target/client-node/driver.mjs, and the examples beside it.
+# Builds, lints and tests clients/node, with the module in target/release, in a copy in target/client-node. What it needs comes
+# from wherever this machine's npm gets its packages; where that cannot be had, it says so. With `build` it only makes what the
+# driver needs: target/client-node/driver.mjs, and the examples beside it.
 
 set -eu
 cd "$(dirname -- "$0")/.."
@@ -51,7 +51,7 @@ command -v redis-server >/dev/null || skip "there is no redis-server"
 # What hangs must not keep the others waiting for ever.
 timeout --kill-after=5 40 npm run --silent lint
 timeout --kill-after=5 30 sh test/types/check.sh
-timeout --kill-after=5 160 node --test --test-timeout=90000 test/locks.test.mjs test/faults.test.mjs test/sentinel.test.mjs test/readme.test.mjs
+timeout --kill-after=5 160 npm run --silent test
 for library in ioredis node-redis; do
     LIBRARY=$library timeout --kill-after=5 30 node test/verrou/run.mjs
 done

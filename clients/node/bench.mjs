@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
 // How this compares with redis-semaphore and node-redlock when many want one lock, with a server of its own:
-// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Each of N tasks takes the lock, gives it back, and begins again. Said are locks a
-// second, the longest that a task waited, and the server's CPU time for a lock. Everything shares this machine's cores: read ratios,
-// not numbers.
+// `REDIS_LOCK_MODULE=… node bench.mjs [SECONDS]`. Each of N tasks takes the lock, gives it back, and begins again. Said are
+// locks a second, the longest that a task waited, and the server's CPU time for a lock. Everything shares this machine's cores:
+// read ratios, not numbers.
 
 import Redlock from 'redlock';
 import { Mutex } from 'redis-semaphore';

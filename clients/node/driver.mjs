@@ -83,7 +83,7 @@ const VERBS = {
     return { is: 'done', owner: holds.get(as).owner };
   },
   async attach({ as, lock, owner, lease }) {
-    return granted(as, await locks.attach(lock, owner, lease));
+    return granted(as, await locks.attach(lock, owner, { lease }));
   },
   async with({ as, lock, ...request }) {
     const left = new Promise((resolve) => leaves.set(as, resolve));

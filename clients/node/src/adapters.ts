@@ -69,17 +69,13 @@ function ioredis(client: IoredisLike): Open {
       sentinelRetryStrategy: () => null,
       reconnectOnError: null,
       enableOfflineQueue: false,
-      autoResendUnfulfilledCommands: false,
-      maxRetriesPerRequest: null,
       // Waits as long as it takes.
       commandTimeout: undefined,
       socketTimeout: undefined,
       // Says what it is told to say, and no more.
-      autoResubscribe: false,
       enableReadyCheck: false,
       disableClientInfo: true,
       enableAutoPipelining: false,
-      readOnly: false,
       stringNumbers: false,
       keyPrefix: '',
     });

@@ -20,7 +20,7 @@ export class TimedOutError extends LockError {
   override readonly name = 'TimedOutError';
 }
 
-/** The caller gave up: its signal is the `cause`'s source. The name is `AbortError`, as for all that an AbortSignal ends. */
+/** The caller gave up. The `cause` is the signal's reason; the name is `AbortError`, as for all that an AbortSignal ends. */
 export class CancelledError extends LockError {
   readonly kind = 'cancelled';
   override readonly name = 'AbortError';

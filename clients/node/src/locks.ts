@@ -88,8 +88,8 @@ export class Locks {
   }
 
   /** Takes over the hold of an owner, of another process maybe, and sets its lease. Rejects with `LostError` if it has ended. */
-  async attach(name: string, owner: string, options: number | Options = {}): Promise<Hold> {
-    const hold = new Hold(this.#session, howOf(name, typeof options === 'number' ? { lease: options } : options), name, owner);
+  async attach(name: string, owner: string, options: Options = {}): Promise<Hold> {
+    const hold = new Hold(this.#session, howOf(name, options), name, owner);
     const sent = now();
     await hold.confirm(this.#session.patience);
     hold.begin({ sent, renewed: sent });

@@ -56,7 +56,7 @@ export class RedisLockStore implements LockStore {
   async #hold(key: string, owner: string, lease: number): Promise<Hold> {
     const ours = this.#holds.get(`${owner} ${key}`);
     if (ours !== undefined) return ours;
-    const hold = await this.#locks.attach(this.#prefix + key, owner, lease);
+    const hold = await this.#locks.attach(this.#prefix + key, owner, { lease });
     this.#remember(key, hold);
     return hold;
   }

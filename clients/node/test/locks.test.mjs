@@ -356,11 +356,11 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const hold = await locks.acquire('k', { lease: 60_000 });
       const others = new Locks(client);
       try {
-        const theirs = await others.attach('k', hold.owner, 60_000);
+        const theirs = await others.attach('k', hold.owner, { lease: 60_000 });
         await theirs.extend(50_000);
         await theirs.release();
         assert.ok(await server.isEmpty('k'));
-        await assert.rejects(others.attach('k', hold.owner, 60_000), LostError);
+        await assert.rejects(others.attach('k', hold.owner, { lease: 60_000 }), LostError);
         await assert.rejects(hold.release(), LostError);
         const kept = await locks.acquire('k');
         const taken = await others.attach('k', kept.owner, { keep: true, maxHold: 30_000 });

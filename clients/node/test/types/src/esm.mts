@@ -22,7 +22,7 @@ export async function uses(): Promise<string> {
   await locks.acquire('k', { mode: 'both' });
   await using hold: Hold = await locks.acquire('k', { mode: 'shared', signal: AbortSignal.timeout(10), wait: 5 });
   hold.signal.throwIfAborted();
-  const again = await locks.attach('k', hold.owner, 1000);
+  const again = await locks.attach('k', hold.owner, { lease: 1000 });
   await locks.using(['k'], 1000, async (signal: AbortSignal) => signal.reason instanceof LostError);
   const { held, pending } = await locks.query();
   return [length, owner, again.validFor, held[0]?.mode, pending[0]?.owner].join();
