@@ -38,6 +38,7 @@ export class Locks {
 
   /** @param options `patience`: a call without an answer in so many milliseconds is sent again on a new connection. */
   constructor(client: Client, { patience = 5000 }: { patience?: number } = {}) {
+    if (!(patience >= 1 && patience < 2 ** 31)) throw new MisuseError(`patience must be 1 or more, and is ${String(patience)}`);
     this.#session = new Session(adapt(client), patience);
   }
 

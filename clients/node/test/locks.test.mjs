@@ -334,6 +334,25 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.equal(await kinds(hold.release()), 'lost');
     });
 
+    test('who may not connect is told what the server said, and a database is the own client\'s', async () => {
+      const second = await library.connect(server.port, { db: 2, database: 2 });
+      const others = new Locks(second);
+      try {
+        await others.acquire('k', { lease: 60_000 });
+        assert.equal(await server.admin.exists('k'), 0);
+        await server.admin.select(2);
+        assert.equal(await server.holders('k'), 1);
+        await server.admin.config('SET', 'requirepass', 'secret');
+        const began = performance.now();
+        await assert.rejects(locks.acquire('k'), { kind: 'unavailable', message: /NOAUTH/ });
+        await assert.rejects(locks.tryAcquire('k'), { kind: 'unavailable', message: /NOAUTH/ });
+        assert.ok(performance.now() - began < 4000, 'at once');
+      } finally {
+        await others.close();
+        library.end(second);
+      }
+    });
+
     test('what is wrong changes nothing', async () => {
       const wrong = [
         { lease: 0 }, { lease: -1 }, { lease: NaN }, { lease: '5' }, { wait: -1 }, { limit: 1.5 }, { limit: 0 }, { mode: 'both' },
@@ -350,6 +369,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       for (const client of [undefined, {}, { duplicate() {}, isCluster: true, call() {} }]) {
         assert.throws(() => new Locks(client), MisuseError);
       }
+      for (const patience of [0, NaN, Infinity]) assert.throws(() => new Locks(client, { patience }), MisuseError);
     });
 
     test('a hold is handed to another session', async () => {
