@@ -1,67 +1,81 @@
 // SPDX-License-Identifier: MIT
 
-/** What can go wrong with a lock. The text is the server's where it said something. */
+/** What can go wrong with a lock. */
 export type Kind = 'busy' | 'timed out' | 'cancelled' | 'lost' | 'deadlock' | 'misuse' | 'unavailable';
 
-/** All errors of this package. */
+/** All errors of this package. The text is the server's where it said something. */
 export abstract class LockError extends Error {
   abstract readonly kind: Kind;
-
-  constructor(message: string, options?: ErrorOptions) {
-    super(message, options);
-    this.name = new.target.name;
-  }
 }
 
 /** Somebody else holds the lock, and the call was not to wait. */
 export class BusyError extends LockError {
   readonly kind = 'busy';
+  override readonly name = 'BusyError';
 }
 
 /** The lock was not granted in the time to wait. */
 export class TimedOutError extends LockError {
   readonly kind = 'timed out';
+  override readonly name = 'TimedOutError';
 }
 
-/** The caller gave up. `name` is `AbortError`, as for everything that an AbortSignal ends. */
+/** The caller gave up. The `cause` is the signal's reason; the name is `AbortError`, as for all that an AbortSignal ends. */
 export class CancelledError extends LockError {
   readonly kind = 'cancelled';
-
-  constructor(message: string, options?: ErrorOptions) {
-    super(message, options);
-    this.name = 'AbortError';
-  }
+  override readonly name = 'AbortError';
 }
 
 /** The hold ended before its holder gave it back: others may have worked at the same time. */
 export class LostError extends LockError {
   readonly kind = 'lost';
+  override readonly name = 'LostError';
 }
 
 /** Waiting could never end. The text has the cycle. */
 export class DeadlockError extends LockError {
   readonly kind = 'deadlock';
+  override readonly name = 'DeadlockError';
 }
 
-/** The call is wrong: an option out of range, a key of another type, no permission. */
+/** What the call says is wrong: an option out of range, a key of another type, no permission. */
 export class MisuseError extends LockError {
   readonly kind = 'misuse';
+  override readonly name = 'MisuseError';
 }
 
 /** No connection, or a server that grants nothing now. */
 export class UnavailableError extends LockError {
   readonly kind = 'unavailable';
+  override readonly name = 'UnavailableError';
 }
 
-const UNAVAILABLE = new Set([
-  'UNBLOCKED', 'READONLY', 'QUARANTINE', 'NOREPLICAS', 'OOM', 'MISCONF', 'LOADING', 'TRYAGAIN', 'MASTERDOWN', 'CLUSTERDOWN',
-]);
+/** No reply came, or one of a server that serves nobody: on the next connection the call may be sent again. @internal */
+export class Disconnected extends UnavailableError {}
 
-/** The error for what the server said. */
-export function errorOf(text: string, cause: unknown): LockError {
-  const prefix = text.split(' ', 1)[0] ?? '';
-  if (prefix === 'NOTOWNER') return new LostError(text, { cause });
-  if (prefix === 'DEADLOCK') return new DeadlockError(text, { cause });
-  if (UNAVAILABLE.has(prefix) || (prefix === 'ERR' && text.includes('too many'))) return new UnavailableError(text, { cause });
-  return new MisuseError(text, { cause });
+/** The error for what the server or the client library said. @internal */
+export function errorOf(cause: unknown): LockError {
+  if (cause instanceof LockError) return cause;
+  const text = cause instanceof Error ? cause.message || String((cause as NodeJS.ErrnoException).code) : String(cause);
+  // What the server says begins with a word in capitals; what a library says of a connection does not.
+  switch (/^[A-Z]{2,}(?= )/.exec(text)?.[0]) {
+    case undefined:
+      return new Disconnected(`the connection is lost: ${text}`, { cause });
+    case 'READONLY':
+    case 'MASTERDOWN':
+    case 'LOADING':
+      return new Disconnected(text, { cause });
+    case 'UNBLOCKED':
+      return new (text.includes('instance state changed') ? Disconnected : UnavailableError)(text, { cause });
+    case 'NOTOWNER':
+      return new LostError(text, { cause });
+    case 'DEADLOCK':
+      return new DeadlockError(text, { cause });
+    case 'ERR':
+    case 'WRONGTYPE':
+    case 'NOPERM':
+      return new (text.includes('too many') ? UnavailableError : MisuseError)(text, { cause });
+    default:
+      return new UnavailableError(text, { cause });
+  }
 }

@@ -1,42 +1,54 @@
 // SPDX-License-Identifier: MIT
 
 import { randomUUID } from 'node:crypto';
-import { LockError, LostError, UnavailableError } from './errors.js';
-import type { How } from './locks.js';
-import { Bell, type Session } from './session.js';
+import { Disconnected, LockError, LostError, UnavailableError } from './errors.js';
+import { tell } from './events.js';
+import { bound, check, type How, ms } from './options.js';
+import { Bell, now, type Session, sleep, TRY_AGAIN } from './session.js';
 
-/** After a connection broke, in milliseconds. */
-export const TRY_AGAIN = 50;
-
-/** By a clock that nobody sets, in milliseconds. */
-export const now = (): number => performance.now();
-
-export const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+/** What a call got: when it was sent, when the last was that set the lease, and the token. @internal */
+export interface Grant {
+  sent: number;
+  renewed: number;
+  token?: number | undefined;
+}
 
 /** A lock that is held. */
 export class Hold {
-  /** The token of `fence: true`: it is greater than that of every grant before. */
-  token: number | undefined;
+  readonly #session: Session;
+  readonly #how: How;
   readonly #lost = new AbortController();
   readonly #bell = new Bell();
   readonly #releaseId = randomUUID();
+  #lease: number;
   #granted = 0;
   #until = 0;
   #released = false;
-  #done: ((outcome: string) => void) | undefined;
+  #releasing = 0;
+  #token: number | undefined;
 
   /** @internal */
   constructor(
+    session: Session,
+    how: How,
+    /** Of the lock. */
     readonly name: string,
-    /** Who holds it, as the server knows it. */
+    /** Who holds it, as the server knows it. May be handed to another process: see `Locks.attach`. */
     readonly owner: string,
-    private readonly how: How,
-    private readonly session: Session,
-  ) {}
+  ) {
+    this.#session = session;
+    this.#how = how;
+    this.#lease = how.lease;
+  }
 
   /** Aborted, with a `LostError` as its reason, when the hold ended before it was given back. */
   get signal(): AbortSignal {
     return this.#lost.signal;
+  }
+
+  /** With `fence`, greater than that of every hold before. */
+  get token(): number | undefined {
+    return this.#token;
   }
 
   /** Milliseconds for which nobody else can have the lock, whatever the network does. */
@@ -44,44 +56,41 @@ export class Hold {
     return this.signal.aborted || this.#released ? 0 : Math.max(0, this.#until - now());
   }
 
-  /** Sets the lease anew, in milliseconds. Rejects with `LostError` if there is nothing to extend. */
-  async extend(lease: number = this.how.lease): Promise<void> {
-    await this.renew(lease);
+  /** Sets the lease anew, from now on, in milliseconds. Rejects with `LostError` if there is nothing to extend. */
+  async extend(lease: number = this.#lease): Promise<void> {
+    check('lease', lease);
+    await this.#renew(lease, () => this.#session.insist(this.#renewal(lease), Math.max(0, this.#until - now())));
+    this.#lease = lease;
     this.#bell.ring();
   }
 
-  /** Carries out a command of Redis if the lock is still held, in the same step; rejects with `LostError` if it is not. */
+  /** Carries out a command of Redis if the lock is still held, in the same step. Rejects with `LostError` if it is not. */
   async guard(...command: (string | number)[]): Promise<unknown> {
-    try {
-      return await this.session.call(['LOCK.GUARD', this.name, 'OWNER', this.owner, ...command.map(String)]);
-    } catch (error) {
-      if (error instanceof LostError) this.lose(error);
-      throw error;
-    }
+    const words = ['LOCK.GUARD', this.name, 'OWNER', this.owner, ...command.map(String)];
+    return this.#orLose(() => this.#session.call(words));
   }
 
-  /** Gives the lock back. If that fails, it may be called again, and counts once. Rejects with `LostError` if it was lost before. */
+  /** Gives the lock back. If that fails, it may be called again, and counts once. Rejects with `LostError` if it was lost. */
   async release(): Promise<void> {
-    const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
-    const deadline = now() + this.session.patience;
-    while (!this.#released) {
+    if (!this.#released) {
+      const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.#how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
+      this.#releasing++;
       try {
-        await this.session.call(words);
-        this.#end('released');
+        await this.#session.insist(words, this.signal.aborted ? 0 : this.#lease);
       } catch (error) {
-        if (error instanceof LostError) {
-          this.lose(error);
-          this.#end('lost');
-          break;
-        }
-        if (!(error instanceof UnavailableError) || this.session.closed || now() > deadline) throw error;
-        await sleep(TRY_AGAIN);
+        if (error instanceof LostError) this.#lose(error);
+        // What is lost may be impossible to give back.
+        else if (!this.signal.aborted || !(error instanceof UnavailableError)) throw error;
+      } finally {
+        this.#releasing--;
       }
+      this.#released = true;
+      this.#end('released');
     }
     if (this.signal.aborted) throw this.signal.reason as LostError;
   }
 
-  /** For `await using`: gives the lock back. A loss was told by the signal. */
+  /** For `await using`: gives the lock back. A loss is told by the signal only, as the body's own error says more. */
   async [Symbol.asyncDispose](): Promise<void> {
     try {
       await this.release();
@@ -90,82 +99,81 @@ export class Hold {
     }
   }
 
-  #end(outcome: string): void {
-    this.#released = true;
-    this.session.holds.delete(this.owner);
-    this.#bell.ring();
-    this.#done?.(outcome);
-    this.#done = undefined;
-  }
-
-  /** @internal */
-  lose(error: LostError): void {
-    if (this.signal.aborted || this.#released) return;
-    this.session.holds.delete(this.owner);
-    this.#lost.abort(error);
-    this.#bell.ring();
-    this.#done?.('lost');
-    this.#done = undefined;
-  }
-
-  /** @internal */
-  async renew(lease: number, patience?: number): Promise<void> {
-    const sent = now();
-    const words = ['LOCK.RENEW', this.name, this.owner, 'PX', String(Math.round(lease)), ...bound(this.how, sent - this.#granted)];
-    try {
-      await this.session.call(words, patience);
-    } catch (error) {
-      if (error instanceof LostError) this.lose(error);
-      throw error;
-    }
-    this.#until = sent + lease;
-  }
-
-  /** The lock was granted to a call that was sent then. @internal */
-  begin(granted: number, sent: number, done: (outcome: string) => void): void {
-    this.#granted = granted;
-    this.#until = sent + this.how.lease;
-    this.#done = done;
-    this.session.holds.set(this.owner, this.#bell);
+  /** It is ours. @internal */
+  begin({ sent, renewed, token }: Grant): void {
+    this.#granted = sent;
+    this.#until = renewed + this.#lease;
+    this.#token = token;
+    this.#session.holds.add(this.#bell);
     void this.#watch();
   }
 
-  /** @internal */
-  wasGranted(sent: number): void {
-    this.#granted = sent;
+  /** Whether the server knows of it; its lease is set anew. @internal */
+  async confirm(ms: number): Promise<void> {
+    await this.#session.insist(this.#renewal(this.#lease, 0), ms);
+  }
+
+  #renewal(lease: number, age = now() - this.#granted): string[] {
+    return ['LOCK.RENEW', this.name, this.owner, 'PX', ms(lease), ...bound(this.#how, age)];
+  }
+
+  async #renew(lease: number, call: () => Promise<unknown>): Promise<void> {
+    const sent = now();
+    await this.#orLose(call);
+    this.#until = sent + lease;
+  }
+
+  async #orLose<T>(call: () => Promise<T>): Promise<T> {
+    try {
+      return await call();
+    } catch (error) {
+      // It may have been given back just before.
+      if (error instanceof LostError && this.#releasing === 0) this.#lose(error);
+      throw error;
+    }
+  }
+
+  #lose(why: LostError): void {
+    if (this.signal.aborted || this.#released) return;
+    // Told before the listeners of the signal are: they may give it back at once.
+    this.#end('lost');
+    this.#lost.abort(why);
+  }
+
+  /** A hold ends once. */
+  #end(outcome: 'released' | 'lost'): void {
+    this.#bell.ring();
+    if (this.#session.holds.delete(this.#bell)) tell(this.#how.label, 'held', outcome, this.#granted);
   }
 
   /** Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock. */
   async #watch(): Promise<void> {
-    const pause = this.how.lease / 3;
-    const lost = (why: string): void => this.lose(new LostError(`${this.name}: ${why}`));
-    while (!this.signal.aborted && !this.#released) {
-      const keeps = this.how.keep && (this.how.maxHold === undefined || now() - this.#granted < this.how.maxHold);
+    const { keep, maxHold = Infinity } = this.#how;
+    const lost = (why: string): LostError => new LostError(`${this.name}: ${why}`);
+    for (;;) {
+      const keeps = keep && now() - this.#granted < maxHold;
+      const pause = this.#lease / 3;
       const left = this.#until - now();
-      if (!keeps && left <= 0) return lost('the lease is over');
+      if (!keeps && left <= 0) return this.#lose(lost('the lease is over'));
       await this.#bell.within(keeps ? Math.min(pause, left) : left);
       this.#bell.clear();
       if (this.signal.aborted || this.#released) return;
-      if (this.session.closed) return lost('the session was closed');
+      if (this.#session.closed) return this.#lose(lost('the session was closed'));
       if (!keeps) continue;
       // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock, as no
       // other ever has this owner's name.
       const slept = now() >= this.#until;
+      const lease = this.#lease;
       try {
-        await this.renew(this.how.lease, slept ? pause : this.#until - now());
+        const patience = slept ? pause : this.#until - now();
+        await this.#renew(lease, () => this.#session.call(this.#renewal(lease), patience));
       } catch (error) {
-        if (!(error instanceof LockError) || this.signal.aborted) return;
-        if (now() >= this.#until) return lost('the server does not answer, and the lease is over');
+        if (!(error instanceof LockError)) throw error;
+        if (now() >= this.#until) return this.#lose(lost('the lease is over, and the server does not answer'));
+        if (!(error instanceof Disconnected)) continue;
         await sleep(Math.min(TRY_AGAIN, pause));
         this.#bell.ring();
       }
     }
   }
-}
-
-/** What binds a hold to its connection, which has been held for so long. @internal */
-export function bound(how: How, age: number): string[] {
-  if (!how.keep) return [];
-  const max = how.maxHold === undefined ? [] : ['MAX', String(Math.max(1, Math.round(how.maxHold - age)))];
-  return ['WATCHDOG', ...max, 'EPHEMERAL'];
 }

@@ -1,100 +1,61 @@
 // SPDX-License-Identifier: MIT
 
 import { randomUUID } from 'node:crypto';
-import { channel } from 'node:diagnostics_channel';
+import { setMaxListeners } from 'node:events';
 import { hostname } from 'node:os';
 import { adapt, type Client } from './adapters.js';
-import { BusyError, CancelledError, LockError, LostError, MisuseError, TimedOutError, UnavailableError } from './errors.js';
-import { bound, Hold, now, sleep, TRY_AGAIN } from './hold.js';
-import { Bell, Session } from './session.js';
+import { BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, TimedOutError } from './errors.js';
+import { tell } from './events.js';
+import { type Grant, Hold } from './hold.js';
+import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
+import { Bell, now, Session, sleep, TRY_AGAIN } from './session.js';
 
-/** How a lock is to be held. Times are in milliseconds. */
-export interface Options {
-  /** After which the hold ends unless it is renewed; 30,000 if nothing is said. */
-  lease?: number;
-  /** Client and server renew the lease, and the hold ends at once with this process. On if no lease is given. */
-  keep?: boolean;
-  /** After which a kept hold is not renewed any more. */
-  maxHold?: number;
-  /** How long to wait: without limit if nothing is said; 0 is a try. */
-  wait?: number;
-  /** `shared` is a reader. */
-  mode?: 'exclusive' | 'shared';
-  /** One of so many permits. */
-  limit?: number;
-  /** The hold has a token that is greater than all before. */
-  fence?: boolean;
-  /** What `diagnostics_channel` calls the lock; its name if nothing is said. */
-  label?: string;
-  /** Ends the wait. */
-  signal?: AbortSignal;
-}
-
-export interface RequestOptions extends Options {
-  /** The callback gets null if somebody else has the lock. */
-  ifAvailable?: boolean;
-}
-
-/** The options, with what they mean if nothing is said. @internal */
-export interface How {
-  lease: number;
-  keep: boolean;
-  maxHold: number | undefined;
-  wait: number | undefined;
-  shared: boolean;
-  limit: number | undefined;
-  fence: boolean;
-  label: string;
-  signal: AbortSignal | undefined;
-}
-
-/** What is published on the channel `redis-lock` of `diagnostics_channel`. */
-export interface LockEvent {
-  label: string;
-  /** `waited` for it, or `held` it. */
-  event: 'waited' | 'held';
-  /** How that ended: `granted` or a kind of error; `released` or `lost`. */
-  outcome: string;
-  /** For how long, in milliseconds. */
-  ms: number;
-}
-
-/** Who holds a lock, and who waits for it. */
+/** Who holds locks, and who waits for them. */
 export interface Snapshot {
-  held: { name: string; mode: string; owner: string }[];
-  pending: { name: string; mode: string; owner: string }[];
+  held: LockInfo[];
+  /** First in line first. */
+  pending: LockInfo[];
 }
 
-const CHANNEL = channel('redis-lock');
+/** A hold or a wait, as the server knows it. */
+export interface LockInfo {
+  name: string;
+  mode: 'exclusive' | 'shared';
+  owner: string;
+}
 
 /** A message may be lost. Who waits asks again so often (in milliseconds), and keeps its place. */
 const ASK_AGAIN = 3000;
 
-/** All locks of this process on one server. `client` is one of ioredis or node-redis; locks have connections of their own, like it. */
+/** A call that has no time to wait has so many milliseconds for its reply. */
+const SOON = 1000;
+
+const PROCESS = `${hostname()}/${process.pid}`;
+
+/** All locks of this process on one server. They have two connections of their own, like that of `client`. */
 export class Locks {
   readonly #session: Session;
-  readonly #call: (words: readonly string[]) => Promise<unknown>;
 
-  /** @param patience how long a call may go without an answer, in milliseconds */
+  /** @param options `patience`: a call without an answer in so many milliseconds is sent again on a new connection. */
   constructor(client: Client, { patience = 5000 }: { patience?: number } = {}) {
-    const { open, call } = adapt(client);
-    this.#call = call;
-    this.#session = new Session(open, patience);
+    if (!(patience >= 1 && patience < 2 ** 31)) throw new MisuseError(`patience must be 1 or more, and is ${String(patience)}`);
+    this.#session = new Session(adapt(client), patience);
   }
 
-  /** Waits for the lock, as long as `wait` says. Rejects with `TimedOutError`, or `BusyError` if it was not to wait. */
+  /** The lock, when it is granted. Rejects with `TimedOutError` when the time to wait is over; `BusyError` if there was none. */
   async acquire(name: string, options: Options = {}): Promise<Hold> {
     const hold = await this.#acquire(name, howOf(name, options));
     if (hold !== null) return hold;
     throw new (options.wait === 0 ? BusyError : TimedOutError)(`${name}: somebody else has it`);
   }
 
-  /** The hold, or null if somebody else has the lock. */
+  /** The lock, or null if somebody else has it. */
   async tryAcquire(name: string, options: Options = {}): Promise<Hold | null> {
     return this.#acquire(name, howOf(name, { ...options, wait: 0 }));
   }
 
-  /** As `navigator.locks.request`: the callback has the lock until what it returns is settled. If it throws, that comes out. */
+  /** As `navigator.locks.request`: the callback has the lock until what it returns is settled. What it throws comes out; else,
+   *  if the lock was lost meanwhile, this rejects with `LostError`. */
   async request<T>(name: string, callback: (hold: Hold) => T | Promise<T>): Promise<T>;
   async request<T>(
     name: string,
@@ -102,20 +63,17 @@ export class Locks {
     callback: (hold: Hold | null) => T | Promise<T>,
   ): Promise<T>;
   async request<T>(name: string, options: RequestOptions, callback: (hold: Hold) => T | Promise<T>): Promise<T>;
-  async request<T>(
-    name: string,
-    options: RequestOptions | ((hold: Hold) => T | Promise<T>),
-    body?: (hold: never) => T | Promise<T>,
-  ): Promise<T> {
-    const callback = (typeof options === 'function' ? options : body) as (hold: Hold | null) => T | Promise<T>;
-    const how = typeof options === 'function' ? {} : options;
-    const hold = how.ifAvailable === true ? await this.tryAcquire(name, how) : await this.acquire(name, how);
+  async request<T>(name: string, ...rest: unknown[]): Promise<T> {
+    const callback = rest.pop() as (hold: Hold | null) => T | Promise<T>;
+    if (typeof callback !== 'function') throw new MisuseError('request needs a callback');
+    const { ifAvailable = false, ...options } = (rest[0] ?? {}) as RequestOptions;
+    const hold = await (ifAvailable ? this.tryAcquire(name, options) : this.acquire(name, options));
     if (hold === null) return callback(null);
     let result: T;
     try {
       result = await callback(hold);
     } catch (error) {
-      // What the body throws says more.
+      // It says more than what may go wrong now.
       await hold.release().catch(() => undefined);
       throw error;
     }
@@ -123,208 +81,197 @@ export class Locks {
     return result;
   }
 
-  /** As in node-redlock: the routine has the lock, for `lease` milliseconds at a time, and is told by its signal if it loses it. */
-  async using<T>(name: string, lease: number, routine: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  /** As in node-redlock: the routine has the lock, for `lease` milliseconds at a time, and its signal tells it of a loss. */
+  async using<T>(names: string | readonly string[], lease: number, routine: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    const [name, ...others] = typeof names === 'string' ? [names] : names;
+    if (name === undefined || others.length > 0) throw new MisuseError('using takes one name');
     return this.request(name, { lease, keep: true }, (hold) => routine(hold.signal));
   }
 
-  /** Takes over the hold of an owner, whose process may be another one, and sets its lease. Rejects with `LostError` if it has ended. */
+  /** Takes over the hold of an owner, of another process maybe, and sets its lease. Rejects with `LostError` if it has ended. */
   async attach(name: string, owner: string, options: Options = {}): Promise<Hold> {
-    const how = howOf(name, options);
-    const hold = new Hold(name, owner, how, this.#session);
+    const hold = new Hold(this.#session, howOf(name, options), name, owner);
     const sent = now();
-    await hold.renew(how.lease);
-    hold.begin(sent, sent, (outcome) => publish(how.label, 'held', outcome, sent));
+    await hold.confirm(this.#session.patience);
+    hold.begin({ sent, renewed: sent });
     return hold;
   }
 
-  /** A try for an owner that the caller names. False if somebody holds the lock, that owner or another. */
-  async tryAs(name: string, owner: string, lease = 30_000): Promise<boolean> {
-    const words = ['LOCK.ACQUIRE', name, owner, 'PX', String(Math.round(lease)), 'ONCE', 'ID', randomUUID()];
-    return (await this.#again(words)) !== null;
+  /** Who holds the lock and who waits for it; without a name, of all locks, which needs permission for `LOCK.SCAN`. */
+  async query(name?: string): Promise<Snapshot> {
+    const names = name === undefined ? await this.#all() : [name];
+    const snapshots = await Promise.all(names.map((one) => this.#query(one)));
+    return { held: snapshots.flatMap(({ held }) => held), pending: snapshots.flatMap(({ pending }) => pending) };
   }
 
-  /** Gives back what an owner holds. Rejects with `LostError` if that is nothing. */
-  async releaseAs(name: string, owner: string): Promise<void> {
-    await this.#again(['LOCK.RELEASE', name, owner, 'ID', randomUUID()]);
-  }
-
-  /** Sets the lease of what an owner holds, in milliseconds. Rejects with `LostError` if that is nothing. */
-  async extendAs(name: string, owner: string, lease: number): Promise<void> {
-    await this.#again(['LOCK.RENEW', name, owner, 'PX', String(Math.round(lease))]);
-  }
-
-  /** Takes the lock from whoever holds it. */
-  async break(name: string): Promise<void> {
-    await this.#again(['LOCK.BREAK', name]);
-  }
-
-  /** A call that counts once, sent again if its connection breaks. */
-  async #again(words: readonly string[]): Promise<unknown> {
-    const deadline = now() + this.#session.patience;
-    for (;;) {
-      try {
-        return await this.#session.call(words);
-      } catch (error) {
-        if (!(error instanceof UnavailableError) || this.#session.closed || now() > deadline) throw error;
-        await sleep(TRY_AGAIN);
-      }
-    }
-  }
-
-  /** Who holds the lock and who waits for it, now. */
-  async query(name: string): Promise<Snapshot> {
-    const [info, waiters] = await Promise.all([this.#ask('LOCK.INFO', name), this.#ask('LOCK.WAITERS', name)]);
-    const who = (one: unknown): { name: string; mode: string; owner: string } => {
-      const fields = pairs(one);
-      return { name, mode: String(fields.get('mode')), owner: String(fields.get('owner')) };
-    };
-    const holders = info === null ? [] : pairs(info).get('holders');
-    return { held: (holders as unknown[]).map(who), pending: ((waiters ?? []) as unknown[]).map(who) };
-  }
-
-  async #ask(...words: string[]): Promise<unknown> {
-    return this.#call(words);
-  }
-
-  /** Ends all waits, and what is held with `keep`. */
+  /** Ends all waits and all that is held with `keep`, and both connections. */
   async close(): Promise<void> {
-    await this.#session.close();
+    this.#session.close();
+  }
+
+  /** As `close`. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  async #all(): Promise<string[]> {
+    const names = new Set<string>();
+    let cursor = '0';
+    do {
+      const [next, found] = (await this.#session.call(['LOCK.SCAN', cursor])) as [unknown, unknown[]];
+      for (const one of found) names.add(String(fieldsOf(one)['key']));
+      cursor = String(next);
+    } while (cursor !== '0');
+    return [...names];
+  }
+
+  async #query(name: string): Promise<Snapshot> {
+    const [info, waiters] = await Promise.all([
+      this.#session.call(['LOCK.INFO', name]),
+      this.#session.call(['LOCK.WAITERS', name, 'COUNT', '1000000']),
+    ]);
+    const listed = (all: unknown): LockInfo[] =>
+      ((all ?? []) as unknown[]).map(fieldsOf).map(({ mode, owner }) => ({ name, mode, owner }) as LockInfo);
+    return { held: listed(fieldsOf(info)['holders']), pending: listed(waiters) };
   }
 
   async #acquire(name: string, how: How): Promise<Hold | null> {
     const began = now();
-    const deadline = how.wait === undefined ? Infinity : began + how.wait;
+    let outcome = 'unavailable';
+    try {
+      const hold = await this.#untilGranted(name, how, began + (how.wait ?? Infinity));
+      outcome = hold !== null ? 'granted' : how.wait === 0 ? 'busy' : 'timed out';
+      return hold;
+    } catch (error) {
+      if (error instanceof LockError) outcome = error.kind;
+      throw error;
+    } finally {
+      tell(how.label, 'waited', outcome, began);
+    }
+  }
+
+  async #untilGranted(name: string, how: How, deadline: number): Promise<Hold | null> {
     for (;;) {
-      const owner = `${hostname()}/${process.pid}/${randomUUID()}`;
+      const hold = new Hold(this.#session, how, name, how.owner ?? `${PROCESS}/${randomUUID()}`);
       const request = randomUUID();
+      let grant: Grant | null;
+      if (how.signal?.aborted === true) throw cancelled(name, how.signal);
       try {
-        const hold = await this.#attempt(name, how, owner, request, deadline);
-        if (hold === null && how.wait !== 0) await this.#cancel(name, owner, request);
-        publish(how.label, 'waited', hold !== null ? 'granted' : how.wait === 0 ? 'busy' : 'timed out', began);
-        return hold;
+        const attempt = this.#attempt(hold, how, request, deadline);
+        grant = await (how.signal === undefined ? attempt : unlessAborted(attempt, how.signal, name));
       } catch (error) {
         // It was granted to a connection that broke, and ended with it.
         if (error instanceof LostError) continue;
         // Whatever has become of the call: nothing waits, and nothing is held.
-        await this.#cancel(name, owner, request);
-        publish(how.label, 'waited', error instanceof LockError ? error.kind : 'unavailable', began);
+        await this.#takeBack(hold, request);
         throw error;
       }
+      if (grant !== null) {
+        hold.begin(grant);
+        if (!hold.signal.aborted) return hold;
+        // Who slept through the whole lease begins nothing.
+        await this.#takeBack(hold, request);
+        throw hold.signal.reason as LostError;
+      }
+      if (how.wait !== 0) await this.#takeBack(hold, request);
+      return null;
     }
   }
 
-  async #attempt(name: string, how: How, owner: string, request: string, deadline: number): Promise<Hold | null> {
+  /** Asks until the lock is granted. Whoever aborts it does not wait for its end: the server says that the wait was cancelled. */
+  async #attempt(hold: Hold, how: How, request: string, deadline: number): Promise<Grant | null> {
     const session = this.#session;
     const waits = how.wait !== 0;
-    const words = ['LOCK.ACQUIRE', name, owner, 'PX', String(Math.round(how.lease)), 'ONCE'];
+    const words = ['LOCK.ACQUIRE', hold.name, hold.owner, 'PX', ms(how.lease), 'ONCE', 'ID', request];
     if (how.shared) words.push('SHARED');
     if (how.limit !== undefined) words.push('LIMIT', String(how.limit));
-    if (how.fence) words.push('FENCE');
-    words.push(...bound(how, 0));
+    if (how.fence === true) words.push('FENCE');
     if (waits) words.push('NOTIFY', session.inbox);
-    words.push('ID', request);
-    const hold = new Hold(name, owner, how, session);
+    words.push(...bound(how));
+    const check = (): void => {
+      if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
+    };
+    let broken = false;
+    /** When the first of the calls failed that went wrong since the last reply. */
+    let failing: number | undefined;
     const bell = new Bell();
     session.waits.set(request, bell);
-    const abort = (): void => bell.ring();
-    how.signal?.addEventListener('abort', abort);
-    const aborted = aborts(how.signal);
-    let broken = false;
-    let giveUp = now() + session.patience;
     try {
       for (;;) {
-        if (how.signal?.aborted === true) throw new CancelledError(`${name}: cancelled`, { cause: how.signal.reason });
+        check();
         bell.clear();
         try {
-          if (waits) await Promise.race([session.listen(), aborted.promise]);
-          let sent = now();
-          const reply = await Promise.race([session.call(words), aborted.promise]);
+          // A wait without limit ends when there is no server.
+          const patience = Math.max(SOON, deadline - now());
+          if (waits) await session.listen(patience);
+          check();
+          const sent = now();
+          const reply = await session.call(words, patience);
+          check();
           if (reply !== null && reply !== 0) {
-            hold.token = tokenOf(reply);
-            const granted = sent;
-            hold.wasGranted(granted);
+            let renewed = sent;
             if (broken) {
               // The reply may be that of a call whose hold ended with its connection.
-              sent = now();
-              await hold.renew(how.lease);
+              renewed = now();
+              await hold.confirm(0);
+              check();
             }
-            hold.begin(granted, sent, (outcome) => publish(how.label, 'held', outcome, granted));
-            return hold;
+            return { sent, renewed, token: tokenOf(reply) };
           }
           if (reply === null) return null;
-          giveUp = now() + session.patience;
+          failing = undefined;
         } catch (error) {
-          if (!(error instanceof UnavailableError)) throw error;
-          // What the server said stands; a broken connection is made again.
+          failing ??= now();
+          // A try is sent again once, and a wait without limit until there was no server for some time.
+          const isOver = waits ? now() > (how.wait === undefined ? failing + session.patience : deadline) : broken;
+          if (!(error instanceof Disconnected) || isOver) throw error;
           broken = true;
-          const stands = /^(UNBLOCKED|ERR|QUARANTINE|NOREPLICAS|OOM|MISCONF) /.test(error.message);
-          if (session.closed || stands || now() > Math.min(giveUp, deadline)) throw error;
           await sleep(TRY_AGAIN);
           continue;
         }
         const left = Math.min(ASK_AGAIN, deadline - now());
         if (left <= 0) return null;
         await bell.within(left);
-        if (session.closed) throw new UnavailableError('closed');
       }
     } finally {
       session.waits.delete(request);
-      how.signal?.removeEventListener('abort', abort);
-      aborted.stop();
     }
   }
 
-  async #cancel(name: string, owner: string, request: string): Promise<void> {
-    for (let attempt = 0; attempt < 3 && !this.#session.closed; attempt++) {
-      try {
-        await this.#session.call(['LOCK.CANCEL', name, owner, 'ID', request]);
-        return;
-      } catch (error) {
-        // The wait ends with its connection.
-        if (!(error instanceof UnavailableError)) return;
-        await sleep(TRY_AGAIN);
-      }
+  /** Whatever the acquire has got. Where there is no connection, this goes on behind the caller's back. */
+  async #takeBack({ name, owner }: Hold, request: string): Promise<void> {
+    const words = ['LOCK.CANCEL', name, owner, 'ID', request];
+    try {
+      await this.#session.call(words, SOON);
+    } catch (error) {
+      // Closed, or not permitted: then the wait ends with its connection.
+      if (error instanceof Disconnected) this.#session.insist(words, this.#session.patience).catch(() => undefined);
     }
   }
 }
 
-/** A promise that is rejected when the signal is aborted. */
-function aborts(signal: AbortSignal | undefined): { promise: Promise<never>; stop: () => void } {
-  let stop = (): void => undefined;
-  const promise = new Promise<never>((_, reject) => {
-    const abort = (): void => reject(new CancelledError('cancelled', { cause: signal?.reason as unknown }));
-    signal?.addEventListener('abort', abort);
-    stop = () => signal?.removeEventListener('abort', abort);
+function cancelled(name: string, { reason }: AbortSignal): CancelledError {
+  return new CancelledError(`${name}: the wait was cancelled`, { cause: reason });
+}
+
+/** As the attempt, but at once when the signal is aborted. */
+async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: string): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const abort = (): void => reject(cancelled(name, signal));
+    // Many waits may share a signal, and that is no leak.
+    setMaxListeners(0, signal);
+    signal.addEventListener('abort', abort, { once: true });
+    attempt.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort));
   });
-  promise.catch(() => undefined);
-  return { promise, stop };
 }
 
-function howOf(name: string, options: Options): How {
-  const { lease, keep, maxHold, wait, mode = 'exclusive', limit, fence = false, label = name, signal } = options;
-  for (const [what, ms, least] of [['lease', lease, 1], ['maxHold', maxHold, 1], ['wait', wait, 0], ['limit', limit, 1]] as const) {
-    if (ms !== undefined && !(Number.isFinite(ms) && ms >= least)) throw new MisuseError(`${what} must be ${least} or more, not ${ms}`);
-  }
-  if (mode !== 'exclusive' && mode !== 'shared') throw new MisuseError(`mode must be exclusive or shared, not ${String(mode)}`);
-  const shared = mode === 'shared' || limit !== undefined;
-  return { lease: lease ?? 30_000, keep: keep ?? lease === undefined, maxHold, wait, shared, limit, fence, label, signal };
-}
-
-function publish(label: string, event: LockEvent['event'], outcome: string, since: number): void {
-  if (CHANNEL.hasSubscribers) CHANNEL.publish({ label, event, outcome, ms: now() - since } satisfies LockEvent);
-}
-
-/** A map in RESP2 or RESP3. */
-function pairs(reply: unknown): Map<string, unknown> {
-  if (reply instanceof Map) return new Map([...reply].map(([name, value]) => [String(name), value as unknown]));
-  if (!Array.isArray(reply)) return new Map(Object.entries(reply as object));
-  const flat = reply as unknown[];
-  return new Map(flat.flatMap((name, at) => (at % 2 === 0 ? [[String(name), flat[at + 1]] as const] : [])));
+/** A map comes as a list in RESP2, and nothing as null. */
+function fieldsOf(reply: unknown): Record<string, unknown> {
+  const list = (reply ?? []) as unknown[];
+  return Object.fromEntries(list.flatMap((name, at) => (at % 2 === 0 ? [[String(name), list[at + 1]]] : [])));
 }
 
 function tokenOf(reply: unknown): number | undefined {
-  if (typeof reply === 'number') return undefined;
-  const token = pairs(reply).get('token');
+  const token = typeof reply === 'number' ? undefined : fieldsOf(reply)['token'];
   return token === undefined || token === null ? undefined : Number(token);
 }

@@ -4,7 +4,15 @@
 
 import { randomUUID } from 'node:crypto';
 import type { Open, Wire } from './adapters.js';
-import { errorOf, LockError, UnavailableError } from './errors.js';
+import { Disconnected, errorOf, UnavailableError } from './errors.js';
+
+/** After a connection broke, in milliseconds. */
+export const TRY_AGAIN = 50;
+
+/** By a clock that nobody sets, in milliseconds. */
+export const now = (): number => performance.now();
+
+export const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Something that may be waited for, again and again. */
 export class Bell {
@@ -34,105 +42,95 @@ export class Bell {
   }
 }
 
-/** Who wants to know that connections broke, or that messages came. */
-export type Bells = Map<string, Bell>;
-
 export class Session {
   readonly inbox = `inbox-${randomUUID()}`;
-  /** By requests. */
-  readonly waits: Bells = new Map();
-  /** By owners. */
-  readonly holds: Bells = new Map();
+  /** Who waits, by the id of its request: a message rings. */
+  readonly waits = new Map<string, Bell>();
+  /** What is held. A connection that breaks rings, here and there. */
+  readonly holds = new Set<Bell>();
   closed = false;
-  #commands: Promise<Wire> | undefined;
-  #messages: Promise<Wire> | undefined;
+  readonly #wires = new Map<'commands' | 'messages', Wire>();
 
+  /** @param patience how long a call may go without an answer, in milliseconds */
   constructor(
     readonly open: Open,
     readonly patience: number,
   ) {}
 
-  #ring(): void {
-    for (const bells of [this.waits, this.holds]) for (const bell of bells.values()) bell.ring();
-  }
-
-  /** A connection; it forgets itself when it ends. */
-  #connect(forget: (wire: Promise<Wire>) => void, channel?: string): Promise<Wire> {
-    if (this.closed) throw new UnavailableError('closed');
-    const ended = (): void => {
-      forget(made);
-      this.#ring();
-    };
-    // "granted <request> <key>" and "lost <request> <key>" both mean: ask again.
-    const told = (text: string): void => this.waits.get(text.split(' ', 2)[1] ?? '')?.ring();
-    const made: Promise<Wire> = this.#patient(this.open(ended, channel, told), this.patience).then(
-      (wire) => {
-        if (this.closed) wire.close();
-        return wire;
-      },
-      (error: unknown) => {
-        forget(made);
-        throw error;
-      },
-    );
-    return made;
-  }
-
-  /** What the library and the server say is one of our errors. */
-  async #patient<T>(work: Promise<T>, ms: number): Promise<T> {
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new UnavailableError('the server does not answer')), Math.max(0, ms));
-    });
-    try {
-      return await Promise.race([work, late]);
-    } catch (cause) {
-      if (cause instanceof LockError) throw cause;
-      const text = cause instanceof Error ? cause.message : String(cause);
-      // What the server says begins with a word in capitals; what a library says of a connection does not.
-      if (/^[A-Z][A-Z0-9]+ /.test(text)) throw errorOf(text, cause);
-      throw new UnavailableError(`the connection is lost: ${text}`, { cause });
-    } finally {
-      clearTimeout(timer);
-      work.catch(() => undefined);
-    }
-  }
-
   /** Before a wait: a message that nobody hears is taken for a refusal. */
-  async listen(): Promise<void> {
-    this.#messages ??= this.#connect((wire) => {
-      if (this.#messages === wire) this.#messages = undefined;
-    }, `lock:inbox:${this.inbox}`);
-    await this.#messages;
+  async listen(patience: number): Promise<void> {
+    await this.#answer(this.#wire('messages'), patience, async () => undefined);
   }
 
-  /** A call on the connection for commands. Without an answer in time, that connection is given up. */
+  /** The reply. `Disconnected` if there is none in `patience` milliseconds: the session's own is the most. */
   async call(words: readonly string[], patience = this.patience): Promise<unknown> {
-    this.#commands ??= this.#connect((wire) => {
-      if (this.#commands === wire) this.#commands = undefined;
-    });
-    const made = this.#commands;
-    const wire = await made;
-    try {
-      return await this.#patient(wire.call(words), patience);
-    } catch (error) {
-      const text = (error as Error).message;
-      // A connection on which nothing comes, or that leads to a server which was the primary.
-      const isSilent = text === 'the server does not answer' && patience === this.patience;
-      if (isSilent || text.startsWith('READONLY')) {
-        if (this.#commands === made) this.#commands = undefined;
-        wire.close();
-        this.#messages?.then((messages) => messages.close()).catch(() => undefined);
+    const wire = this.#wire('commands');
+    return this.#answer(wire, patience, () => wire.call(words));
+  }
+
+  /** A call that may be sent twice, and is, for so long, when its connection breaks. */
+  async insist(words: readonly string[], ms: number): Promise<unknown> {
+    const deadline = now() + ms;
+    for (;;) {
+      try {
+        return await this.call(words);
+      } catch (error) {
+        if (!(error instanceof Disconnected) || now() >= deadline) throw error;
+        await sleep(TRY_AGAIN);
       }
-      throw error;
     }
   }
 
   /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
-  async close(): Promise<void> {
+  close(): void {
     this.closed = true;
-    const wires = await Promise.allSettled([this.#commands, this.#messages]);
-    for (const wire of wires) if (wire.status === 'fulfilled') wire.value?.close();
+    for (const wire of [...this.#wires.values()]) wire.close();
     this.#ring();
+  }
+
+  #wire(which: 'commands' | 'messages'): Wire {
+    if (this.closed) throw new UnavailableError('closed');
+    const there = this.#wires.get(which);
+    if (there !== undefined) return there;
+    const ended = (): void => {
+      if (this.#wires.get(which) !== wire) return;
+      this.#wires.delete(which);
+      this.#ring();
+    };
+    // "granted <request> <key>" and "lost <request> <key>" both mean: ask again.
+    const told = (text: string): void => this.waits.get(text.split(' ', 2)[1] ?? '')?.ring();
+    const wire = this.open(ended, which === 'messages' ? { channel: `lock:inbox:${this.inbox}`, told } : undefined);
+    wire.ready.catch(ended);
+    this.#wires.set(which, wire);
+    return wire;
+  }
+
+  async #answer<T>(wire: Wire, patience: number, work: () => Promise<T>): Promise<T> {
+    const silent = new Disconnected('the server does not answer');
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<never>((_, reject) => {
+      // What came while the process was busy is read first.
+      timer = setTimeout(() => setImmediate(reject, silent), Math.max(1, Math.min(patience, this.patience)));
+    });
+    try {
+      return await Promise.race([wire.ready.then(work), late]);
+    } catch (cause) {
+      const error = errorOf(cause);
+      // The next connection may lead to another server. Who has less patience than the session says nothing about the server.
+      if (error instanceof Disconnected && (error !== silent || patience >= this.patience)) this.#giveUp(wire);
+      throw error;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  #giveUp(wire: Wire): void {
+    // Another call may have given it up before, and then the other connection is a new one.
+    const all = [...this.#wires.values()];
+    for (const one of all.includes(wire) ? all : [wire]) one.close();
+  }
+
+  #ring(): void {
+    for (const bell of [...this.waits.values(), ...this.holds]) bell.ring();
   }
 }

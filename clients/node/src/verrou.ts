@@ -1,62 +1,76 @@
 // SPDX-License-Identifier: MIT
 
-/** A store for Verrou: `new Verrou({ stores: { redis: { driver: store(locks) } } })`. */
+/** A store of Verrou (`@verrou/core`) whose locks are this server's. */
 
 import { E_LOCK_NOT_OWNED } from '@verrou/core';
-import type { LockStore, StoreFactory } from '@verrou/core/types';
+import type { LockStore } from '@verrou/core/types';
 import { LostError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Locks } from './locks.js';
 
-/** Keeps Verrou's locks. Verrou asks again until it gets one. A lock without a time to live is kept by client and server as long as
- *  this process lives.
- *  @param prefix stands before the keys: Verrou's own store for Redis keeps something else under them */
-export class RedisLockStore implements LockStore {
-  readonly #kept = new Map<string, Hold>();
-
-  constructor(
-    private readonly locks: Locks,
-    private readonly prefix = 'verrou:',
-  ) {}
-
-  async save(key: string, owner: string, ttl: number | null): Promise<boolean> {
-    const name = this.prefix + key;
-    if (!(await this.locks.tryAs(name, owner, ttl ?? undefined))) return false;
-    if (ttl === null) this.#kept.set(`${key} ${owner}`, await this.locks.attach(name, owner));
-    return true;
-  }
-
-  async delete(key: string, owner: string): Promise<void> {
-    const kept = this.#kept.get(`${key} ${owner}`);
-    this.#kept.delete(`${key} ${owner}`);
-    await orNotOwned(kept !== undefined ? kept.release() : this.locks.releaseAs(this.prefix + key, owner));
-  }
-
-  async forceDelete(key: string): Promise<void> {
-    await this.locks.break(this.prefix + key);
-  }
-
-  async exists(key: string): Promise<boolean> {
-    return (await this.locks.query(this.prefix + key)).held.length > 0;
-  }
-
-  async extend(key: string, owner: string, duration: number): Promise<void> {
-    await orNotOwned(this.locks.extendAs(this.prefix + key, owner, duration));
-  }
-
-  async disconnect(): Promise<void> {
-    await this.locks.close();
-  }
-}
-
-/** What Verrou takes as a driver. */
-export function store(locks: Locks, prefix?: string): StoreFactory {
+/** For Verrou's `stores`. A `prefix` keeps its locks apart from the strings of Verrou's own Redis store. */
+export function redisLockStore(locks: Locks, { prefix = 'redis-lock:' } = {}): { driver: { factory: () => LockStore } } {
   return { driver: { factory: () => new RedisLockStore(locks, prefix) } };
 }
 
-async function orNotOwned(work: Promise<unknown>): Promise<void> {
+/** A lock without a time to live is kept for as long as its process lives. */
+export class RedisLockStore implements LockStore {
+  readonly #locks: Locks;
+  readonly #prefix: string;
+  readonly #holds = new Map<string, Hold>();
+
+  constructor(locks: Locks, prefix: string) {
+    this.#locks = locks;
+    this.#prefix = prefix;
+  }
+
+  async save(key: string, owner: string, ttl: number | null): Promise<boolean> {
+    const hold = await this.#locks.tryAcquire(this.#prefix + key, { owner, ...(ttl === null ? {} : { lease: ttl }) });
+    if (hold !== null) this.#remember(key, hold);
+    return hold !== null;
+  }
+
+  async delete(key: string, owner: string): Promise<void> {
+    await owned(async () => (await this.#hold(key, owner, 30_000)).release());
+    this.#holds.delete(`${owner} ${key}`);
+  }
+
+  async forceDelete(key: string): Promise<void> {
+    const { held } = await this.#locks.query(this.#prefix + key);
+    for (const { owner } of held) {
+      await this.delete(key, owner).catch((error: unknown) => {
+        if (!(error instanceof E_LOCK_NOT_OWNED)) throw error;
+      });
+    }
+  }
+
+  async exists(key: string): Promise<boolean> {
+    return (await this.#locks.query(this.#prefix + key)).held.length > 0;
+  }
+
+  async extend(key: string, owner: string, duration: number): Promise<void> {
+    await owned(async () => (await this.#hold(key, owner, duration)).extend(duration));
+  }
+
+  /** That of an owner in another process becomes ours. */
+  async #hold(key: string, owner: string, lease: number): Promise<Hold> {
+    const ours = this.#holds.get(`${owner} ${key}`);
+    if (ours !== undefined) return ours;
+    const hold = await this.#locks.attach(this.#prefix + key, owner, { lease });
+    this.#remember(key, hold);
+    return hold;
+  }
+
+  #remember(key: string, hold: Hold): void {
+    const id = `${hold.owner} ${key}`;
+    this.#holds.set(id, hold);
+    hold.signal.addEventListener('abort', () => this.#holds.get(id) === hold && this.#holds.delete(id));
+  }
+}
+
+async function owned(work: () => Promise<void>): Promise<void> {
   try {
-    await work;
+    await work();
   } catch (error) {
     if (error instanceof LostError) throw new E_LOCK_NOT_OWNED();
     throw error;

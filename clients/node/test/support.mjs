@@ -1,78 +1,214 @@
 // SPDX-License-Identifier: MIT
 
-// A real server with the module, and clients of both libraries.
+// Real servers, a proxy that cuts and freezes, and both client libraries.
 
 import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
-import { createServer } from 'node:net';
+import net from 'node:net';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Redis } from 'ioredis';
-import { createClient } from 'redis';
+import { createClient, RESP_TYPES } from 'redis';
 
-const module = process.env.REDIS_LOCK_MODULE ?? join(dirname(fileURLToPath(import.meta.url)), '../../release/libredis_lock.so');
+const MODULE = process.env.REDIS_LOCK_MODULE;
+if (MODULE === undefined) throw new Error('REDIS_LOCK_MODULE must name the module');
 
-const freePort = () =>
-  new Promise((resolve) => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = server.address();
-      server.close(() => resolve(port));
-    });
-  });
-
-/** Waits for a condition, and fails if it does not come. */
-export async function until(what, condition) {
-  const deadline = performance.now() + 20_000;
+export async function until(condition, what = 'it', ms = 10_000) {
+  const deadline = performance.now() + ms;
   while (!(await condition())) {
-    if (performance.now() > deadline) throw new Error(`waited in vain until ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    if (performance.now() > deadline) throw new Error(`${what} does not come about`);
+    await sleep(5);
   }
+}
+
+/** Keeps the event loop as busy as it can be. */
+export function busyFor(ms) {
+  const end = performance.now() + ms;
+  while (performance.now() < end);
+}
+
+export function fields(reply) {
+  return Object.fromEntries((reply ?? []).flatMap((name, at) => (at % 2 === 0 ? [[name, reply[at + 1]]] : [])));
+}
+
+export async function freePort() {
+  const probe = net.createServer().listen(0, '127.0.0.1');
+  await once(probe, 'listening');
+  const { port } = probe.address();
+  probe.close();
+  await once(probe, 'close');
+  return port;
 }
 
 export class Server {
   static async start() {
     const server = new Server();
-    server.port = await freePort();
-    server.dir = mkdtempSync(join(tmpdir(), 'redis-lock-node-'));
-    const args = ['--port', server.port, '--bind', '127.0.0.1', '--save', '', '--dir', server.dir, '--loadmodule', module];
-    server.process = spawn('redis-server', args.map(String), { stdio: 'ignore' });
-    server.admin = new Redis(server.port, '127.0.0.1', { retryStrategy: () => 20 });
-    server.admin.on('error', () => undefined);
-    await until('the server answers', () => server.admin.call('LOCK.LIST').then(() => true, () => false));
-    return server;
+    server.folder = mkdtempSync(join(tmpdir(), 'redis-lock-node-'));
+    for (let attempt = 0; attempt < 5; attempt++) {
+      server.port = await freePort();
+      await server.run();
+      if (server.process.exitCode === null) return server;
+      // Somebody else may have taken the port meanwhile.
+    }
+    throw new Error('redis-server does not start');
+  }
+
+  async run() {
+    const words = `--port ${this.port} --bind 127.0.0.1 --dir ${this.folder}`.split(' ');
+    this.process = spawn('redis-server', [...words, '--save', '', '--loadmodule', MODULE], { stdio: 'ignore' });
+    this.admin?.disconnect();
+    this.admin = new Redis({ port: this.port, host: '127.0.0.1', retryStrategy: () => 20, maxRetriesPerRequest: null });
+    this.admin.on('error', () => undefined);
+    let isOurs = false;
+    const find = async () => {
+      const info = await this.admin.info('server');
+      isOurs = info.includes(`process_id:${this.process.pid}\r`);
+    };
+    void find().catch(() => undefined);
+    await until(() => isOurs || this.process.exitCode !== null, 'a server');
   }
 
   async stop() {
     this.admin.disconnect();
-    this.process.kill('SIGCONT');
-    this.process.kill('SIGKILL');
-    rmSync(this.dir, { recursive: true, force: true });
-  }
-
-  /** A client of ioredis or node-redis. */
-  async client(library) {
-    if (library === 'ioredis') {
-      const client = new Redis(this.port, '127.0.0.1', { commandTimeout: 500 });
-      client.on('error', () => undefined);
-      await client.ping();
-      return { client, end: () => client.disconnect() };
+    if (this.process.exitCode === null && this.process.signalCode === null) {
+      this.process.kill('SIGKILL');
+      await once(this.process, 'exit');
     }
-    const client = createClient({ socket: { host: '127.0.0.1', port: this.port } });
-    client.on('error', () => undefined);
-    await client.connect();
-    return { client, end: () => client.destroy() };
+    rmSync(this.folder, { recursive: true, force: true });
   }
 
-  async waiters(name) {
-    return (await this.admin.call('LOCK.WAITERS', name)).length;
+  /** How many hold it. */
+  async holders(key) {
+    return (fields(await this.admin.call('LOCK.INFO', key)).holders ?? []).length;
   }
 
+  async ttl(key) {
+    return fields(await this.admin.call('LOCK.INFO', key)).ttl;
+  }
+
+  async waiters(key) {
+    return (await this.admin.call('LOCK.WAITERS', key, 'COUNT', '100000')).length;
+  }
+
+  /** Neither holds nor waiters nor queued waits. */
+  async isEmpty(key) {
+    return (await this.holders(key)) === 0 && (await this.waiters(key)) === 0;
+  }
+
+  /** Ids of all connections but this one's. */
   async connections() {
-    return (await this.admin.call('CLIENT', 'LIST')).trim().split('\n').length;
+    const [list, own] = await Promise.all([this.admin.client('LIST'), this.admin.client('ID')]);
+    const ids = list.split('\n').filter(Boolean).map((line) => /^id=(\d+)/.exec(line)[1]);
+    return ids.filter((id) => id !== String(own));
   }
 
-  async info(field) {
-    return (await this.admin.info('lock')).match(new RegExp(`^${field}:(\\d+)`, 'm'))?.[1];
+  /** How often a command was called. */
+  async calls(command) {
+    const info = await this.admin.info('commandstats');
+    return Number(new RegExp(`cmdstat_${command.toLowerCase()}:calls=(\\d+)`).exec(info)?.[1] ?? 0);
   }
 }
+
+/** Passes bytes on, but for those of replies that are to be lost. */
+export class Proxy {
+  #pairs = new Set();
+  #held = [];
+  cutReplyOf = undefined;
+  frozen = false;
+  happened = 0;
+  /** Whether new connections wait for `open` from then on. */
+  shutsThen = false;
+  #isShut = false;
+
+  static async to(port) {
+    const proxy = new Proxy();
+    proxy.server = net.createServer({ allowHalfOpen: true }, (near) => proxy.#join(near, net.connect(port, '127.0.0.1')));
+    proxy.server.listen(0, '127.0.0.1');
+    await once(proxy.server, 'listening');
+    proxy.port = proxy.server.address().port;
+    return proxy;
+  }
+
+  #join(near, far) {
+    const pair = { near, far, isCut: false, isFrozen: false };
+    this.#pairs.add(pair);
+    if (this.#isShut) this.#held.push(near.pause());
+    const end = () => {
+      near.destroy();
+      far.destroy();
+      this.#pairs.delete(pair);
+    };
+    for (const one of [near, far]) one.on('error', end).on('close', end);
+    // Whoever hears nothing does not hear the end either.
+    near.on('end', () => this.frozen || pair.isFrozen || end());
+    near.on('data', (data) => {
+      if (this.frozen || pair.isFrozen) return;
+      if (this.cutReplyOf !== undefined && data.includes(this.cutReplyOf)) {
+        this.cutReplyOf = undefined;
+        pair.isCut = true;
+      }
+      far.write(data);
+    });
+    far.on('data', (data) => {
+      if (this.frozen || pair.isFrozen) return;
+      if (pair.isCut) {
+        this.happened += 1;
+        this.#isShut = this.shutsThen;
+        end();
+      } else {
+        near.write(data);
+      }
+    });
+  }
+
+  /** What is connected now hears nothing any more; new connections do. */
+  freezeWhatIsThere() {
+    for (const pair of this.#pairs) pair.isFrozen = true;
+  }
+
+  open() {
+    this.#isShut = false;
+    for (const near of this.#held.splice(0)) near.resume();
+  }
+
+  /** Breaks all connections. */
+  cut() {
+    for (const { near, far } of this.#pairs) {
+      near.destroy();
+      far.destroy();
+    }
+  }
+
+  close() {
+    this.server.close();
+    this.cut();
+  }
+}
+
+/** How a client of each library is made, and ended. */
+export const LIBRARIES = {
+  ioredis: {
+    async connect(port, options = {}) {
+      const client = new Redis({ port, host: '127.0.0.1', ...options });
+      client.on('error', () => undefined);
+      return client;
+    },
+    end: (client) => client.disconnect(),
+    strange: { keyPrefix: 'p:', commandTimeout: 20, stringNumbers: true, enableAutoPipelining: true, maxRetriesPerRequest: 1 },
+  },
+  'node-redis': {
+    async connect(port, options = {}) {
+      const client = createClient({ socket: { port, host: '127.0.0.1' }, ...options });
+      client.on('error', () => undefined);
+      await client.connect();
+      return client;
+    },
+    end: (client) => client.destroy(),
+    strange: {
+      RESP: 3, commandsQueueMaxLength: 10, disableOfflineQueue: true, pingInterval: 20,
+      commandOptions: { timeout: 20, typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer, [RESP_TYPES.NUMBER]: String } },
+    },
+  },
+};

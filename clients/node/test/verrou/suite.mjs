@@ -1,20 +1,43 @@
 // SPDX-License-Identifier: MIT
 
-// Verrou's own tests of stores, on ours. The server's port is in the environment.
+// Verrou's own tests, of our store. Each test has a store of its own. What is said to fail must fail.
 
+import { readFileSync } from 'node:fs';
 import { test } from '@japa/runner';
 import { registerStoreTestSuite } from '@verrou/core/test_suite';
-import { Redis } from 'ioredis';
 import { Locks } from '@redis-lock/client';
 import { RedisLockStore } from '@redis-lock/client/verrou';
+import { LIBRARIES, Server } from '../support.mjs';
 
-const client = new Redis(Number(process.env.PORT));
-const locks = new Locks(client);
-test.group('a store of redis-lock', (group) => {
-  group.each.setup(() => client.flushall());
-  group.teardown(async () => {
-    await locks.close();
-    client.disconnect();
-  });
-  registerStoreTestSuite({ test, createStore: () => new RedisLockStore(locks) });
-});
+const library = LIBRARIES[process.env.LIBRARY];
+let server, client, locks;
+let stores = 0;
+
+const text = readFileSync(new URL('skips', import.meta.url), 'utf8');
+const lines = text.split('\n').filter((line) => line !== '' && !line.startsWith('#'));
+const [[, expected], ...skips] = lines.map((line) => /^(.*?): (.*)$/.exec(line).slice(1));
+const reasons = new Map(skips);
+let registered = 0;
+
+function counted(title, body) {
+  const one = test(title, body);
+  registered += 1;
+  if (reasons.has(title)) one.fails(reasons.get(title));
+  reasons.delete(title);
+  return one;
+}
+
+registerStoreTestSuite({ test: counted, createStore: () => new RedisLockStore(locks, `verrou:${(stores += 1)}:`) });
+if (registered !== Number(expected)) throw new Error(`${registered} tests, and there are to be ${expected}`);
+if (reasons.size > 0) throw new Error(`no such tests: ${[...reasons.keys()].join(', ')}`);
+
+// Last: what is wrong so far leaves no server behind.
+server = await Server.start();
+client = await library.connect(server.port);
+locks = new Locks(client);
+
+export async function end() {
+  await locks.close();
+  library.end(client);
+  await server.stop();
+}
