@@ -93,8 +93,9 @@ public final class Hold implements AutoCloseable {
      */
     public void extend(Duration lease) {
         long time = How.time("lease", lease, false);
-        await(session.begin(() -> renew(time, () -> session.insist(renewal(time, age()), Math.max(0, until - Session.now())))
-                .thenRun(() -> {
+        await(session.begin(() -> isLost()
+                ? ended()
+                : renew(time, () -> session.insist(renewal(time, age()), Math.max(0, until - Session.now()))).thenRun(() -> {
                     this.lease = time;
                     watch();
                 })));
@@ -141,10 +142,12 @@ public final class Hold implements AutoCloseable {
         long time = How.time("rest", rest, false);
         // Neither renewed nor bound to a connection any more.
         List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
-        await(session.begin(() -> renew(time, () -> session.insist(words, Math.max(0, until - Session.now()))).thenRun(() -> {
-            released = true;
-            end("released");
-        })));
+        await(session.begin(() -> isLost()
+                ? ended()
+                : renew(time, () -> session.insist(words, Math.max(0, until - Session.now()))).thenRun(() -> {
+                    released = true;
+                    end("released");
+                })));
     }
 
     /** As {@link #release}, without blocking. */

@@ -35,7 +35,9 @@ import java.util.function.Consumer;
 public final class LettuceConnector implements Wire.Connector {
     private final RedisClient client;
     private final RedisURI uri;
-    private final Set<CompletableFuture<Void>> closing = ConcurrentHashMap.newKeySet();
+    /** Connections that open or close. */
+    private final Set<CompletableFuture<?>> pending = ConcurrentHashMap.newKeySet();
+    private volatile boolean isClosed;
 
     /** With threads of its own. */
     public LettuceConnector(String uri) {
@@ -62,6 +64,17 @@ public final class LettuceConnector implements Wire.Connector {
 
     @Override
     public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
+        CompletableFuture<Wire> opening = connect(channel, told, ended).thenApply(wire -> {
+            if (isClosed) {
+                wire.close();
+            }
+            return wire;
+        }).toCompletableFuture();
+        begun(opening);
+        return opening;
+    }
+
+    private CompletionStage<Wire> connect(String channel, Consumer<String> told, Runnable ended) {
         if (channel == null) {
             return client.connectAsync(StringCodec.UTF8, uri).handle((connection, error) -> {
                 check(error);
@@ -89,12 +102,20 @@ public final class LettuceConnector implements Wire.Connector {
 
     @Override
     public void close() {
-        // The client would close again, and complain of it, what is about to close.
-        CompletableFuture.allOf(closing.toArray(CompletableFuture[]::new))
-                .orTimeout(1, TimeUnit.SECONDS)
-                .exceptionally(late -> null)
-                .join();
+        isClosed = true;
+        // What opens is closed then. What is about to close the client would close again, and complain of it.
+        for (int rounds = 0; rounds < 2; rounds++) {
+            CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new))
+                    .orTimeout(1, TimeUnit.SECONDS)
+                    .exceptionally(late -> null)
+                    .join();
+        }
         client.shutdown();
+    }
+
+    private void begun(CompletableFuture<?> work) {
+        pending.add(work);
+        work.whenComplete((done, error) -> pending.remove(work));
     }
 
     /** What the server said, or else that it could not be reached. */
@@ -138,9 +159,7 @@ public final class LettuceConnector implements Wire.Connector {
             @Override
             public void close() {
                 if (!closed.getAndSet(true) && connection.isOpen()) {
-                    CompletableFuture<Void> done = connection.closeAsync();
-                    closing.add(done);
-                    done.whenComplete((nothing, error) -> closing.remove(done));
+                    begun(connection.closeAsync());
                 }
             }
         };

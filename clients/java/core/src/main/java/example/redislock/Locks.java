@@ -37,7 +37,8 @@ public final class Locks implements AutoCloseable {
      * As the other.
      *
      * @param patience a call without an answer in so long is sent again on a new connection
-     * @param listener hears how long each waited and was held; in the thread that serves locks, so it must be quick. May be null
+     * @param listener hears how long each waited and was held; in the thread that serves locks, so it must be quick, and
+     *     not use them itself. May be null
      */
     public Locks(Wire.Connector connector, Duration patience, Consumer<LockEvent> listener) {
         How.time("patience", patience, false);

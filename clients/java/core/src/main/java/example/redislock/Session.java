@@ -56,8 +56,8 @@ final class Session {
             thread.setDaemon(true);
             return thread;
         });
+        // After close there is no timer left to wait for, and what somebody has begun at that moment ends as closed.
         loop.setRemoveOnCancelPolicy(true);
-        loop.setExecuteExistingDelayedTasksAfterShutdownPolicy(false);
     }
 
     static long now() {
@@ -81,13 +81,19 @@ final class Session {
     <T> CompletableFuture<T> begin(Supplier<CompletableFuture<T>> work) {
         CompletableFuture<T> result = new CompletableFuture<>();
         try {
-            loop.execute(() -> work.get().whenComplete((value, error) -> {
-                if (error == null) {
-                    result.complete(value);
-                } else {
-                    result.completeExceptionally(LockException.of(error));
+            loop.execute(() -> {
+                try {
+                    work.get().whenComplete((value, error) -> {
+                        if (error == null) {
+                            result.complete(value);
+                        } else {
+                            result.completeExceptionally(LockException.of(error));
+                        }
+                    });
+                } catch (RuntimeException defect) {
+                    result.completeExceptionally(defect);
                 }
-            }));
+            });
         } catch (RejectedExecutionException ended) {
             result.completeExceptionally(over());
         }

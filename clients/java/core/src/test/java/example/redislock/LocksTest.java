@@ -435,6 +435,34 @@ class LocksTest {
         until("the hold is gone", () -> !server.jedis.exists("k"));
     }
 
+    /** What is begun while it closes ends as well. */
+    @Test
+    void aCloseEndsWhatIsBegunMeanwhile() throws Exception {
+        for (int round = 0; round < 100; round++) {
+            Locks locks = Library.LETTUCE.locks(server);
+            List<FutureTask<Boolean>> others = new ArrayList<>();
+            for (int number = 0; number < 4; number++) {
+                others.add(thread(() -> {
+                    while (true) {
+                        try {
+                            locks.lock("k").tryAcquire().ifPresent(Hold::release);
+                        } catch (LockException ended) {
+                            if (ended.getMessage().equals("closed")) {
+                                return true;
+                            }
+                        }
+                    }
+                }));
+            }
+            Thread.sleep(round % 10);
+            locks.close();
+            for (FutureTask<Boolean> other : others) {
+                assertTrue(other.get(10, TimeUnit.SECONDS));
+            }
+        }
+        until("nobody holds it", () -> !server.jedis.exists("k"));
+    }
+
     @Test
     void aCloseEndsAReleaseThatIsTried() throws Exception {
         Locks locks = Library.LETTUCE.locks(server);
