@@ -112,16 +112,10 @@ porcupine: ## Histories of exclusive locks, judged by Porcupine, too: a checker 
 soak: setup ## A quarter of an hour of everything on one server: nothing may grow; or as long as in `make soak SECONDS=60`
 	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/run.py all soak::nothing_grows::redis_7
 
-evidence: setup clients ## What docs/evidence.md tells of, all of it, within two hours
-	EXPLORE_STEPS=600000 cargo test --lib every_short -- --nocapture
-	HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations::
-	HISTORY_SECONDS=20 cargo test --test server how_often_two_hold::redis_7 -- --ignored --nocapture
-	$(MAKE) porcupine
-	$(MAKE) soak
-	python3 tests/mutants/run.py
-	python3 tests/mutants/histories.py
-	python3 tests/sanitize.py
-	$(MAKE) fuzz SECONDS=300
+evidence: setup clients ## What docs/evidence.md tells of, all of it; with WORDS=soak only the steps with that word in their names
+	@($(call install,go)) || true
+	$(call install,c++)
+	python3 tests/evidence.py $(WORDS)
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
 	@$(call install,rust cc libclang redis valgrind)

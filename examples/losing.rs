@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Works page by page for as long as the lock is held. Break it, or delete its key: the work stops within milliseconds.
+//! Works page by page for as long as the lock is held. Break it, or delete its key: the work stops at the next renewal, which comes
+//! within a third of the lease.
 //!
 //! ```text
 //! cargo run --example losing -- redis://127.0.0.1:6379
@@ -15,7 +16,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).ok_or("usage: losing URL")?;
     let locks = Locks::new(&redis::Client::open(url)?)?;
     // The server renews the lease, but not for ever: a process that hangs must not hold the lock until somebody sees it.
-    let hold = locks.lock("example:lock").max_hold(Duration::from_secs(600)).acquire()?;
+    let lock = locks
+        .lock("example:lock")
+        .lease(Duration::from_secs(3))
+        .keep(true)
+        .max_hold(Duration::from_secs(600));
+    let hold = lock.acquire()?;
     let (start, mut pages) = (Instant::now(), 0);
     while !hold.wait_lost(Duration::from_millis(1)) {
         pages += 1;

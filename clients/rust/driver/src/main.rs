@@ -179,11 +179,18 @@ impl Driver {
             }
             "with" => self.with(request, canceller),
             "leave" => {
-                let place = locked(&self.holds).remove(&request.text("as")?);
-                let Some(Place::Body(_, leave)) = place else {
-                    return Err(Failure::Other("no such body".to_owned()));
-                };
-                let _ = leave.send(request.0["fails"] == true);
+                let name = request.text("as")?;
+                let until = Instant::now() + Duration::from_secs(5);
+                // The server may know of the grant before this program does.
+                while !matches!(locked(&self.holds).get(&name), Some(Place::Body(..))) {
+                    if Instant::now() > until {
+                        return Err(Failure::Other("no such body".to_owned()));
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+                if let Some(Place::Body(_, leave)) = locked(&self.holds).remove(&name) {
+                    let _ = leave.send(request.0["fails"] == true);
+                }
                 Ok(json!({"is": "done"}))
             }
             "guard" => {

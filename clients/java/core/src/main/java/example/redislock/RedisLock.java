@@ -103,18 +103,17 @@ public final class RedisLock implements Lock {
 
     /**
      * As {@link #acquire}, without a thread that waits. What depends on the future runs in the common pool. To cancel the future
-     * ends the wait.
+     * ends the wait, and so does its {@code orTimeout}.
      */
     public CompletableFuture<Hold> acquireAsync() {
         Attempt attempt = begin(how);
-        CompletableFuture<Hold> result = new CompletableFuture<>() {
-            @Override
-            public boolean cancel(boolean mayInterrupt) {
-                boolean cancelled = super.cancel(mayInterrupt);
+        CompletableFuture<Hold> result = new CompletableFuture<>();
+        // By the caller: cancelled, or by orTimeout.
+        result.whenComplete((hold, error) -> {
+            if (error != null) {
                 locks.session.run(attempt::cancel);
-                return cancelled;
             }
-        };
+        });
         attempt.result.whenCompleteAsync((hold, error) -> {
             if (error != null) {
                 result.completeExceptionally(error);

@@ -22,6 +22,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.ReadWriteLock;
 import java.util.function.Function;
@@ -169,6 +170,9 @@ class LocksTest {
             assertTrue(waits.cancel(true));
             untilWaiters(0);
             assertThrows(CancellationException.class, waits::get);
+            CompletableFuture<Hold> late = locks.lock("k").acquireAsync().orTimeout(100, TimeUnit.MILLISECONDS);
+            assertInstanceOf(TimeoutException.class, assertThrows(ExecutionException.class, late::get).getCause());
+            untilWaiters(0);
             first.release();
         }
     }

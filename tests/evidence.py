@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Runs what docs/evidence.md tells of, in three lanes beside one another: much of it waits most of the time.
+
+    tests/evidence.py                  all of it
+    tests/evidence.py soak mutants     the steps that have one of the words in their names
+
+What each step prints is in target/evidence/. The last lines say how each went, and how long it took.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+LOGS = TARGET / "evidence"
+
+
+class Step(NamedTuple):
+    name: str
+    command: str
+
+
+# What uses the same sources or the same build is in one lane.
+LANES = (
+    (
+        Step("mutants", "python3 tests/mutants/run.py"),
+        Step("mutants-in-histories", "python3 tests/mutants/histories.py"),
+    ),
+    (
+        Step("small-worlds", "EXPLORE_STEPS=400000 cargo test --lib every_short -- --nocapture"),
+        Step("sanitize", "python3 tests/sanitize.py"),
+        Step("fuzz", "make fuzz SECONDS=120"),
+    ),
+    (
+        Step("histories", "HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations::"),
+        Step("failovers", "HISTORY_SECONDS=20 cargo test --test server how_often_two_hold::redis_7 -- --ignored --nocapture"),
+        Step("porcupine", "python3 tests/porcupine.py"),
+        Step("soak", "make soak"),
+        Step("words", "WORDS_SECONDS=300 python3 tests/run.py all words::+redis_7"),
+    ),
+)
+
+
+class Result(NamedTuple):
+    step: Step
+    passed: bool
+    minutes: float
+
+    def line(self):
+        return f"{'ok' if self.passed else 'FAILED':6}  {self.minutes:5.1f} min  {self.step.name}: {self.step.command}"
+
+
+def run(step):
+    began = time.monotonic()
+    with open(LOGS / f"{step.name}.log", "w") as log:
+        ended = subprocess.run(["bash", "-c", step.command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    return Result(step, ended.returncode == 0, (time.monotonic() - began) / 60)
+
+
+def main(*words):
+    chosen = [[step for step in lane if not words or any(word in step.name for word in words)] for lane in LANES]
+    if not any(chosen):
+        print("no such step", file=sys.stderr)
+        return False
+    LOGS.mkdir(parents=True, exist_ok=True)
+    # So that no lane waits for another's build.
+    for build in ("cargo build --release", "cargo test --workspace --no-run", "cargo build --workspace --bins --examples"):
+        subprocess.run(build.split(), cwd=ROOT, check=True)
+    began = time.monotonic()
+    results = []
+
+    def go(lane):
+        for step in lane:
+            result = run(step)
+            results.append(result)
+            print(result.line(), flush=True)
+
+    lanes = [threading.Thread(target=go, args=(lane,), daemon=True) for lane in chosen]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    failed = [result for result in results if not result.passed]
+    print(f"{len(results) - len(failed)} steps passed, {len(failed)} failed, in {(time.monotonic() - began) / 60:.1f} min")
+    for result in failed:
+        print(f"--- {LOGS / result.step.name}.log ends with")
+        print("\n".join((LOGS / f"{result.step.name}.log").read_text(errors="replace").splitlines()[-20:]))
+    return not failed
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(*sys.argv[1:]) else 1)
