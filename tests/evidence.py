@@ -59,7 +59,10 @@ class Result(NamedTuple):
 def run(step):
     began = time.monotonic()
     with open(LOGS / f"{step.name}.log", "w") as log:
-        ended = subprocess.run(["bash", "-c", step.command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        # So that what is there can be read meanwhile.
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        command = ["bash", "-c", step.command]
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     return Result(step, ended.returncode == 0, (time.monotonic() - began) / 60)
 
 

@@ -6,17 +6,23 @@ tests/history, and Porcupine, which others have written.
     tests/porcupine.py        four loads of 15 s
     tests/porcupine.py 8 30   eight of 30 s
 
+In every second load all clients are stopped again and again, by SIGSTOP, for up to half as long again as the longest lease. So
+they are in one load more, of everything that there is, which only the checker of tests/history can judge.
+
 A load that either of them refuses is a failure, and so is one that cannot be decided, or in which little happened.
 """
 
 import contextlib
 import os
+import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +38,9 @@ PATIENCE = 120
 
 # What one load grants at least, in a second.
 FEW = 5
+
+# For so many seconds clients are stopped at most. The longest lease of a load is one second.
+LONGEST_STOP = 1.5
 
 
 class Verdict(NamedTuple):
@@ -74,10 +83,32 @@ def server(module):
                 process.kill()
 
 
-def load(port, seed, seconds, history, *options):
-    """What the checker of tests/history says of a new load, which is written down for other checkers."""
+def load(port, seed, seconds, history, *options, stops=None):
+    """What the checker of tests/history says of a new load, which is written down for other checkers. With `stops`, a source of
+    random numbers, its clients are stopped meanwhile."""
     command = [HISTORY, "run", "--server", f"127.0.0.1:{port}", "--seed", str(seed), "--seconds", str(seconds)]
-    return judge([*command, "--calls", "1000000", "--late", "10000", "--out", history, *options], seconds + PATIENCE)
+    command += ["--calls", "1000000", "--late", "10000", "--out", history, *options]
+    return judge(command, seconds + PATIENCE, stops)
+
+
+@contextlib.contextmanager
+def stopping(process, stops):
+    """Stops a process, and lets it go on, again and again."""
+    done = threading.Event()
+
+    def stop():
+        while not done.wait(stops.uniform(0.1, 1)):
+            process.send_signal(signal.SIGSTOP)
+            done.wait(stops.uniform(0.05, LONGEST_STOP))
+            process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def porcupine(history):
@@ -87,12 +118,16 @@ def porcupine(history):
     return judge([PORCUPINE, "-timeout", "20s", history], None)
 
 
-def judge(command, patience):
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patience, check=False)
-    except subprocess.TimeoutExpired as late:
-        return Verdict(False, f"{(late.stdout or b'').decode(errors='replace')}\nno end after {patience} s")
-    return Verdict(done.returncode == 0, done.stdout)
+def judge(command, patience, stops=None):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            with stopping(process, stops) if stops else contextlib.nullcontext():
+                said, _ = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+            return Verdict(False, f"{said}\nno end after {patience} s")
+    return Verdict(process.returncode == 0, said)
 
 
 def main(loads=4, seconds=15):
@@ -101,12 +136,17 @@ def main(loads=4, seconds=15):
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(TARGET)})
     failed = 0
     first = int(os.environ.get("HISTORY_SEED", time.time()))
-    for seed in range(first, first + loads):
+    for number in range(loads + 1):
+        seed = first + number
+        # The last is of everything.
+        is_exclusive = number < loads
+        stops = None if is_exclusive and number % 2 == 0 else random.Random(seed)
         with tempfile.TemporaryDirectory() as folder:
             history = Path(folder, "history.jsonl")
             with server(TARGET / "release/libredis_lock.so") as port:
-                verdicts = [load(port, seed, seconds, history, "--exclusive")]
-            if history.exists():
+                how = "--exclusive" if is_exclusive else "--faults"
+                verdicts = [load(port, seed, seconds, history, how, stops=stops)]
+            if is_exclusive and history.exists():
                 verdicts.append(porcupine(history))
         verdicts = [verdict for verdict in verdicts if verdict]
         grants = re.search(r", (\d+) grants, ", verdicts[0].last_line())
@@ -115,7 +155,7 @@ def main(loads=4, seconds=15):
         failed += not passed
         for verdict in verdicts:
             print(f"seed {seed}: {verdict.last_line() if passed else verdict.output}", flush=True)
-    print(f"{loads - failed} loads right, {failed} wrong or undecided")
+    print(f"{loads + 1 - failed} loads right, {failed} wrong or undecided")
     return not failed
 
 
