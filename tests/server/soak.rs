@@ -30,8 +30,10 @@ impl Memory {
     }
 
     fn exceeds(self, before: Memory) -> bool {
+        // AddressSanitizer keeps what was freed, to see whether it is used. Its servers are shut down, so that leaks are told.
+        let is_sanitized = std::env::var_os("SHUT_SERVERS_DOWN").is_some();
         self.used > before.used + Memory::SLACK.used
-            || self.resident > before.resident + Memory::SLACK.resident
+            || !is_sanitized && self.resident > before.resident + Memory::SLACK.resident
     }
 }
 
