@@ -30,6 +30,8 @@ NEEDED = {
     "unacknowledged-stands": "a replica",
     "watchdog-renews-anothers": "a replica",
     "migration-frees": "a cluster",
+    "counter-in-two-places": "a cluster",
+    "quarantine-a-second-short": "a restart without data",
     "quarantine-skipped": "a restart without data",
     "deletion-unnoticed": "strangers who write to keys",
     "memory-before-the-key": "strangers who write to keys",
