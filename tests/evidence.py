@@ -13,12 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-LOGS = TARGET / "evidence"
+import run as tests
+
+LOGS = tests.TARGET / "evidence"
 
 
 class Step(NamedTuple):
@@ -62,7 +61,7 @@ def run(step):
         # So that what is there can be read meanwhile.
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         command = ["bash", "-c", step.command]
-        ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        ended = subprocess.run(command, cwd=tests.ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     return Result(step, ended.returncode == 0, (time.monotonic() - began) / 60)
 
 
@@ -73,8 +72,7 @@ def main(*words):
         return False
     LOGS.mkdir(parents=True, exist_ok=True)
     # So that no lane waits for another's build.
-    for build in ("cargo build --release", "cargo test --workspace --no-run", "cargo build --workspace --bins --examples"):
-        subprocess.run(build.split(), cwd=ROOT, check=True)
+    tests.build()
     began = time.monotonic()
     results = []
 

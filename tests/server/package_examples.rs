@@ -28,13 +28,7 @@ fn counters() -> Vec<(Package, Command)> {
     [Package::Python, Package::NodeIoredis, Package::Go, Package::JavaLettuce, Package::Rust]
         .into_iter()
         .filter(|package| package.is_built())
-        .map(|package| {
-            let command = match package {
-                Package::Rust => rust("counter"),
-                package => package.example("counter"),
-            };
-            (package, command)
-        })
+        .map(|package| (package, package.example("counter")))
         .collect()
 }
 
@@ -84,9 +78,9 @@ fn whoever_loses_its_lock_stops(flavor: Flavor) {
 
 fn a_thousand_tasks_count(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let Some(run) = start_python("tasks", &[&server.url(), "1000"]) else { return };
-    let output = run.finish();
-    assert!(output.status.success(), "{}", Printed::new(&output));
+    if printed_by_python("tasks", &[&server.url(), "1000"]).is_none() {
+        return;
+    }
     let mut client = server.client();
     for number in 0..10 {
         assert_eq!(client.call(&format!("GET {COUNTER}:{number}")), "100");
@@ -97,10 +91,7 @@ fn a_thousand_tasks_count(flavor: Flavor) {
 
 fn no_more_calls_than_permits(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let Some(run) = start_python("permits", &[&server.url()]) else { return };
-    let output = run.finish();
-    let printed = Printed::new(&output);
-    assert!(output.status.success(), "{printed}");
+    let Some(printed) = printed_by_python("permits", &[&server.url()]) else { return };
     let most: usize = printed.stdout.strip_suffix(" calls at a time at most\n").unwrap().parse().unwrap();
     assert!((2..=10).contains(&most), "{printed}");
     let client = server.client();
@@ -109,10 +100,7 @@ fn no_more_calls_than_permits(flavor: Flavor) {
 
 fn money_stays_the_same(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let Some(run) = start_python("transfer", &[&server.url()]) else { return };
-    let output = run.finish();
-    let printed = Printed::new(&output);
-    assert!(output.status.success(), "{printed}");
+    let Some(printed) = printed_by_python("transfer", &[&server.url()]) else { return };
     assert_eq!(printed.stdout, "there are 10000 of 10000\n");
     let mut client = server.client();
     assert_ne!(client.info("lock", "lock_waiters_max"), "0");
@@ -172,11 +160,15 @@ fn work_stops_when_its_lock_is_lost(flavor: Flavor) {
     }
 }
 
-fn start_python(example: &str, args: &[&str]) -> Option<Run> {
+/// What an example in Python prints that succeeds; nothing if it cannot be had here.
+fn printed_by_python(example: &str, args: &[&str]) -> Option<Printed> {
     Package::Python.is_built().then(|| {
         let mut program = Package::Python.example(example);
         program.args(args);
-        Run::spawn(program)
+        let output = Run::spawn(program).finish();
+        let printed = Printed::new(&output);
+        assert!(output.status.success(), "{printed}");
+        printed
     })
 }
 

@@ -76,7 +76,7 @@ impl Package {
         others.into_iter().find(|package| package.program().is_some()).unwrap_or(self)
     }
 
-    /// A program of `examples/` on top of the package, but for Rust, whose examples cargo builds.
+    /// A program of `examples/` on top of the package.
     ///
     /// # Panics
     ///
@@ -99,7 +99,7 @@ impl Package {
                 let class = name[..1].to_uppercase() + &name[1..];
                 command.arg(at(format!("examples/{class}.java")));
             }
-            Package::Rust => panic!("cargo builds it"),
+            Package::Rust => command = super::programs::rust(name),
         }
         command
     }

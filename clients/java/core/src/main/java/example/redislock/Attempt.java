@@ -144,7 +144,8 @@ final class Attempt {
     private void granted(long sent, long renewed, Object reply) {
         if (Session.now() - renewed >= how.lease() && !how.keep()) {
             // Who slept through the whole lease begins nothing.
-            fail(new LockException.Lost(how.key() + ": the lease was over before it began"), false);
+            LockException lost = new LockException.Lost(how.key() + ": the lease was over before it began");
+            giveBack(() -> end(null, lost));
             return;
         }
         hold.begin(sent, renewed, token(reply));
@@ -175,11 +176,7 @@ final class Attempt {
     }
 
     private void fail(LockException error) {
-        fail(error, true);
-    }
-
-    private void fail(LockException error, boolean mayBeginAnew) {
-        if (error.is(Kind.LOST) && mayBeginAnew) {
+        if (error.is(Kind.LOST)) {
             // It was granted to a connection that broke, and ended with it.
             session.waits.remove(request);
             start();

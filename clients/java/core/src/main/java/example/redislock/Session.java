@@ -110,7 +110,7 @@ final class Session {
 
     /** The reply; Disconnected if there is none in time: the session's own patience is the most. */
     CompletableFuture<Object> call(List<String> words, long within) {
-        return use(Use.COMMANDS, within, call -> call.wire.call(words).whenComplete(call::answer));
+        return use(Use.COMMANDS, within, call -> call.link.wire.call(words).whenComplete(call::answer));
     }
 
     /** Before a wait: a message that nobody hears is taken for a refusal. */
@@ -215,7 +215,6 @@ final class Session {
         private final Link link;
         private final CompletableFuture<Object> answer;
         private ScheduledFuture<?> timer;
-        private Wire wire;
 
         Call(Link link, CompletableFuture<Object> answer) {
             this.link = link;
@@ -316,7 +315,6 @@ final class Session {
                 if (!calls.contains(call)) {
                     return;
                 }
-                call.wire = wire;
                 try {
                     work.accept(call);
                 } catch (RuntimeException | LinkageError error) {
