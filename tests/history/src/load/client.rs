@@ -48,8 +48,8 @@ impl<'a> Client<'a> {
     }
 
     pub(super) fn run(mut self) {
-        for call in 0..self.shared.settings.calls {
-            if self.shared.is_late() {
+        for call in 0.. {
+            if self.shared.is_late() || self.shared.is_enough(call) {
                 break;
             }
             self.call = call;
@@ -243,6 +243,7 @@ impl<'a> Client<'a> {
         }
         match &outcome {
             Outcome::Reply(reply) if !reply.is_null() => {
+                self.shared.granted.fetch_add(1, Ordering::Relaxed);
                 for (number, key) in acquire.keys.iter().enumerate() {
                     let token = token(if acquire.several { &reply[number] } else { reply });
                     let held = Held {

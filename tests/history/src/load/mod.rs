@@ -36,6 +36,8 @@ pub struct Settings {
     pub listeners: u32,
     /// How many calls each of them makes, about.
     pub calls: u32,
+    /// They go on until so many of their acquires were granted: while the server refuses everything, calls are over in no time.
+    pub grants: u32,
     /// No more calls begin after this time.
     pub at_most: Duration,
     /// What the name of each lock begins with: a hash tag, where all are to be in one slot.
@@ -151,6 +153,7 @@ impl Default for Settings {
             clients: 8,
             listeners: 1,
             calls: 400,
+            grants: 0,
             at_most: Duration::from_secs(30),
             prefix: "",
             keys: 4,
@@ -187,6 +190,7 @@ pub struct Shared {
     server: Mutex<SocketAddr>,
     over: AtomicBool,
     generation: AtomicU32,
+    granted: AtomicU32,
     open: Mutex<Vec<i64>>,
     ends: Instant,
 }
@@ -199,6 +203,7 @@ impl Shared {
             server: Mutex::new(server),
             over: AtomicBool::new(false),
             generation: AtomicU32::new(0),
+            granted: AtomicU32::new(0),
             open: Mutex::default(),
             ends: Instant::now() + settings.at_most,
             settings,
@@ -221,6 +226,11 @@ impl Shared {
 
     fn is_late(&self) -> bool {
         Instant::now() >= self.ends
+    }
+
+    /// True for a client that has made so many calls.
+    fn is_enough(&self, calls: u32) -> bool {
+        calls >= self.settings.calls && self.granted.load(Ordering::Relaxed) >= self.settings.grants
     }
 
     fn rng(&self, client: u32) -> StdRng {
