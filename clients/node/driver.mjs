@@ -15,6 +15,8 @@ async function connect() {
     const client = createClient({ url });
     client.on('error', () => undefined);
     await client.connect();
+    // A connection that is being made anew while the client is destroyed stays open.
+    client.unref();
     return { client, call: (...words) => client.sendCommand(words), end: () => client.destroy() };
   }
   const { Redis } = await import('ioredis');
