@@ -303,12 +303,16 @@ impl<'a> History<'a> {
             })
             .collect();
         for ((key, owner, which, id), calls) in &requests {
-            for (number, calls) in self.remembered(calls).into_iter().enumerate() {
+            let mut before: &[&Call] = &[];
+            for calls in self.remembered(calls) {
                 let Some(mut operation) = self.operation(key, calls) else { continue };
-                if number > 0 && operation.is_ephemeral() && operation.may_be_done() {
+                let may_repeat =
+                    operation.is_ephemeral() && !before.is_empty() || self.may_repeat(before, calls);
+                if may_repeat && operation.may_be_done() {
                     // It was granted anew, or is told what the first call got.
                     (operation.done, operation.end, operation.token) = (Done::Unknown, None, None);
                 }
+                before = calls;
                 if *which == 0 && operation.done == Done::Unknown {
                     operation.void_after = cancelled.get(&(*key, *owner, *id)).copied();
                 }
@@ -346,6 +350,17 @@ impl<'a> History<'a> {
         }
         parts.push(&calls[begin..]);
         parts
+    }
+
+    /// Calls of one request, of which the first are old: true if what they got may be remembered still. A call that waits for long
+    /// is granted long after it was sent.
+    fn may_repeat(&self, before: &[&Call], calls: &[&Call]) -> bool {
+        let ttl = millis(self.run.request_ttl);
+        let granted =
+            |call: &&&Call| call.answered.is_none() || reply(call).is_some_and(|reply| !reply.is_null());
+        let latest = before.iter().filter(granted).map(|call| call.answered.unwrap_or(NEVER)).max();
+        latest
+            .is_some_and(|latest| calls.iter().any(|call| call.sent < latest.saturating_add(ttl + ttl / 20)))
     }
 
     /// Joins the calls of one request. `None` if none of them can have done anything.

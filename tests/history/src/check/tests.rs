@@ -413,6 +413,11 @@ fn retries() {
     // So late that the first call may be forgotten.
     accepts("1 0..1 ACQUIRE k a PX 50 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 1");
     accepts("1 0..1 ACQUIRE k a PX 99999 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 2");
+    // What was granted late is remembered late.
+    let late = "2 0..1 ACQUIRE k b PX 24990 = 1\n1 2..25000 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5";
+    accepts(&format!("{late}\n1 30000..30001 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
+    accepts(&format!("{late}\n3 30000..30001 ACQUIRE k c PX 5 = 1\n1 30000..30002 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
+    refuses(Rule::Token, &format!("{late}\n1 90000..90001 ACQUIRE k a PX 50 BLOCK 0 FENCE ID x = 1/5"));
     // 0 says that it still waits.
     accepts(
         "2 0..1 ACQUIRE k b PX 5 = 1\n1 2..3 ACQUIRE k a NOTIFY i ID x = 0\nmessage 7 granted x k
