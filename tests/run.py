@@ -31,7 +31,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 
 # Most tests wait for something most of the time.
-AT_A_TIME = 2 * (os.cpu_count() or 1)
+AT_A_TIME = 5 * (os.cpu_count() or 1) // 2
 
 # As many tests as this may fail on a busy machine and pass when nothing else runs. They are named at the end.
 SECOND_CHANCES = 3
