@@ -52,7 +52,7 @@ run: ## A server with locks on port 6379, or as in `make run PORT=6380`; install
 	exec redis-server ./redis.conf $(own_data)
 
 setup: ## Installs what the tests need, and puts more servers into target/servers
-	@$(call install,rust cc libclang redis python tmux openssl)
+	@$(call install,rust cc libclang redis python tmux openssl network)
 	sh tests/setup-servers.sh
 	sh tests/setup-monitoring.sh
 
@@ -254,6 +254,9 @@ for need in $(1); do
         ;;
     tmux)
         command -v tmux >/dev/null || missing+=(tmux)
+        ;;
+    network)
+        command -v ip >/dev/null || missing+=(iproute2)
         ;;
     openssl)
         command -v openssl >/dev/null || missing+=(openssl)

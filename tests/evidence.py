@@ -37,7 +37,7 @@ LANES = (
         Step("fuzz", "make fuzz SECONDS=120"),
     ),
     (
-        Step("histories", "HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations::"),
+        Step("histories", "HISTORY_SECONDS=60 python3 tests/run.py all histories:: migrations:: partitions::"),
         Step("failovers", "HISTORY_SECONDS=20 cargo test --test server how_often_two_hold::redis_7 -- --ignored --nocapture"),
         Step("porcupine", "python3 tests/porcupine.py"),
         Step("soak", "make soak"),

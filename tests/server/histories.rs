@@ -7,7 +7,8 @@
 
 use std::fs::File;
 use std::io::BufWriter;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -57,33 +58,34 @@ pub(super) fn settings() -> Settings {
 }
 
 pub(super) fn address(server: &Server) -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, server.port).into()
+    (server.host, server.port).into()
 }
 
 /// Runs a load, while something is done to the server, and fails unless what the clients saw can be right.
-pub(super) fn run(
-    settings: Settings,
-    flavor: Flavor,
-    at: SocketAddr,
-    disturb: impl FnOnce(&Shared) + Send,
-) -> Vec<Record> {
+pub(super) fn run(settings: Settings, at: SocketAddr, disturb: impl FnOnce(&Shared) + Send) -> Vec<Record> {
     let seed = settings.seed;
     let shared = Shared::new(settings, at);
     let records = load::run(&shared, disturb).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let report = check(&records, &LIMITS);
     eprintln!("seed {seed}: {report}");
-    judge(flavor, seed, &records, &report);
+    judge(seed, &records, &report);
     records
 }
 
 /// Fails, and keeps the history, unless it is right.
-pub(super) fn judge(flavor: Flavor, seed: u64, records: &[Record], report: &Report) {
+pub(super) fn judge(seed: u64, records: &[Record], report: &Report) {
     if !report.violations.is_empty() {
-        let file = std::env::temp_dir().join(format!("history-{:?}-{seed}.jsonl", flavor));
-        record::write(records, BufWriter::new(File::create(&file).unwrap())).unwrap();
+        let file = keep(seed, records);
         panic!("HISTORY_SEED={seed} made a history that is wrong, see {}:\n{report}", file.display());
     }
     assert!(report.grants > GRANTS as usize, "{report}");
+}
+
+/// Where it is to be found, for `cargo run -p redis-lock-history -- check FILE`.
+pub(super) fn keep(seed: u64, records: &[Record]) -> PathBuf {
+    let file = std::env::temp_dir().join(format!("history-{seed}.jsonl"));
+    record::write(records, BufWriter::new(File::create(&file).unwrap())).unwrap();
+    file
 }
 
 /// Nothing stays behind, and nothing has gone wrong inside.
@@ -104,14 +106,14 @@ pub(super) fn fault(shared: &Shared, what: Disturbance, act: impl FnOnce()) {
 
 fn everything_with_broken_connections(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
-    run(Settings { broken: 80, ..settings() }, flavor, address(&server), |_| ());
+    run(Settings { broken: 80, ..settings() }, address(&server), |_| ());
     verify(&mut server);
 }
 
 fn clients_are_killed_unblocked_and_paused(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let faults = Faults { kill: true, unblock: true, pause: true };
-    run(Settings { faults, ..settings() }, flavor, address(&server), |_| ());
+    run(Settings { faults, ..settings() }, address(&server), |_| ());
     verify(&mut server);
 }
 
@@ -121,7 +123,7 @@ fn the_server_is_killed_and_comes_back(flavor: Flavor) {
     let server = Server::start(flavor, &args);
     let at = address(&server);
     let server = Mutex::new(Some(server));
-    run(settings(), flavor, at, |shared| {
+    run(settings(), at, |shared| {
         for _ in 0..4 {
             thread::sleep(Duration::from_millis(250));
             if shared.is_over() {
@@ -142,7 +144,7 @@ fn the_server_is_killed_and_comes_back(flavor: Flavor) {
 fn the_server_stands_still_for_longer_than_leases(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let stopped = &server;
-    run(settings(), flavor, address(&server), |shared| {
+    run(settings(), address(&server), |shared| {
         for _ in 0..3 {
             thread::sleep(Duration::from_millis(300));
             fault(shared, Disturbance::Stop, || {
@@ -158,14 +160,14 @@ fn the_server_stands_still_for_longer_than_leases(flavor: Flavor) {
 /// As if each client were a process that is stopped, also between a call and its reply.
 fn clients_stand_still_for_longer_than_leases(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
-    run(Settings { still: 60, ..settings() }, flavor, address(&server), |_| ());
+    run(Settings { still: 60, ..settings() }, address(&server), |_| ());
     verify(&mut server);
 }
 
 fn memory_is_full_for_a_while(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let full = &server;
-    let records = run(settings(), flavor, address(&server), |shared| {
+    let records = run(settings(), address(&server), |shared| {
         while !shared.is_over() {
             fault(shared, Disturbance::MemoryFull, || {
                 assert_eq!(full.client().call("CONFIG SET maxmemory 1"), "OK");
@@ -188,7 +190,7 @@ fn is_error(call: &Call, word: &str) -> bool {
 fn the_clock_is_set_forward_and_back(flavor: Flavor) {
     let mut server = Server::with_own_clock(flavor);
     let set = &server;
-    run(settings(), flavor, address(&server), |shared| {
+    run(settings(), address(&server), |shared| {
         for off in [1, 0].into_iter().cycle() {
             thread::sleep(Duration::from_millis(300));
             if shared.is_over() {
@@ -224,7 +226,7 @@ fn grants(records: &[Record]) -> Vec<(usize, Call, Acquire)> {
 /// So a checker that finds nothing has looked.
 fn a_history_that_is_wrong_is_refused(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
-    let records = run(settings(), flavor, address(&server), |_| ());
+    let records = run(settings(), address(&server), |_| ());
     let finds =
         |report: &Report, rule: Rule| report.violations.iter().any(|violation| violation.rule == rule);
     let (mut doubled, mut aged, mut tried) = (0, 0, 0);

@@ -46,6 +46,7 @@ mod notify_many;
 mod once;
 mod package_examples;
 mod packages;
+mod partitions;
 mod pauses;
 mod quarantine;
 mod races;

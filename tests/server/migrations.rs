@@ -26,7 +26,7 @@ fn while_it_moves(flavor: Flavor, migrate: impl Fn(&Cluster, usize, usize) + Syn
     let features = Features { bound: false, ..Features::ALL };
     let settings = Settings { prefix: TAG, features, listeners: 0, ..settings() };
     let at = address(&cluster.nodes[0]);
-    run(settings, flavor, at, |shared: &Shared| {
+    run(settings, at, |shared: &Shared| {
         for (from, to) in [(0, 1), (1, 0)].into_iter().cycle() {
             thread::sleep(Duration::from_millis(150));
             if shared.is_over() {

@@ -70,7 +70,7 @@ fn nothing_grows(flavor: Flavor) {
             faults: Faults { kill: true, unblock: true, pause: true },
             ..settings()
         };
-        run(load, flavor, address(&server), |_| ());
+        run(load, address(&server), |_| ());
         come_to_rest(&mut server);
         let memory = Memory::of(&mut server.client());
         eprintln!("load {number}: {memory:?}");

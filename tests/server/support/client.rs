@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
-use std::net::{Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::time::Duration;
 
 use redis::{Parser, Value};
@@ -24,11 +24,20 @@ pub struct Client {
 
 impl Client {
     pub fn connect(port: u16) -> Client {
-        Client::try_connect(port).unwrap_or_else(|error| panic!("no connection to port {port}: {error}"))
+        Client::connect_to(Ipv4Addr::LOCALHOST, port)
+    }
+
+    pub fn connect_to(host: Ipv4Addr, port: u16) -> Client {
+        Client::try_connect_to(host, port)
+            .unwrap_or_else(|error| panic!("no connection to {host}:{port}: {error}"))
     }
 
     pub fn try_connect(port: u16) -> Result<Client, String> {
-        let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;
+        Client::try_connect_to(Ipv4Addr::LOCALHOST, port)
+    }
+
+    pub fn try_connect_to(host: Ipv4Addr, port: u16) -> Result<Client, String> {
+        let stream = TcpStream::connect((host, port)).map_err(|error| error.to_string())?;
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let (parser, found) = (RefCell::new(Parser::new()), RefCell::default());

@@ -6,6 +6,7 @@ pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod driver;
+pub mod network;
 pub mod programs;
 pub mod proxy;
 pub mod redisson;

@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::client::{show, Client, PATIENCE};
+use super::network::Machine;
 
 /// Makes [`Flavor`] of the lines of `servers.rs`.
 #[macro_export]
@@ -152,6 +154,7 @@ pub fn unload_module(client: &mut Client) {
 /// A running server.
 pub struct Server {
     pub flavor: Flavor,
+    pub host: Ipv4Addr,
     pub port: u16,
     pub dir: TempDir,
     child: Child,
@@ -181,12 +184,36 @@ impl Server {
         Server::start_with(flavor, dir, &[], args)
     }
 
+    /// Starts a server on a machine that it has to itself.
+    pub fn start_on(machine: Machine<'_>, flavor: Flavor, args: &[&str]) -> Server {
+        Server::start_at(Some(machine), flavor, tempfile::tempdir().unwrap(), &[], args)
+    }
+
     fn start_with(flavor: Flavor, dir: TempDir, env: &[(&str, &str)], args: &[&str]) -> Server {
+        Server::start_at(None, flavor, dir, env, args)
+    }
+
+    fn start_at(
+        machine: Option<Machine<'_>>,
+        flavor: Flavor,
+        dir: TempDir,
+        env: &[(&str, &str)],
+        args: &[&str],
+    ) -> Server {
+        let host = machine.map_or(Ipv4Addr::LOCALHOST, Machine::host);
         for _ in 0..10 {
             let port = free_port();
-            let mut child = Server::spawn(flavor, port, dir.path(), env, args);
-            match wait_until_ready(&mut child, port) {
-                Ok(()) => return Server { flavor, port, dir, child },
+            let mut command = Server::command(flavor, port, dir.path(), env, args);
+            if machine.is_some() {
+                // SAFETY: a system call, and nothing else.
+                unsafe { command.pre_exec(into_new_network) };
+            }
+            let mut child = spawn(command, flavor);
+            if let Some(machine) = machine {
+                machine.plug_in(child.id());
+            }
+            match wait_until_ready(&mut child, host, port) {
+                Ok(()) => return Server { flavor, host, port, dir, child },
                 Err(None) => {
                     let log = fs::read_to_string(dir.path().join("log")).unwrap_or_default();
                     // Somebody else was faster to take the port.
@@ -231,7 +258,7 @@ impl Server {
     /// Starts a server that is expected to end by itself; returns its log.
     pub fn log_of_failing(flavor: Flavor, args: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
-        let mut child = Server::spawn(flavor, free_port(), dir.path(), &[], args);
+        let mut child = spawn(Server::command(flavor, free_port(), dir.path(), &[], args), flavor);
         let deadline = Instant::now() + PATIENCE;
         while child.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
@@ -244,7 +271,7 @@ impl Server {
         fs::read_to_string(dir.path().join("log")).unwrap()
     }
 
-    fn spawn(flavor: Flavor, port: u16, dir: &Path, env: &[(&str, &str)], args: &[&str]) -> Child {
+    fn command(flavor: Flavor, port: u16, dir: &Path, env: &[(&str, &str)], args: &[&str]) -> Command {
         let log = fs::File::create(dir.join("log")).unwrap();
         let mut command = Command::new(flavor.program());
         // A configuration file comes before the options.
@@ -261,11 +288,11 @@ impl Server {
         }
         command.envs(env.iter().copied());
         command.args(args).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        command.spawn().unwrap_or_else(|error| panic!("{flavor:?} cannot be started: {error}"))
+        command
     }
 
     pub fn client(&self) -> Client {
-        Client::connect(self.port)
+        Client::connect_to(self.host, self.port)
     }
 
     /// Where programs find it.
@@ -403,14 +430,26 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+fn spawn(mut command: Command, flavor: Flavor) -> Child {
+    command.spawn().unwrap_or_else(|error| panic!("{flavor:?} cannot be started: {error}"))
+}
+
+fn into_new_network() -> std::io::Result<()> {
+    // SAFETY: concerns this process alone, which has one thread.
+    match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// `Err(None)`: the process has ended.
-fn wait_until_ready(child: &mut Child, port: u16) -> Result<(), Option<String>> {
+fn wait_until_ready(child: &mut Child, host: Ipv4Addr, port: u16) -> Result<(), Option<String>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if child.try_wait().unwrap().is_some() {
             return Err(None);
         }
-        let answer = Client::try_connect(port).and_then(|mut client| {
+        let answer = Client::try_connect_to(host, port).and_then(|mut client| {
             client.try_send("INFO server")?;
             let info = show(&client.try_recv()?);
             // While it loads its data it answers INFO already.

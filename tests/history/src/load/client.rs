@@ -156,12 +156,13 @@ impl<'a> Client<'a> {
     }
 
     fn lease(&mut self) -> Option<i64> {
-        match self.rng.random_range(0..100) {
+        let lease: Option<i64> = match self.rng.random_range(0..100) {
             0..10 => None,
             10..25 => Some(self.rng.random_range(5..40)),
             25..90 => Some(self.rng.random_range(40..200)),
             _ => Some(self.rng.random_range(200..800)),
-        }
+        };
+        lease.map(|lease| lease * i64::from(self.shared.settings.stretch))
     }
 
     fn acquire(&mut self) {

@@ -46,6 +46,8 @@ pub struct Settings {
     pub keys: u32,
     /// After so many calls of a client it goes on with new locks, so that the history of one lock stays short.
     pub calls_per_key: u32,
+    /// Every lease that a call names is so many times as long: else few are longer than 200 ms.
+    pub stretch: u32,
     /// How many owner names each client has.
     pub owners: u32,
     /// A name that has given something back acquires nothing more.
@@ -158,6 +160,7 @@ impl Default for Settings {
             prefix: "",
             keys: 4,
             calls_per_key: 100,
+            stretch: 1,
             owners: 3,
             names_once: false,
             broken: 40,

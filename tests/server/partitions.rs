@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+
+//! A node of a cluster is cut off by its network while many clients use everything: the others elect its replica, and it goes on
+//! serving whoever reaches it until it finds itself alone. A checker that shares no code with the module decides whether what
+//! clients were promised was kept (1, 5). See `tests/history`.
+
+use std::thread;
+use std::time::Duration;
+
+use rand::RngExt;
+use redis_lock_history::load::Promise;
+
+use super::failovers::{load, Case, Outcome, KEPT};
+use super::histories::{address, judge, verify, MODULE_ARGS};
+use crate::support::network::Network;
+use crate::support::{until, Flavor, Server};
+
+crate::on_every_server!(
+    what_the_replica_has_acknowledged_is_kept,
+    in_quarantine_nobody_overlaps,
+    what_nobody_was_promised_is_lost,
+);
+
+/// All locks are in one slot, of the first node.
+const TAG: &str = "{b}";
+
+/// Many leases outlast the election of a replica.
+const CUT_OFF: Case = Case {
+    prefix: TAG,
+    every: Duration::from_millis(500),
+    stretch: 3,
+    calls_per_key: 10_000,
+    length: Duration::from_secs(9),
+    ..KEPT
+};
+
+/// Three nodes with slots, and a replica of the first.
+fn start(network: &Network, flavor: Flavor, module_args: &[&str]) -> Vec<Server> {
+    let module_args = [&MODULE_ARGS, module_args].concat();
+    let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "250"];
+    // However long its replica has heard nothing from it.
+    let args = [&cluster[..], &["--cluster-replica-validity-factor", "0"]].concat();
+    let nodes: Vec<Server> =
+        (0..4).map(|machine| network.server(machine, flavor, &module_args, &args)).collect();
+    let mut clients: Vec<_> = nodes.iter().map(Server::client).collect();
+    for (number, slots) in ["0 5461", "5462 10922", "10923 16383"].into_iter().enumerate() {
+        assert_eq!(clients[number].call(&format!("CLUSTER ADDSLOTSRANGE {slots}")), "OK");
+        assert_eq!(clients[number].call(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)), "OK");
+    }
+    for machine in 1..4 {
+        let meet = format!("CLUSTER MEET {} {}", network.address(machine), nodes[usize::from(machine)].port);
+        assert_eq!(clients[0].call(&meet), "OK");
+    }
+    for client in &mut clients {
+        until("the cluster is complete", || {
+            client.call("CLUSTER INFO").contains("cluster_state:ok")
+                && client.call("CLUSTER NODES").matches(" connected").count() == 4
+        });
+    }
+    let first = clients[0].call("CLUSTER MYID");
+    assert_eq!(clients[3].call(&format!("CLUSTER REPLICATE {first}")), "OK");
+    until("the replica is in sync", || clients[3].info("replication", "master_link_status") == "up");
+    for client in &mut clients {
+        until("all know of the replica", || client.call("CLUSTER NODES").contains("slave"));
+    }
+    nodes
+}
+
+/// What clients saw of it; nothing where there can be no network.
+fn run(flavor: Flavor, case: &Case) -> Option<Outcome> {
+    let network = Network::enter()?;
+    let mut nodes = start(&network, flavor, case.module_args);
+    let (mut primary, mut replica) = (0, 3);
+    let outcome = load(case, address(&nodes[0]), |shared, rng| {
+        let [before, next] = [primary, replica].map(|machine: u8| &nodes[usize::from(machine)]);
+        network.cut_off(primary);
+        // The load's clients make new connections to the one that is cut off, too, until the other one leads.
+        let mut client = next.client();
+        until("the replica was elected", || client.call("ROLE").starts_with("[master"));
+        shared.move_to(address(next));
+        thread::sleep(Duration::from_millis(rng.random_range(0..500)));
+        network.join(primary);
+        let mut client = before.client();
+        until("it follows", || client.call("ROLE").starts_with("[slave"));
+        until("it is in sync", || client.info("replication", "master_link_status") == "up");
+        std::mem::swap(&mut primary, &mut replica);
+    });
+    nodes.iter_mut().for_each(verify);
+    Some(outcome)
+}
+
+fn run_strictly(flavor: Flavor, case: &Case) {
+    if let Some(Outcome { seed, records, report, .. }) = run(flavor, case) {
+        judge(seed, &records, &report);
+    }
+}
+
+fn what_the_replica_has_acknowledged_is_kept(flavor: Flavor) {
+    run_strictly(flavor, &Case { promise: Promise::Replicas(1), ..CUT_OFF });
+}
+
+/// It lasts for as long as the longest lease, and for as long as a node that is cut off may go on.
+const QUARANTINE: Case = Case {
+    promise: Promise::Primary,
+    module_args: &["lock.quarantine", "3500", "lock.max-lease", "2400"],
+    names_once: true,
+    every: Duration::from_secs(4),
+    length: Duration::from_secs(12),
+    ..CUT_OFF
+};
+
+fn in_quarantine_nobody_overlaps(flavor: Flavor) {
+    run_strictly(flavor, &QUARANTINE);
+}
+
+/// Without this the others would prove nothing: here two own a lock, as the first was promised no more than its node's word.
+fn what_nobody_was_promised_is_lost(flavor: Flavor) {
+    let Some(network) = Network::enter() else { return };
+    let mut nodes = start(&network, flavor, &[]);
+    network.cut_off(0);
+    let mut alone = nodes[0].client();
+    assert_eq!(alone.call("LOCK.ACQUIRE {b}plain a PX 60000"), "1");
+    let promised = alone.call("LOCK.ACQUIRE {b}promised a PX 60000 REPLICAS 1 WITHIN 100");
+    assert!(promised.starts_with("NOREPLICAS"), "{promised}");
+    let mut next = nodes[3].client();
+    until("the replica was elected", || next.call("ROLE").starts_with("[master"));
+    for lock in ["plain", "promised"] {
+        assert_eq!(next.call(&format!("LOCK.ACQUIRE {{b}}{lock} b PX 60000")), "1");
+    }
+    until("the other one stops", || alone.call("LOCK.ACQUIRE {b}later a").starts_with("CLUSTERDOWN"));
+    network.join(0);
+    until("it follows", || alone.call("ROLE").starts_with("[slave"));
+    until("it is in sync", || alone.info("replication", "master_link_status") == "up");
+    let renewed = next.call("LOCK.RENEW {b}plain a PX 60000");
+    assert!(renewed.starts_with("NOTOWNER"), "{renewed}");
+    for lock in ["plain", "promised"] {
+        assert_eq!(next.call(&format!("LOCK.RELEASE {{b}}{lock} b")), "0");
+    }
+    nodes.iter_mut().for_each(verify);
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+
+//! Machines with a network between them that can be cut: each server has a network namespace, and two links. By one its clients
+//! reach it, by the other the servers reach each other.
+//!
+//! It takes root, and `ip` and `nsenter`. All of it is gone with the thread and the servers.
+
+use std::net::Ipv4Addr;
+use std::process::Command;
+
+use super::server::{module, Flavor, Server};
+
+/// The network in which the calling thread is.
+pub struct Network(());
+
+/// A machine of it, by number.
+#[derive(Clone, Copy)]
+pub struct Machine<'a>(&'a Network, u8);
+
+impl Network {
+    /// Puts the calling thread into a network of its own, and the threads and programs that it starts from now on. Nothing, with a
+    /// word about it, where that is not permitted.
+    pub fn enter() -> Option<Network> {
+        // SAFETY: concerns this thread alone.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            let why = std::io::Error::last_os_error();
+            eprintln!("SKIPPED: no network namespace can be made here, which takes root: {why}");
+            return None;
+        }
+        ip("link set lo up");
+        ip("link add name peers type bridge");
+        ip("link set peers up");
+        Some(Network(()))
+    }
+
+    /// A server with the module on a machine of its own.
+    pub fn server(&self, machine: u8, flavor: Flavor, module_args: &[&str], args: &[&str]) -> Server {
+        let load = ["--loadmodule", module().to_str().unwrap()];
+        let open = ["--bind", "0.0.0.0", "--protected-mode", "no"];
+        Server::start_on(Machine(self, machine), flavor, &[&load, module_args, &open, args].concat())
+    }
+
+    /// Where other servers find one.
+    pub fn address(&self, machine: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, 0, machine + 1)
+    }
+
+    /// Other servers hear nothing from a machine any more, nor it from them. Clients reach it as before.
+    pub fn cut_off(&self, machine: u8) {
+        ip(&format!("link set peer{machine} down"));
+    }
+
+    pub fn join(&self, machine: u8) {
+        ip(&format!("link set peer{machine} up"));
+    }
+}
+
+impl Machine<'_> {
+    /// Where clients find its server.
+    pub fn host(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 78, self.1, 2)
+    }
+
+    /// Links the namespace of a process, which is a new one.
+    pub fn plug_in(self, process: u32) {
+        let Machine(network, number) = self;
+        ip(&format!("link add name peer{number} type veth peer name peers netns {process}"));
+        ip(&format!("link set peer{number} master peers up"));
+        ip(&format!("link add name client{number} type veth peer name clients netns {process}"));
+        ip(&format!("addr add 10.78.{number}.1/24 dev client{number}"));
+        ip(&format!("link set client{number} up"));
+        let there = |command: String| run("nsenter", &format!("--target {process} --net ip {command}"));
+        there("link set lo up".to_owned());
+        there(format!("addr add {}/24 dev peers", network.address(number)));
+        there("link set peers up".to_owned());
+        there(format!("addr add {}/24 dev clients", self.host()));
+        there("link set clients up".to_owned());
+    }
+}
+
+fn ip(arguments: &str) {
+    run("ip", arguments);
+}
+
+fn run(program: &str, arguments: &str) {
+    let output = Command::new(program).args(arguments.split(' ')).output();
+    let output = output.unwrap_or_else(|error| panic!("{program} cannot be started: {error}"));
+    assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
