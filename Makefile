@@ -154,6 +154,7 @@ lint: ## Format, clippy, documentation, the width of its lines, licenses, no cir
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --manifest-path clients/rust/bench/Cargo.toml -- -D warnings
 	# Nothing of a module is public, so links to what is private are the point.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 
