@@ -5,14 +5,16 @@
     tests/sanitize.py             all tests on the installed redis-server
     tests/sanitize.py fencing     those of them that have the word in their names
 
-The module is built by Rust's nightly toolchain, with every load and store checked. The server is Debian's: it takes its memory
-from malloc, as the module does, and so both have theirs from the sanitizer, which is loaded before them. Each server is shut down
-at the end of its test, not killed, and is looked through for leaks then. First of all it is seen that defects are found.
+The module is built by Rust's nightly toolchain, and the server from Debian's sources of the installed version, with every load and
+store checked. Where these sources cannot be had, the server is the installed one. It takes its memory from malloc, as the module
+does, and so both have theirs from the sanitizer, which is loaded before them. Each server is shut down at the end of its test,
+not killed, and is looked through for leaks then. First of all it is seen that defects are found.
 With WHOLE_STACKS=1 in the environment a report of a leak tells who asked for the memory, which takes longer.
 The last line says how many reports there are.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +52,53 @@ def build():
         subprocess.run(["cargo", "+nightly", "build", "--release", "--target", HOST, *what], cwd=ROOT, env=environment, check=True)
 
 
+def archives():
+    """The archives that this machine's packages come from, as apt writes sources."""
+    command = ["apt-get", "indextargets", "--format", "$(SIGNED_BY)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)", "Created-By: Packages"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for line in sorted(set(listed.splitlines())):
+        key, *where = line.split("|")
+        # What apt does not know it leaves as it is.
+        signed_by = f"[signed-by={key}] " if key.startswith("/") else ""
+        yield f"deb-src {signed_by}{' '.join(where)}"
+
+
+def unpack_sources(folder):
+    """Debian's sources of the server, without Debian's changes, of the version that is installed. Returns where they are."""
+    lists = folder / "sources.list"
+    lists.write_text("".join(f"{line}\n" for line in archives()))
+    for name in ("state/lists/partial", "cache/archives/partial"):
+        (folder / name).mkdir(parents=True)
+    options = [f"Dir::State={folder}/state", f"Dir::Cache={folder}/cache", f"Dir::Etc::sourcelist={lists}", "Dir::Etc::sourceparts=/dev/null"]
+    # root may read the folder, apt's own user possibly not.
+    options += ["APT::Sandbox::User=root"] if os.geteuid() == 0 else []
+    apt = ["apt-get", "--quiet", *(word for option in options for word in ("-o", option))]
+    subprocess.run([*apt, "update"], stdout=subprocess.DEVNULL, check=True)
+    installed = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"v=(\S+)", installed)[1]
+    subprocess.run([*apt, "source", "--download-only", "redis"], cwd=folder, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(["tar", "-xzf", f"redis_{version}.orig.tar.gz"], cwd=folder, check=True)
+    return folder / f"redis-{version}"
+
+
+def instrumented_server():
+    """The server's program with every load and store checked; the installed one, with a word about it, if that cannot be had."""
+    built = TARGET / "instrumented/redis-server"
+    if not built.exists():
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                sources = unpack_sources(Path(folder))
+                make = ["make", f"-j{os.cpu_count()}", "MALLOC=libc", "SANITIZER=address", "redis-server"]
+                subprocess.run(make, cwd=sources, capture_output=True, check=True)
+                built.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(sources / "src/redis-server", built)
+        except (OSError, subprocess.CalledProcessError, TypeError) as error:
+            print(f"SKIPPED: no server that is checked itself: {error}", file=sys.stderr)
+            return shutil.which("redis-server")
+    print("the server is checked, too", flush=True)
+    return built
+
+
 def write_server():
     """A redis-server that begins with the sanitizer, to be found before the real one. Returns where reports go."""
     asked = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
@@ -65,7 +114,7 @@ def write_server():
         # A colon ends an option.
         'name=$(printf %s "${TEST_NAME:-none}" | tr : .)\n'
         f'export ASAN_OPTIONS="{OPTIONS.format(reports)}/$name"\n'
-        f'exec {shutil.which("redis-server")} "$@"\n'
+        f'exec {instrumented_server()} "$@"\n'
     )
     server.chmod(0o755)
     return folder, reports
