@@ -87,7 +87,7 @@ record How(
 
     /** A time that the server can keep. */
     static long time(String word, Duration time, boolean mayBeZero) {
-        if (time == null || time.isNegative() || time.isZero() && !mayBeZero || time.toDays() > 36_500) {
+        if (time == null || time.isNegative() || (time.isZero() && !mayBeZero) || time.toDays() > 36_500) {
             throw LockException.misuse(word + " must be a time" + (mayBeZero ? "" : " above 0") + ", and is " + time);
         }
         return time.toNanos();

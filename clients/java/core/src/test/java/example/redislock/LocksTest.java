@@ -41,6 +41,7 @@ class LocksTest {
         LETTUCE(LettuceConnector::new),
         JEDIS(JedisConnector::new);
 
+        @SuppressWarnings("ImmutableEnumChecker")
         final Function<String, Wire.Connector> connector;
 
         Library(Function<String, Wire.Connector> connector) {
@@ -184,7 +185,7 @@ class LocksTest {
             int granted = 0;
             for (int round = 0; round < 200; round++) {
                 Hold first = locks.lock("k").acquire();
-                CompletableFuture<Hold> waits = locks.lock("k").lease(Duration.ofSeconds(600)).acquireAsync();
+                CompletableFuture<Hold> waits = locks.lock("k").lease(Duration.ofMinutes(10)).acquireAsync();
                 untilWaiters(1);
                 CompletableFuture<Void> released = first.releaseAsync();
                 long until = System.nanoTime() + round * 5_000L;
@@ -327,12 +328,12 @@ class LocksTest {
     @EnumSource
     void aBrokenConnectionKeepsTheHoldAndTheWait(Library library) throws Exception {
         try (Locks locks = library.locks(server)) {
-            Hold hold = locks.lock("k").lease(Duration.ofSeconds(600)).acquire();
+            Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
             CompletableFuture<Hold> waits = locks.lock("k").acquireAsync();
             untilWaiters(1);
             for (String id : server.jedis.clientList().lines()
                     .filter(line -> !line.contains("cmd=client"))
-                    .map(line -> line.split("[ =]")[1])
+                    .map(line -> line.split("[ =]", -1)[1])
                     .toList()) {
                 server.call("CLIENT", "KILL", "ID", id);
             }
@@ -346,10 +347,10 @@ class LocksTest {
     @Test
     void aHoldIsHandedOn() throws Exception {
         Locks first = Library.LETTUCE.locks(server);
-        String owner = first.lock("k").lease(Duration.ofSeconds(600)).fence().acquire().owner();
+        String owner = first.lock("k").lease(Duration.ofMinutes(10)).fence().acquire().owner();
         first.close();
         try (Locks second = Library.LETTUCE.locks(server)) {
-            RedisLock lock = second.lock("k").lease(Duration.ofSeconds(600));
+            RedisLock lock = second.lock("k").lease(Duration.ofMinutes(10));
             Hold hold = lock.attach(owner);
             assertTrue(hold.validFor().toSeconds() > 500);
             assertEquals("OK", hold.guard("SET", "other", "1"));
@@ -470,7 +471,7 @@ class LocksTest {
     @Test
     void aCloseEndsAReleaseThatIsTried() throws Exception {
         Locks locks = Library.LETTUCE.locks(server);
-        Hold hold = locks.lock("k").lease(Duration.ofSeconds(600)).acquire();
+        Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
         server.signal("STOP");
         CompletableFuture<Void> release = hold.releaseAsync();
         locks.close();

@@ -3,6 +3,7 @@ package example.redislock;
 
 import java.io.IOException;
 import java.net.ServerSocket;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
@@ -71,7 +72,8 @@ public final class Server implements AutoCloseable {
 
     /** Sends a command. */
     public Object call(String... words) {
-        return jedis.sendCommand(() -> words[0].getBytes(), List.of(words).subList(1, words.length).toArray(String[]::new));
+        String[] rest = List.of(words).subList(1, words.length).toArray(String[]::new);
+        return jedis.sendCommand(() -> words[0].getBytes(StandardCharsets.UTF_8), rest);
     }
 
     /** A field of {@code INFO}. */
