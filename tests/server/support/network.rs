@@ -19,18 +19,27 @@ pub struct Machine<'a>(&'a Network, u8);
 
 impl Network {
     /// Puts the calling thread into a network of its own, and the threads and programs that it starts from now on. Nothing, with a
-    /// word about it, where that is not permitted.
+    /// word about it, where that cannot be.
     pub fn enter() -> Option<Network> {
+        Network::try_enter()
+            .inspect_err(|why| {
+                eprintln!("SKIPPED: no network of its own can be made here, which takes root and ip: {why}")
+            })
+            .ok()
+    }
+
+    fn try_enter() -> Result<Network, String> {
         // SAFETY: concerns this thread alone.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-            let why = std::io::Error::last_os_error();
-            eprintln!("SKIPPED: no network namespace can be made here, which takes root: {why}");
-            return None;
+            return Err(std::io::Error::last_os_error().to_string());
         }
-        ip("link set lo up");
-        ip("link add name peers type bridge");
-        ip("link set peers up");
-        Some(Network(()))
+        try_run("ip", "link set lo up")?;
+        try_run("ip", "link add name peers type bridge")?;
+        try_run("ip", "link set peers up")?;
+        // So that it is known now whether there can be any.
+        try_run("ip", "link add name here type veth peer name there")?;
+        try_run("ip", "link del here")?;
+        Ok(Network(()))
     }
 
     /// A server with the module on a machine of its own.
@@ -83,7 +92,14 @@ fn ip(arguments: &str) {
 }
 
 fn run(program: &str, arguments: &str) {
+    try_run(program, arguments).unwrap_or_else(|why| panic!("{why}"));
+}
+
+fn try_run(program: &str, arguments: &str) -> Result<(), String> {
     let output = Command::new(program).args(arguments.split(' ')).output();
-    let output = output.unwrap_or_else(|error| panic!("{program} cannot be started: {error}"));
-    assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = output.map_err(|error| format!("{program} cannot be started: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr)))
 }
