@@ -36,6 +36,7 @@ fn main() -> Outcome<()> {
         &paths::PERMIT,
         &paths::SEVERAL,
         &paths::HAND_OVER,
+        &paths::HAND_OVER_BY_MESSAGE,
         &paths::REDISSON_3_27,
         &paths::REDISSON_3_27_AS_SENT,
         &paths::REDISSON_3_17,
@@ -85,6 +86,7 @@ fn main() -> Outcome<()> {
     for path in [&paths::PING, &paths::SET_COMPARE, &paths::PAIR_SHARED, &paths::HAND_OVER] {
         compare(path, &paths::SET_DEL, Target::None);
     }
+    compare(&paths::HAND_OVER_BY_MESSAGE, &paths::HAND_OVER, Target::AtMost(1.3));
     for [bare, empty, module, waiter] in &paths::PLAIN {
         compare(empty, bare, Target::None);
         compare(module, empty, Target::None);

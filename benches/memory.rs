@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! What the server's memory grows by: for a lock, for a client that waits for one, for a watchdog.
+//! What the server's memory grows by: for a lock, for a client that waits for one, for a wait without a connection of its own, for
+//! a watchdog.
 //!
 //! It is the growth of `used_memory`, by how many there are. A client that waits is compared with one that is only
 //! connected, and with one that waits in `BLPOP`.
@@ -26,6 +27,7 @@ fn main() -> Outcome<()> {
     let mut results = Results::of("memory");
     locks(&mut results)?;
     waiters(&mut results)?;
+    waits_by_message(&mut results)?;
     results.finish(&mut Server::start()?)
 }
 
@@ -113,6 +115,34 @@ fn waiters(results: &mut Results) -> Outcome<()> {
     results.ratio("memory: a waiter and its connection", Unit::Bytes, waiter, ("BLPOP", list), Target::None);
     results.ratio("memory: a waiter alone", Unit::Bytes, waiter - idle, ("BLPOP", list - idle), Target::None);
     results.value("memory: a connection alone", Unit::Bytes, idle);
+    Ok(())
+}
+
+/// All of them are on one connection, and nobody hears of a grant, as there is none.
+fn waits_by_message(results: &mut Results) -> Outcome<()> {
+    let count = unless_quick(10_000, 2_000);
+    let numbered = |call: &str| -> Vec<String> {
+        (0..count).map(|number| call.replace('#', &format!("{number:06}"))).collect()
+    };
+    let grown = |hold: &[String], wait: &str| -> Outcome<f64> {
+        let mut server = Server::start()?;
+        let mut caller = Caller::connect(&server)?;
+        caller.pipeline(hold.iter().cloned())?;
+        let before = settled(&mut server)?;
+        caller.pipeline(numbered(wait).into_iter())?;
+        let info: redis::InfoDict = redis::cmd("INFO").arg("lock").query(&mut server.control)?;
+        let waiting: Option<usize> = info.get("lock_waiters");
+        if waiting != Some(count) {
+            return Err(format!("{waiting:?} of {count} wait").into());
+        }
+        Ok((settled(&mut server)? - before) / count as f64)
+    };
+    let hold = |lock| format!("LOCK.ACQUIRE {lock} {OWNER} PX 6000000");
+    let wait = |lock| format!("LOCK.ACQUIRE {lock} waiter:# PX 30000 NOTIFY inbox ID #");
+    let one = grown(&[hold("lock")], &wait("lock"))?;
+    let each = grown(&numbered(&hold("lock:#")), &wait("lock:#"))?;
+    results.value("memory: a wait with NOTIFY, all for one lock", Unit::Bytes, one);
+    results.value("memory: a wait with NOTIFY, each for a lock of its own", Unit::Bytes, each);
     Ok(())
 }
 
