@@ -94,7 +94,8 @@ test-matrix: setup clients ## All tests on every server that Debian has; with RE
 	@python3 tests/run.py $(if $(REST),rest,every)
 
 sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
-	@python3 tests/sanitize.py
+	@$(call install,tls)
+	python3 tests/sanitize.py
 
 fuzz: ## Fuzzes by coverage what knows no server, for SECONDS=60 each
 	@$(call install,rust cc c++)
@@ -114,7 +115,7 @@ soak: setup ## A quarter of an hour of everything on one server: nothing may gro
 
 evidence: setup clients ## What docs/evidence.md tells of, all of it; with WORDS=soak only the steps with that word in their names
 	@($(call install,go)) || true
-	$(call install,c++)
+	$(call install,c++ tls)
 	python3 tests/evidence.py $(WORDS)
 
 bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try them
@@ -257,7 +258,12 @@ for need in $(1); do
         command -v tmux >/dev/null || missing+=(tmux)
         ;;
     network)
-        command -v ip >/dev/null || missing+=(iproute2)
+        # Of use to root only.
+        [ "$$(id -u)" != 0 ] || command -v ip >/dev/null || missing+=(iproute2)
+        ;;
+    tls)
+        # The server is built from its sources.
+        [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
         ;;
     openssl)
         command -v openssl >/dev/null || missing+=(openssl)

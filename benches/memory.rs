@@ -142,7 +142,7 @@ fn waits_by_message(results: &mut Results) -> Outcome<()> {
     let one = grown(&[hold("lock")], &wait("lock"))?;
     let each = grown(&numbered(&hold("lock:#")), &wait("lock:#"))?;
     results.value("memory: a wait with NOTIFY, all for one lock", Unit::Bytes, one);
-    results.value("memory: a wait with NOTIFY, each for a lock of its own", Unit::Bytes, each);
+    results.value("memory: the same, each for its own lock", Unit::Bytes, each);
     Ok(())
 }
 

@@ -88,7 +88,7 @@ def instrumented_server():
         try:
             with tempfile.TemporaryDirectory() as folder:
                 sources = unpack_sources(Path(folder))
-                make = ["make", f"-j{os.cpu_count()}", "MALLOC=libc", "SANITIZER=address", "redis-server"]
+                make = ["make", f"-j{os.cpu_count()}", "MALLOC=libc", "SANITIZER=address", "BUILD_TLS=yes", "redis-server"]
                 subprocess.run(make, cwd=sources, capture_output=True, check=True)
                 built.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(sources / "src/redis-server", built)

@@ -27,10 +27,10 @@ const TAG: &str = "{b}";
 /// Many leases outlast the election of a replica.
 const CUT_OFF: Case = Case {
     prefix: TAG,
-    every: Duration::from_millis(500),
+    every: Duration::from_millis(1500),
     stretch: 3,
     calls_per_key: 10_000,
-    length: Duration::from_secs(9),
+    length: Duration::from_secs(12),
     ..KEPT
 };
 
