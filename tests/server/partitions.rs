@@ -34,10 +34,10 @@ const CUT_OFF: Case = Case {
     ..KEPT
 };
 
-/// Three nodes with slots, and a replica of the first.
-fn start(network: &Network, flavor: Flavor, module_args: &[&str]) -> Vec<Server> {
+/// Three nodes with slots, and a replica of the first. A node that hears nothing for so many milliseconds takes itself for alone.
+fn start(network: &Network, flavor: Flavor, timeout: &str, module_args: &[&str]) -> Vec<Server> {
     let module_args = [&MODULE_ARGS, module_args].concat();
-    let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "250"];
+    let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", timeout];
     // However long its replica has heard nothing from it.
     let args = [&cluster[..], &["--cluster-replica-validity-factor", "0"]].concat();
     let nodes: Vec<Server> =
@@ -69,7 +69,7 @@ fn start(network: &Network, flavor: Flavor, module_args: &[&str]) -> Vec<Server>
 /// What clients saw of it; nothing where there can be no network.
 fn run(flavor: Flavor, case: &Case) -> Option<Outcome> {
     let network = Network::enter()?;
-    let mut nodes = start(&network, flavor, case.module_args);
+    let mut nodes = start(&network, flavor, "250", case.module_args);
     let (mut primary, mut replica) = (0, 3);
     let outcome = load(case, address(&nodes[0]), |shared, rng| {
         let [before, next] = [primary, replica].map(|machine: u8| &nodes[usize::from(machine)]);
@@ -116,7 +116,8 @@ fn in_quarantine_nobody_overlaps(flavor: Flavor) {
 /// Without this the others would prove nothing: here two own a lock, as the first was promised no more than its node's word.
 fn what_nobody_was_promised_is_lost(flavor: Flavor) {
     let Some(network) = Network::enter() else { return };
-    let mut nodes = start(&network, flavor, &[]);
+    // Time enough for two calls on a busy machine.
+    let mut nodes = start(&network, flavor, "1000", &[]);
     network.cut_off(0);
     let mut alone = nodes[0].client();
     assert_eq!(alone.call("LOCK.ACQUIRE {b}plain a PX 60000"), "1");
