@@ -273,13 +273,18 @@ fn run_in_a_cluster(flavor: Flavor, case: &Case) -> Outcome {
             thread::sleep(Duration::from_millis(rng.random_range(5..150)));
             primary.signal(libc::SIGCONT);
         }
-        let mut before = primary.client();
-        until("it follows", || before.call("ROLE").starts_with("[slave"));
-        until("it is in sync", || before.info("replication", "master_link_status") == "up");
+        until_it_follows(&primary);
         std::mem::swap(&mut primary, &mut replica);
     });
     [&mut primary, &mut replica, &mut other].into_iter().for_each(verify);
     outcome
+}
+
+/// A node that was replaced has heard of it, and is a replica.
+pub(super) fn until_it_follows(node: &Server) {
+    let mut client = node.client();
+    until("it follows", || client.call("ROLE").starts_with("[slave"));
+    until("it is in sync", || client.info("replication", "master_link_status") == "up");
 }
 
 fn a_node_of_a_cluster_is_replaced(flavor: Flavor) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rand::RngExt;
 use redis_lock_history::load::Promise;
 
-use super::failovers::{load, Case, Outcome, KEPT};
+use super::failovers::{load, until_it_follows, Case, Outcome, KEPT};
 use super::histories::{address, judge, verify, MODULE_ARGS};
 use crate::support::network::Network;
 use crate::support::{until, Flavor, Server};
@@ -80,9 +80,7 @@ fn run(flavor: Flavor, case: &Case) -> Option<Outcome> {
         shared.move_to(address(next));
         thread::sleep(Duration::from_millis(rng.random_range(0..500)));
         network.join(primary);
-        let mut client = before.client();
-        until("it follows", || client.call("ROLE").starts_with("[slave"));
-        until("it is in sync", || client.info("replication", "master_link_status") == "up");
+        until_it_follows(before);
         std::mem::swap(&mut primary, &mut replica);
     });
     nodes.iter_mut().for_each(verify);
@@ -130,8 +128,7 @@ fn what_nobody_was_promised_is_lost(flavor: Flavor) {
     }
     until("the other one stops", || alone.call("LOCK.ACQUIRE {b}later a").starts_with("CLUSTERDOWN"));
     network.join(0);
-    until("it follows", || alone.call("ROLE").starts_with("[slave"));
-    until("it is in sync", || alone.info("replication", "master_link_status") == "up");
+    until_it_follows(&nodes[0]);
     let renewed = next.call("LOCK.RENEW {b}plain a PX 60000");
     assert!(renewed.starts_with("NOTOWNER"), "{renewed}");
     for lock in ["plain", "promised"] {

@@ -525,14 +525,14 @@ fn writes_come_together(flavor: Flavor) {
         loop {
             let line = monitor.recv();
             let Some((_, command)) = line.split_once("] ") else { continue };
-            let words: Vec<&str> = command.split_whitespace().map(|word| word.trim_matches('"')).collect();
-            match words[..] {
-                ["SET", ..] => return seen,
-                // The primary's own, which Valkey 9 writes in small letters.
-                ["PING" | "ping" | "SELECT" | "REPLCONF", ..] => {}
-                [command, key, ..] => seen.push(format!("{command} {key}")),
-                [command] => seen.push(command.to_owned()),
-                [] => {}
+            let mut words = command.split_whitespace().map(|word| word.trim_matches('"'));
+            // Valkey 9 writes its own in small letters.
+            let command = words.next().unwrap_or_default().to_ascii_uppercase();
+            match (command.as_str(), words.next()) {
+                ("SET", _) => return seen,
+                ("PING" | "SELECT" | "REPLCONF", _) => {}
+                (command, Some(key)) => seen.push(format!("{command} {key}")),
+                (command, None) => seen.push(command.to_owned()),
             }
         }
     };
