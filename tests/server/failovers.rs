@@ -17,7 +17,7 @@ use redis_lock_history::check::{check, Report, Rule};
 use redis_lock_history::load::{self, Features, Promise, Settings, Shared};
 use redis_lock_history::record::{Disturbance, Record};
 
-use super::histories::{address, fault, judge, keep, settings, verify, LIMITS, MODULE_ARGS};
+use super::histories::{address, fault, judge, keep, settings, verify, GRANTS, LIMITS, MODULE_ARGS};
 use crate::support::cluster::Cluster;
 use crate::support::proxy::Proxy;
 use crate::support::sentinel::Watched;
@@ -196,7 +196,7 @@ pub(super) fn load(
     let records = records.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     let report = check(&records, &LIMITS);
     eprintln!("{promise:?} {module_args:?} {ways:?}: {failovers} failovers, seed {seed}: {report}");
-    assert!(failovers > 0 && report.grants > 20, "{report}");
+    assert!(failovers > 0 && report.grants > GRANTS as usize, "{report}");
     // Tokens grow, and guarded writes are right, whatever was promised.
     if report.violations.iter().any(|one| one.rule != Rule::Exclusion) {
         let file = keep(seed, &records);

@@ -39,7 +39,7 @@ pub(super) const LIMITS: Limits = Limits { slack: 5 * MS, late: 10_000 * MS };
 pub(super) const MODULE_ARGS: [&str; 4] = ["lock.default-lease", "400", "lock.request-ttl", "3000"];
 
 /// A history of fewer says little.
-const GRANTS: u32 = 20;
+pub(super) const GRANTS: u32 = 20;
 
 pub(super) fn settings() -> Settings {
     let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());

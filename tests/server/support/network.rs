@@ -29,10 +29,7 @@ impl Network {
     }
 
     fn try_enter() -> Result<Network, String> {
-        // SAFETY: concerns this thread alone.
-        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-            return Err(std::io::Error::last_os_error().to_string());
-        }
+        into_new_network().map_err(|error| error.to_string())?;
         try_run("ip", "link set lo up")?;
         try_run("ip", "link add name peers type bridge")?;
         try_run("ip", "link set peers up")?;
@@ -84,6 +81,15 @@ impl Machine<'_> {
         there("link set peers up".to_owned());
         there(format!("addr add {}/24 dev clients", self.host()));
         there("link set clients up".to_owned());
+    }
+}
+
+/// Puts the calling thread into a namespace in which nothing is yet.
+pub fn into_new_network() -> std::io::Result<()> {
+    // SAFETY: concerns this thread alone.
+    match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::client::{show, Client, PATIENCE};
-use super::network::Machine;
+use super::network::{into_new_network, Machine};
 
 /// Makes [`Flavor`] of the lines of `servers.rs`.
 #[macro_export]
@@ -205,7 +205,7 @@ impl Server {
             let port = free_port();
             let mut command = Server::command(flavor, port, dir.path(), env, args);
             if machine.is_some() {
-                // SAFETY: a system call, and nothing else.
+                // SAFETY: a system call of a process with one thread, and nothing else.
                 unsafe { command.pre_exec(into_new_network) };
             }
             let mut child = spawn(command, flavor);
@@ -432,14 +432,6 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 
 fn spawn(mut command: Command, flavor: Flavor) -> Child {
     command.spawn().unwrap_or_else(|error| panic!("{flavor:?} cannot be started: {error}"))
-}
-
-fn into_new_network() -> std::io::Result<()> {
-    // SAFETY: concerns this process alone, which has one thread.
-    match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
 }
 
 /// `Err(None)`: the process has ended.
