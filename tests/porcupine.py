@@ -87,7 +87,8 @@ def load(port, seed, seconds, history, *options, stops=None):
     """What the checker of tests/history says of a new load, which is written down for other checkers. With `stops`, a source of
     random numbers, its clients are stopped meanwhile."""
     command = [HISTORY, "run", "--server", f"127.0.0.1:{port}", "--seed", str(seed), "--seconds", str(seconds)]
-    command += ["--calls", "1000000", "--late", "10000", "--out", history, *options]
+    late = [] if "--late" in options else ["--late", "10000"]
+    command += ["--calls", "1000000", *late, "--out", history, *options]
     return judge(command, seconds + PATIENCE, stops)
 
 

@@ -44,7 +44,7 @@ pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_gra
 pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle, serve_others};
 pub(crate) use news::{await_message, inbox};
-pub(crate) use reconcile::grant_all;
+pub(crate) use reconcile::{grant_all, take_back};
 pub(crate) use state::{dispatch, with, Remembered};
 
 use crate::config;

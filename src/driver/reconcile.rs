@@ -17,6 +17,11 @@ pub(super) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
     serve_bundles(ctx);
 }
 
+/// Takes back what these locks were granted for, as the call that got them was cancelled. To be called when no lock is in hand.
+pub(crate) fn take_back(ctx: Ctx<'_>, locks: &[LockId]) {
+    locks.iter().for_each(|lock| reconcile_alone(ctx, lock));
+}
+
 fn reconcile_alone(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);

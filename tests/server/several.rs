@@ -33,6 +33,7 @@ crate::on_every_server!(
     a_retry_counts_once,
     a_cancel_ends_or_gives_back,
     a_cancel_that_meets_the_answer_gives_back_its_own_key,
+    a_cancel_that_meets_the_grant_gives_back_all_keys,
     replicas_acknowledge_all_of_it,
     a_grant_that_nobody_gets_is_taken_back,
     another_type_ends_the_wait,
@@ -446,6 +447,26 @@ fn a_cancel_that_meets_the_answer_gives_back_its_own_key(flavor: Flavor) {
             let other = if first == "a" { "b" } else { "a" };
             assert_eq!(two.call(&format!("LOCK.RELEASE {other} me")), "0");
             others.iter_mut().for_each(|other| drop(other.recv()));
+        }
+        assert_eq!(a.info("lock", "lock_table_bundles"), "0");
+        assert_eq!(a.info("lock", "lock_table_grants_in_flight"), "0");
+    });
+}
+
+fn a_cancel_that_meets_the_grant_gives_back_all_keys(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for key in ["a", "b"] {
+            a.call("LOCK.ACQUIRE a x PX 100000");
+            let mut two = world.waiting("LOCK.MACQUIRE 2 a b me PX 100000 BLOCK 0 ID 1");
+            // In one turn of the event loop: it is granted both, and is not answered when the cancel comes.
+            let cancel = format!("LOCK.CANCEL {key} me ID 1");
+            a.send_at_once(&["LOCK.RELEASE a x", &cancel, "LOCK.CHECK a OWNER me", "LOCK.CHECK b OWNER me"]);
+            assert_eq!([a.recv(), a.recv()], ["0", "1"]);
+            assert_eq!([a.recv(), a.recv()].map(|reply| prefix(&reply).to_owned()), ["NOTOWNER", "NOTOWNER"]);
+            assert_eq!(prefix(&two.recv()), "UNBLOCKED");
+            assert_eq!(a.call("EXISTS a b"), "0");
+            a.call("FLUSHALL");
         }
         assert_eq!(a.info("lock", "lock_table_bundles"), "0");
         assert_eq!(a.info("lock", "lock_table_grants_in_flight"), "0");

@@ -118,6 +118,20 @@ impl LockManager {
         (result, step.finish())
     }
 
+    /// The other locks of a call for several that was granted and is not answered yet: a cancel of this request takes them back,
+    /// too. Each is to be [reconciled](LockManager::reconcile) after that, in the same command, as the caller is told that
+    /// nothing is held.
+    pub(crate) fn beside(&self, lock: Known<'_>, id: &RequestId) -> Vec<LockId> {
+        let parts = &self.parts;
+        let wait = parts.table.handle_of(lock).and_then(|lock| parts.waiters.of_request(lock, id));
+        let Some((id, _)) = wait.filter(|(_, wait)| wait.state() == WaitState::Granted) else { return Vec::new() };
+        if parts.waiters.bundles.is_answered(parts.waiters.lead_of(id)) {
+            return Vec::new();
+        }
+        let others = parts.waiters.together(id).into_iter().filter(|other| *other != id);
+        others.filter_map(|other| parts.name(parts.waiters.get(other)?.lock())).collect()
+    }
+
     /// Undoes the acquire with this request, whatever has become of it: ends its wait, or gives back the hold that it
     /// got. If it is made later, or again, it is refused. Returns whether there was anything to undo.
     pub(crate) fn cancel(

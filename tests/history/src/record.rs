@@ -38,6 +38,8 @@ pub enum Record {
     Fault(Fault),
     /// A message that a subscriber got.
     Message(Message),
+    /// Somebody was subscribed to an inbox.
+    Listened(Listened),
 }
 
 /// How the run was made, and what the server was set to.
@@ -140,6 +142,8 @@ pub enum Disturbance {
     },
     /// `CLIENT PAUSE`.
     Pause,
+    /// Writes are paused, all of the time that is noted.
+    Paused,
     /// The process was stopped (`SIGSTOP`) and went on.
     Stop,
     /// The process was killed and started again.
@@ -172,6 +176,17 @@ pub struct Message {
     pub channel: String,
     /// What it says.
     pub text: String,
+}
+
+/// Somebody was subscribed to an inbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Listened {
+    /// As in `NOTIFY`.
+    pub inbox: String,
+    /// Not before.
+    pub since: Micros,
+    /// Not longer.
+    pub until: Micros,
 }
 
 /// The commands that a history can have.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::operations::{millis, Done, History, Kind, Lock, Operation, NEVER};
 use super::Limits;
-use crate::record::{Disturbance, Micros};
+use crate::record::{Acquire, Call, Disturbance, Micros, Renew};
 
 /// Of how many replies before a call it is tried what they say about it. More would tell the same.
 const LAST: usize = 8;
@@ -100,6 +100,18 @@ impl<'a> View<'a> {
         }
         holds.sort_by_key(|hold| hold.from);
         holds
+    }
+
+    /// When an owner certainly holds the lock, and how.
+    pub(super) fn holds_of(&self, owner: &str) -> Vec<(Mode, (Micros, Micros))> {
+        let mode = self.mode(owner);
+        let times = self.of(owner).iter().filter_map(|one| Some((one.end?, self.certain_until(one, None))));
+        times.filter(|(from, until)| from < until).map(|time| (mode, time)).collect()
+    }
+
+    /// An owner certainly holds the lock throughout this time.
+    pub(super) fn holds_all_the_time(&self, owner: &str, within: (Micros, Micros)) -> bool {
+        self.holds_of(owner).iter().any(|(_, (from, until))| *from <= within.0 && *until >= within.1)
     }
 
     /// The count that a reply tells, at the time when the call took effect.
@@ -329,6 +341,43 @@ impl<'a> View<'a> {
         }
     }
 
+    /// What an operation gave its owner may be exclusive.
+    pub(super) fn may_be_exclusive(&self, one: &Operation<'_>) -> bool {
+        match one.acquire() {
+            Some(acquire) => !acquire.shared,
+            // It prolongs whatever its owner has.
+            None => {
+                let own = self.of(one.owner).iter().filter(|one| one.may_be_done());
+                own.filter_map(|one| one.acquire()).any(|acquire| !acquire.shared)
+            }
+        }
+    }
+
+    /// It waits for a message, and was never seen to take its turn: it can have had the lock, but not for longer than its
+    /// grace.
+    pub(super) fn is_turn(&self, one: &Operation<'_>) -> bool {
+        let is_queued =
+            |call: &&Call| super::operations::reply(call).and_then(serde_json::Value::as_i64) == Some(0);
+        one.acquire().is_some_and(|acquire| acquire.notify.is_some())
+            && one.done == Done::Unknown
+            && one.calls.iter().all(|call| is_queued(call))
+    }
+
+    /// When the last renewal was made at the latest: `MAX` counts from the last grant, or from a renewal by the owner.
+    fn watched_until(&self, one: &Operation<'_>) -> Micros {
+        let own = || self.of(one.owner).iter().filter(|own| own.may_be_done());
+        let limits = own().filter(|own| own.is_watched()).map(|own| match own.kind {
+            Kind::Acquire(Acquire { watchdog_max, .. }) | Kind::Renew(Renew { watchdog_max, .. }) => {
+                *watchdog_max
+            }
+            _ => None,
+        });
+        let limit = limits.map(|limit| limit.map_or(NEVER, millis)).max().unwrap_or(NEVER);
+        let counted = own().filter(|own| matches!(own.kind, Kind::Acquire(_) | Kind::Renew(_)));
+        let last = counted.map(|own| own.end.unwrap_or(NEVER)).max().unwrap_or(NEVER);
+        last.saturating_add(limit).saturating_add(self.limits.late)
+    }
+
     /// The time in which an operation possibly gave its owner a hold. It takes for granted that the server notices what its
     /// clients do in time, so it is for rules about time only.
     pub(super) fn possible_hold(&self, one: &'a Operation<'a>) -> Option<(Micros, Micros)> {
@@ -338,7 +387,8 @@ impl<'a> View<'a> {
         }
         let default = self.history.run.default_lease;
         let of_all = self.of(one.owner).iter().filter_map(|one| one.lease()).fold(default, i64::max);
-        let grace = one.acquire().map_or(0, |acquire| acquire.grace.unwrap_or(5_000));
+        let by_message = one.acquire().filter(|acquire| acquire.notify.is_some());
+        let grace = by_message.map_or(0, |acquire| acquire.grace.unwrap_or(5_000));
         let own = if one.is_watched() { of_all } else { one.lease().unwrap_or(default) };
         let unread = one.end.is_none() || one.is_watched();
         let lease = millis(if unread { own.max(grace) } else { own } + self.history.set_back_since(one.sent));
@@ -350,6 +400,12 @@ impl<'a> View<'a> {
             None => closed,
         }
         .saturating_add(lease + self.limits.slack);
+        if one.is_ephemeral() {
+            until = until.min(closed);
+        }
+        if one.is_watched() {
+            until = until.min(self.watched_until(one).saturating_add(millis(of_all) + self.limits.slack));
+        }
         if let Some(end) = one.end {
             let freed = self.of(one.owner).iter().filter(|other| {
                 matches!((other.kind, other.done), (Kind::Release(_), Done::Count(0))) && other.sent > end

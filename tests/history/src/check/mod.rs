@@ -7,7 +7,9 @@
 //! sending and its reply, and one whose reply was lost at any time from its sending on, or never. What follows for every
 //! choice of those times is certain, and only that is held against the server.
 
+mod deadlocks;
 mod exclusion;
+mod free;
 mod holds;
 mod operations;
 mod queue;
@@ -17,9 +19,11 @@ mod tests;
 mod tokens;
 mod writes;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::record::{Call, Micros, Outcome, Record, MS};
+use holds::View;
 use operations::History;
 
 /// What a right server is allowed.
@@ -70,6 +74,8 @@ pub enum Rule {
     Order,
     /// Somebody waited for a free lock, or was refused it.
     Free,
+    /// Owners wait for each other and nobody is told, or somebody is told of it where they do not.
+    Deadlock,
     /// A guarded write was carried out that had to be refused, or the other way round.
     Guard,
     /// What the server tells of holders and waiters cannot be so.
@@ -138,19 +144,27 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
     let history = History::new(records);
     let mut report = Report { calls: history.calls.len(), locks: history.locks.len(), ..Report::default() };
     report.unknown = history.calls.iter().filter(|call| call.outcome == Outcome::Unknown).count();
-    for lock in history.locks.values() {
-        let view = holds::View::new(&history, lock, limits);
+    let locks = history.locks.iter();
+    let views: BTreeMap<&str, View<'_>> =
+        locks.map(|(key, lock)| (*key, View::new(&history, lock, limits))).collect();
+    for view in views.values() {
         report.grants += view.grants();
-        exclusion::check(&view, &mut report);
-        tokens::check(&view, &mut report);
-        writes::check(&view, &mut report);
+        exclusion::check(view, &mut report);
+        tokens::check(view, &mut report);
+        writes::check(view, &mut report);
         // Where another server has become the primary, what it had not heard of is gone: releases, places, counts.
         if !history.fails_over() {
-            exclusion::check_reports(&view, &mut report);
-            replies::check_counts(&view, &mut report);
-            queue::check_order(&view, &mut report);
-            queue::check_free(&view, &mut report);
+            exclusion::check_reports(view, &mut report);
+            replies::check_counts(view, &mut report);
+            replies::check_cancels(view, &mut report);
+            replies::check_pauses(view, &mut report);
+            queue::check_order(view, &mut report);
+            queue::check_queued(view, &mut report);
         }
+    }
+    if !history.fails_over() {
+        free::check(&views, &mut report);
+        deadlocks::check(&history, &views, &mut report);
     }
     replies::check_calls(&history, limits, &mut report);
     report

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::Value;
 
 use crate::record::{
-    Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Message, Micros, Outcome, Record, Release,
-    Renew, Run, MS,
+    Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Outcome, Record,
+    Release, Renew, Run, MS,
 };
 
 /// Later than everything.
@@ -149,6 +149,10 @@ pub(super) struct Lock<'a> {
     pub(super) operations: Vec<Operation<'a>>,
     pub(super) breaks: Vec<Break<'a>>,
     pub(super) infos: Vec<&'a Call>,
+    /// `LOCK.WAITERS`.
+    pub(super) looks: Vec<&'a Call>,
+    /// All calls that ask for it.
+    pub(super) acquires: Vec<&'a Call>,
     pub(super) guards: Vec<&'a Call>,
     /// `LOCK.CHECK … TOKEN`.
     pub(super) token_checks: Vec<&'a Call>,
@@ -174,6 +178,7 @@ pub(super) struct History<'a> {
     pub(super) connections: HashMap<u64, Connection>,
     pub(super) faults: Vec<&'a Fault>,
     pub(super) messages: Vec<&'a Message>,
+    pub(super) listened: Vec<&'a Listened>,
 }
 
 impl<'a> History<'a> {
@@ -185,6 +190,7 @@ impl<'a> History<'a> {
             connections: HashMap::new(),
             faults: Vec::new(),
             messages: Vec::new(),
+            listened: Vec::new(),
         };
         for record in records {
             match record {
@@ -192,6 +198,7 @@ impl<'a> History<'a> {
                 Record::Call(call) => history.calls.push(call),
                 Record::Fault(fault) => history.faults.push(fault),
                 Record::Message(message) => history.messages.push(message),
+                Record::Listened(listened) => history.listened.push(listened),
                 Record::Opened(_) | Record::Closed(_) => {}
             }
         }
@@ -214,6 +221,12 @@ impl<'a> History<'a> {
     /// A fault that may have met a time.
     pub(super) fn disturbed(&self, from: Micros, until: Micros, what: impl Fn(&Disturbance) -> bool) -> bool {
         self.faults.iter().any(|fault| fault.from <= until && fault.until >= from && what(&fault.what))
+    }
+
+    /// Somebody may have listened at an inbox. What another node of a cluster knows of that nobody knows here.
+    pub(super) fn may_be_heard(&self, inbox: &str, from: Micros, until: Micros) -> bool {
+        let mut listened = self.listened.iter().filter(|one| one.inbox == inbox);
+        self.moves() || listened.any(|one| one.since <= until && one.until >= from)
     }
 
     /// Servers have taken each other's place.
@@ -290,7 +303,10 @@ impl<'a> History<'a> {
                 }
                 Command::Info { key } => self.lock(key).infos.push(call),
                 Command::Log { key } => self.lock(key).logs.push(call),
-                Command::Waiters { .. } => {}
+                Command::Waiters { key } => self.lock(key).looks.push(call),
+            }
+            if let Command::Acquire(acquire) = &call.command {
+                acquire.keys.iter().for_each(|key| self.lock(key).acquires.push(call));
             }
         }
         let cancelled: HashMap<(&str, &str, &str), Micros> = requests

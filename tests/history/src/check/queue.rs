@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: MIT
 
-//! First come, first served, and nobody waits for a free lock.
+//! First come, first served, and nobody is in a queue who waits for nothing.
 
 use serde_json::Value;
 
 use super::holds::View;
-use super::operations::{reply, Operation, NEVER};
+use super::operations::{field, reply};
 use super::{Report, Rule};
-use crate::record::{Acquire, Call, Disturbance, Micros};
+use crate::record::{Acquire, Call, Command, Disturbance, Micros, Outcome};
 
 /// Somebody was seen waiting before another one called, and after that one was granted the lock.
 pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
     // A call for several locks may be passed by somebody whom it waits for.
     let alone = |acquire: &Acquire| !acquire.shared && !acquire.several;
     let waiting = view.lock.operations.iter().filter(|one| one.acquire().is_some_and(alone));
-    // A call that comes again has the place of the first one only if the server had not noticed the end of that one.
     let calls = waiting.flat_map(|one| one.calls.iter().map(move |call| (one, *call)));
     for (first, call) in calls {
         let seen = || first.seen.iter().filter(|seen| seen.call == call.number);
-        let since = seen().map(|seen| seen.answered).min();
+        // A call that comes again has the place of an earlier one, unless the server had noticed the end of that one.
+        let relieved = view.lock.acquires.iter().filter(|earlier| was_relieved(view, earlier, call));
+        let since =
+            seen().map(|seen| seen.answered).chain(relieved.filter_map(|one| seen_since(view, one))).min();
         let last = seen().map(|seen| seen.sent).max();
         let (Some(since), Some(last)) = (since, last) else { continue };
         // Each node has a queue of its own.
@@ -45,88 +47,51 @@ pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
     }
 }
 
-/// Times without a gap, in order.
-fn merged(mut times: Vec<(Micros, Micros)>) -> Vec<(Micros, Micros)> {
-    times.sort_unstable();
-    let mut merged: Vec<(Micros, Micros)> = Vec::new();
-    for (from, until) in times {
-        match merged.last_mut() {
-            Some(last) if last.1 >= from => last.1 = last.1.max(until),
-            _ => merged.push((from, until)),
-        }
-    }
-    merged
+/// A call took the place of this one, which was still waiting and was told so.
+fn was_relieved(view: &View<'_>, earlier: &Call, by: &Call) -> bool {
+    let is_told =
+        matches!(&earlier.outcome, Outcome::Error(error) if error.starts_with("UNBLOCKED the same request"));
+    let is_open = earlier.answered.is_some_and(|at| at < view.history.open_until(earlier.connection));
+    is_told
+        && is_open
+        && earlier.sent < by.sent
+        && earlier.answered > Some(by.sent)
+        && earlier.command == by.command
 }
 
-/// The longest part of a time that is in none of these.
-fn longest_gap(of: (Micros, Micros), taken: &[(Micros, Micros)]) -> (Micros, Micros) {
-    let mut from = of.0;
-    let mut longest = (of.0, of.0);
-    for (begin, end) in taken.iter().copied().chain([(of.1, NEVER)]) {
-        let gap = (from, begin.min(of.1));
-        if gap.1 - gap.0 > longest.1 - longest.0 {
-            longest = gap;
-        }
-        from = from.max(end);
-    }
-    longest
+/// When it was first known that a call waits.
+fn seen_since(view: &View<'_>, call: &Call) -> Option<Micros> {
+    let Command::Acquire(acquire) = &call.command else { return None };
+    let server_id = view.history.connections.get(&call.connection)?.server_id;
+    let is_it = |entry: &Value| {
+        field(entry, "owner").and_then(Value::as_str) == Some(&acquire.owner)
+            && field(entry, "client").and_then(Value::as_i64) == Some(server_id)
+    };
+    let looks =
+        view.lock.looks.iter().filter(|look| look.sent >= call.sent && look.answered <= call.answered);
+    let seen = looks
+        .filter(|look| reply(look).and_then(Value::as_array).is_some_and(|queue| queue.iter().any(is_it)));
+    seen.filter_map(|look| look.answered).min()
 }
 
-/// Nobody waits for long for a lock that nobody holds, and nobody is refused one.
-pub(super) fn check_free(view: &View<'_>, report: &mut Report) {
-    let late = view.limits.late;
-    let faults = view.history.faults.iter().map(|fault| (fault.from, fault.until + late));
-    let disturbed: Vec<(Micros, Micros)> = faults.collect();
-    let held: Vec<(&Operation<'_>, (Micros, Micros))> =
-        view.lock.operations.iter().filter_map(|one| Some((one, view.possible_hold(one)?))).collect();
-    for waiter in &view.lock.operations {
-        let Some(acquire) =
-            waiter.acquire().filter(|acquire| acquire.keys.len() == 1 && acquire.notify.is_none())
-        else {
+/// Nobody is seen in a queue whose call was answered before, or whose connection was closed long before.
+pub(super) fn check_queued(view: &View<'_>, report: &mut Report) {
+    for look in &view.lock.looks {
+        let (Some(queue), Some(looked)) = (reply(look).and_then(Value::as_array), look.answered) else {
             continue;
         };
-        for call in &waiter.calls {
-            let until = call.answered.unwrap_or_else(|| view.history.open_until(call.connection));
-            let waited = (call.sent, until.min(NEVER));
-            let is_nil = reply(call).is_some_and(Value::is_null);
-            if acquire.block.is_none() && !is_nil || acquire.block.is_some() && waited.1 - waited.0 <= late {
-                continue;
-            }
-            let mut taken = disturbed.clone();
-            taken.extend(held.iter().filter(|(one, _)| !std::ptr::eq(*one, waiter)).map(|(_, time)| *time));
-            taken.extend(ahead(view, waiter, is_nil));
-            let gap = longest_gap(waited, &merged(taken));
-            let proof: &[&Call] = &[call];
-            if acquire.block.is_none() && gap == waited {
-                let text = format!("{} was refused it, and nobody held it or waited for it", waiter.owner);
-                report.add(Rule::Free, view.lock.key, text, proof);
-            } else if acquire.block.is_some() && gap.1 - gap.0 > late {
-                let text = format!(
-                    "{} waited for it while it was free, from {} to {} µs",
-                    waiter.owner, gap.0, gap.1
-                );
-                report.add(Rule::Free, view.lock.key, text, proof);
+        for owner in queue.iter().filter_map(|entry| field(entry, "owner").and_then(Value::as_str)) {
+            report.pairs += 1;
+            let waits = |call: &&Call| {
+                let Command::Acquire(acquire) = &call.command else { return false };
+                let closed = || view.history.closed_by(call.connection).saturating_add(view.limits.late);
+                let until = call.answered.filter(|_| acquire.notify.is_none()).unwrap_or_else(closed);
+                acquire.owner == owner && call.sent <= looked && until >= look.sent
+            };
+            if !view.lock.acquires.iter().any(waits) {
+                let text = format!("LOCK.WAITERS shows {owner}, who waits for nothing any more");
+                report.add(Rule::Report, view.lock.key, text, &[look]);
             }
         }
     }
-}
-
-/// When others waited who may be before this one: calls for several locks wait for the others of them, too. A call that does
-/// not wait is behind everybody.
-fn ahead<'a>(
-    view: &'a View<'_>,
-    waiter: &'a Operation<'_>,
-    all: bool,
-) -> impl Iterator<Item = (Micros, Micros)> + 'a {
-    let others = view.lock.operations.iter().filter(|one| !std::ptr::eq(*one, waiter));
-    others.filter_map(move |one| {
-        let acquire = one.acquire()?;
-        let waits = acquire.block.is_some() || acquire.notify.is_some();
-        if !waits || (!all && acquire.keys.len() == 1 && acquire.notify.is_none()) {
-            return None;
-        }
-        let closed = one.calls.iter().map(|call| view.history.closed_by(call.connection)).max()?;
-        let until = one.end.unwrap_or_else(|| closed.saturating_add(view.limits.late));
-        Some((one.first_sent, until.min(one.void_after.unwrap_or(NEVER))))
-    })
 }

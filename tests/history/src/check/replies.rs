@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::holds::{Mode, View};
 use super::operations::{millis, reply, waits_for_replicas, Done, History, Kind};
 use super::{Limits, Report, Rule};
-use crate::record::{Acquire, Call, Command, Disturbance, Micros, Outcome, MS};
+use crate::record::{Acquire, Call, Command, Disturbance, Fault, Micros, Outcome, MS};
 
 /// Every count fits the calls of its owner.
 pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
@@ -65,6 +65,47 @@ pub(super) fn check_counts(view: &View<'_>, report: &mut Report) {
         if let (Some(0), Some(hold)) = (one.count, held) {
             let text = format!("LOCK.BREAK found nobody, where {} holds it", hold.owner);
             report.add(Rule::Count, view.lock.key, text, &[hold.proof.call(), one.call]);
+        }
+    }
+}
+
+/// While the server takes no writes nothing is granted.
+pub(super) fn check_pauses(view: &View<'_>, report: &mut Report) {
+    let is_pause = |fault: &&&Fault| fault.what == Disturbance::Paused;
+    for pause in view.history.faults.iter().filter(is_pause) {
+        for one in &view.lock.operations {
+            let (Some(_), Some(_), Some(end)) = (one.acquire(), one.count(), one.end) else { continue };
+            report.pairs += 1;
+            if one.low() >= pause.from && end <= pause.until {
+                let text =
+                    format!("{} was granted it in a pause, {} to {} µs", one.owner, pause.from, pause.until);
+                report.add(Rule::Time, view.lock.key, text, &[one.call()]);
+            }
+        }
+    }
+}
+
+/// A cancel gives back what its request got, and nothing else: where the server knows that it has ended, which is documented
+/// for holds that depend on a connection.
+pub(super) fn check_cancels(view: &View<'_>, report: &mut Report) {
+    let cancels = view.lock.operations.iter().filter(|one| matches!(one.kind, Kind::Cancel));
+    for cancel in cancels.filter(|one| one.done == Done::Count(1)) {
+        let Command::Cancel { id, .. } = &cancel.call().command else { continue };
+        let is_meant = |acquire: &Acquire| acquire.id.as_ref() == Some(id);
+        let mut granted = view.of(cancel.owner).iter().filter(|one| one.acquire().is_some_and(is_meant));
+        let (Some(only), None) = (granted.next(), granted.next()) else { continue };
+        let is_bound = only.is_watched() || only.is_ephemeral();
+        let Some(end) = only.end.filter(|_| is_bound && only.count().is_some()) else { continue };
+        if cancel.first_sent - only.sent >= millis(view.history.run.request_ttl) {
+            continue;
+        }
+        let freed = view.of(cancel.owner).iter().find(|one| {
+            let is_last = matches!((one.kind, one.done), (Kind::Release(_), Done::Count(0)));
+            is_last && one.sent > end && one.end.is_some_and(|end| end < cancel.first_sent)
+        });
+        if let Some(freed) = freed {
+            let text = format!("{} had given back what it cancelled, and something was undone", cancel.owner);
+            report.add(Rule::Cancel, view.lock.key, text, &[only.call(), freed.call(), cancel.call()]);
         }
     }
 }
@@ -243,7 +284,7 @@ fn is_disturbed(history: &History<'_>, call: &Call) -> bool {
         Disturbance::Kill { server_id } | Disturbance::Unblock { server_id } => Some(*server_id) == id,
         Disturbance::Restart { .. } | Disturbance::Failover | Disturbance::Move => true,
         Disturbance::Clock { by } => *by < 0,
-        Disturbance::Pause | Disturbance::Stop | Disturbance::MemoryFull => false,
+        Disturbance::Pause | Disturbance::Paused | Disturbance::Stop | Disturbance::MemoryFull => false,
     })
 }
 

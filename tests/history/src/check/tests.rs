@@ -5,13 +5,14 @@
 //! A history is told in lines: `CONNECTION SENT..ANSWERED COMMAND = REPLY`, with times in milliseconds. A reply is a number,
 //! `nil`, `HOLDS/TOKEN`, several of these for several locks, `!` and an error, `?` if none was read, or `-` if the call was
 //! not sent as a whole. Connections are closed by `close CONNECTION AT`, and disturbed by `fault KIND [CONNECTION] FROM..UNTIL`.
+//! Somebody is subscribed by `listen INBOX FROM..UNTIL`.
 
 use serde_json::{json, Value};
 
 use super::{check, Limits, Report, Rule};
 use crate::record::{
-    log_of, Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Message, Micros, Opened, Outcome,
-    Record, Release, Renew, Run, MS,
+    log_of, Acquire, Call, Claim, Closed, Command, Disturbance, Fault, Listened, Message, Micros, Opened,
+    Outcome, Record, Release, Renew, Run, MS,
 };
 
 fn times(text: &str) -> (Micros, Option<Micros>) {
@@ -55,6 +56,7 @@ fn command(line: &str) -> Command {
             once: has("ONCE"),
             fence: has("FENCE"),
             watchdog: has("WATCHDOG"),
+            watchdog_max: number(&words, "MAX"),
             ephemeral: has("EPHEMERAL"),
             notify: text(&words, "NOTIFY"),
             grace: number(&words, "GRACE"),
@@ -159,6 +161,7 @@ fn history(lines: &str) -> Vec<Record> {
                     "kill" => Disturbance::Kill { server_id },
                     "unblock" => Disturbance::Unblock { server_id },
                     "pause" => Disturbance::Pause,
+                    "paused" => Disturbance::Paused,
                     "stop" => Disturbance::Stop,
                     "restart" => Disturbance::Restart { durable: true },
                     "loss" => Disturbance::Restart { durable: false },
@@ -170,6 +173,10 @@ fn history(lines: &str) -> Vec<Record> {
                     other => panic!("{other}?"),
                 };
                 Record::Fault(Fault { what, from, until: until.unwrap() })
+            }
+            "listen" => {
+                let (since, until) = times(words[2]);
+                Record::Listened(Listened { inbox: words[1].to_owned(), since, until: until.unwrap() })
             }
             "message" => {
                 let at = words[1].parse::<Micros>().unwrap() * MS;
@@ -378,6 +385,10 @@ fn tokens() {
     refuses(Rule::Token, "1 0..1 ACQUIRE k a FENCE = 1/9007199254740992");
     accepts(&format!("{first}2 4..5 ACQUIRE k b FENCE = 1/11"));
     accepts("1 0..1 ACQUIRE k a FENCE = 1/10\n1 2..3 ACQUIRE k a FENCE = 2/10");
+    // Who has read only, and others got a token since, gets a new one when it writes.
+    let reads = "1 0..1 ACQUIRE k a SHARED FENCE = 1/10\n2 2..3 ACQUIRE k b SHARED FENCE = 1/11\n2 4..5 RELEASE k b = 0\n";
+    refuses(Rule::Token, &format!("{reads}1 6..7 ACQUIRE k a FENCE = 2/10"));
+    accepts(&format!("{reads}1 6..7 ACQUIRE k a FENCE = 2/12\n1 8..9 ACQUIRE k a FENCE = 3/12"));
     // Two at the same time, in either order; and a re-entry that is older than another reader.
     accepts("1 0..3 ACQUIRE k a SHARED FENCE = 1/11\n2 1..2 ACQUIRE k b SHARED FENCE = 1/10");
     accepts(
@@ -430,6 +441,11 @@ fn cancels() {
     refuses(Rule::Cancel, "1 0..1 CANCEL k a ID x = 0\n1 2..3 ACQUIRE k a ID x = 1");
     accepts("1 0..1 CANCEL k a ID x = 0\n1 2..3 ACQUIRE k a ID x = !UNBLOCKED");
     accepts("1 0..3 CANCEL k a ID x = 1\n2 1..2 ACQUIRE k a ID x = 1\n2 5..6 ACQUIRE k a = 1");
+    // The hold had ended, and its owner has a later one.
+    let past = "1 0..1 ACQUIRE k a EPHEMERAL ID x = 1\n1 2..3 RELEASE k a = 0\n1 4..5 ACQUIRE k a ID y = 1\n";
+    refuses(Rule::Cancel, &format!("{past}1 6..7 CANCEL k a ID x = 1"));
+    accepts(&format!("{}1 6..7 CANCEL k a ID x = 1", past.replace("EPHEMERAL", "")));
+    accepts(&format!("{past}1 6..7 CANCEL k a ID x = 0\n1 8..9 CANCEL k a ID y = 1"));
     // It has undone the call that had no reply.
     accepts("1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 ACQUIRE k a = 1");
     refuses(Rule::Count, "1 0..0 ACQUIRE k a ID x = ?\n2 1..2 CANCEL k a ID x = 1\n2 3..4 RELEASE k a = !NOTOWNER\n2 5..6 ACQUIRE k a = 2");
@@ -443,6 +459,11 @@ fn times_to_wait() {
     refuses(Rule::Time, &format!("{held}2 2..4000 ACQUIRE k b BLOCK 50 = nil"));
     accepts(&format!("{held}2 2..60 ACQUIRE k b BLOCK 50 = nil"));
     accepts(&format!("{held}fault unblock 2 10..12\n2 2..20 ACQUIRE k b BLOCK 50 = nil"));
+    // Nothing is granted in a pause. What was granted before it may be read in it.
+    let waits = "1 0..1 ACQUIRE k a PX 20 = 1\n2 2..30 ACQUIRE k b BLOCK 0 = 1\n9 10..11 WAITERS k = b@2\n";
+    refuses(Rule::Time, &format!("{waits}fault paused 9..50"));
+    accepts(&format!("{waits}fault paused 11..50"));
+    accepts(&format!("{waits}fault paused 9..29"));
     accepts(&format!("{held}fault stop 10..3990\n2 2..4000 ACQUIRE k b BLOCK 50 = nil"));
 }
 
@@ -459,9 +480,39 @@ fn queues() {
     ));
     accepts(&format!("{waiting}3 10..11 ACQUIRE k a = 2\n9 30..31 WAITERS k = b@2"));
     // It is a wait of another owner on that connection.
-    accepts(&format!("{passed}9 30..31 WAITERS k = d@2"));
+    accepts(&format!("{passed}2 26..40 ACQUIRE k d BLOCK 14 = nil\n9 30..31 WAITERS k = d@2"));
+    // It has come again on another connection, and has its place.
+    let again = |first: &str, at: u64| {
+        format!(
+            "1 0..1 ACQUIRE k a PX 900 = 1\n2 2..12 ACQUIRE k b BLOCK 0 ID x = {first}\n9 5..6 WAITERS k = b@2
+             3 7..25 ACQUIRE k c BLOCK 0 PX 5 = 1\n4 {at}..900 ACQUIRE k b BLOCK 0 ID x = 1\n1 20..21 RELEASE k a = 0
+             9 30..31 WAITERS k = b@4"
+        )
+    };
+    let taken_over = "!UNBLOCKED the same request was sent again";
+    refuses(Rule::Order, &again(taken_over, 10));
+    accepts(&format!("{}\nclose 2 8", again("?", 10)));
+    accepts(&format!("{}\nfault unblock 2 11..12", again("!UNBLOCKED by k", 13)));
     // The lock has been at another node.
     accepts(&format!("{passed}9 30..31 WAITERS k = b@2\nfault move 10..20"));
+}
+
+#[test]
+fn who_waits_no_more_is_in_no_queue() {
+    let held = "1 0..1 ACQUIRE k a PX 900 = 1\n";
+    let refused = format!("{held}fault unblock 2 8..9\n2 2..9 ACQUIRE k b BLOCK 0 = !UNBLOCKED by k\n");
+    refuses(Rule::Report, &format!("{refused}9 10..11 WAITERS k = b@2"));
+    accepts(&format!("{refused}9 8..11 WAITERS k = b@2"));
+    accepts(&format!("{refused}2 10..12 ACQUIRE k b BLOCK 1 = nil\n9 10..11 WAITERS k = b@2"));
+    refuses(Rule::Report, &format!("{held}9 10..11 WAITERS k = b@2"));
+    // The end of a connection may be noticed a while later.
+    let gone = format!("{held}2 2..2 ACQUIRE k b BLOCK 0 = ?\nclose 2 9\n");
+    accepts(&format!("{gone}9 1800..1801 WAITERS k = b@2"));
+    refuses(Rule::Report, &format!("{gone}9 2800..2801 WAITERS k = b@2"));
+    // A wait by message goes on after its reply, as long as its connection.
+    let asked = format!("{held}2 2..3 ACQUIRE k b NOTIFY inbox ID x = 0\n9 800..801 WAITERS k = b@2\n");
+    accepts(&asked);
+    refuses(Rule::Report, &format!("{asked}close 2 5\n9 2800..2801 WAITERS k = b@2"));
 }
 
 #[test]
@@ -471,8 +522,48 @@ fn free_locks() {
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     refuses(Rule::Free, &format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = ?\nclose 2 9000"));
     refuses(Rule::Free, &format!("{free}2 20..21 ACQUIRE k b = nil"));
+    // A hold that had to end with its connection, and readers who wait for nobody but themselves.
+    let bound = "1 0..1 ACQUIRE k a PX 20000 EPHEMERAL = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1\n";
+    accepts(&format!("{bound}close 1 8000"));
+    refuses(Rule::Free, &format!("{bound}close 1 100"));
+    let reads = "1 0..1 ACQUIRE k a PX 20000 SHARED = 1\n1 5..9000 ACQUIRE k a BLOCK 0 = 2\n";
+    refuses(Rule::Free, reads);
+    accepts(&format!("2 0..1 ACQUIRE k b PX 20000 SHARED = 1\n2 8980..8990 RELEASE k b = 0\n{reads}"));
+    accepts("1 0..1 ACQUIRE k a PX 20000 SHARED = 1\n1 5..9000 ACQUIRE k a BLOCK 0 ONCE = nil\nfault unblock 1 8999..9000");
     accepts(&format!("{free}2 5..900 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{free}2 5..9000 ACQUIRE k b BLOCK 0 = 1\nfault stop 100..8000"));
+    // Readers wait for writers only, and for as many others as a limit says.
+    let reader = "2 0..1 ACQUIRE k b PX 20000 SHARED = 1\n";
+    let writer = "3 2..3000 ACQUIRE k c BLOCK 2990 = nil\n";
+    refuses(Rule::Free, &format!("{reader}{writer}4 4..9000 ACQUIRE k d SHARED BLOCK 0 = 1"));
+    accepts(&format!("{reader}{writer}4 4..3001 ACQUIRE k d SHARED BLOCK 0 = 1"));
+    refuses(Rule::Free, &format!("{reader}4 4..9000 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));
+    accepts(&format!(
+        "{reader}4 4..9000 ACQUIRE k d SHARED LIMIT 1 BLOCK 0 = nil\nfault unblock 4 8999..9000"
+    ));
+    let short = "3 0..1 ACQUIRE k c PX 100 SHARED = 1\n";
+    refuses(Rule::Free, &format!("{reader}{short}4 4..9000 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));
+    accepts(&format!("{reader}{short}4 4..1900 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));
+    // Several locks are free if all of them are.
+    let one = "1 0..1 ACQUIRE j a PX 100 = 1\n3 0..1 ACQUIRE k c PX 6500 = 1\n";
+    accepts(&format!("{one}4 2..8000 MACQUIRE 2 j k d BLOCK 0 = 1 1"));
+    refuses(Rule::Free, &format!("{one}4 2..9000 MACQUIRE 2 j k d BLOCK 0 = 1 1"));
+    // Who stands behind a call for several that waits for it is let pass.
+    let several = "1 0..1 ACQUIRE j a PX 20000 = 1\n2 2..9000 MACQUIRE 2 j k b BLOCK 8998 = nil\n";
+    refuses(Rule::Free, &format!("{several}1 4..8000 ACQUIRE k a BLOCK 7990 = nil"));
+    accepts(&format!("{several}3 4..8000 ACQUIRE k c BLOCK 7990 = nil"));
+    // A watchdog ends with its connection, and at its limit.
+    let watched = "1 0..1 ACQUIRE k a PX 100 WATCHDOG MAX 3000 = 1\n";
+    accepts(&format!("{watched}2 5..7000 ACQUIRE k b BLOCK 0 = 1"));
+    refuses(Rule::Free, &format!("{watched}2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
+    accepts(&format!("{watched}1 3000..3001 RENEW k a PX 100 = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
+    refuses(Rule::Free, &format!("{watched}close 1 50\n2 51..6000 ACQUIRE k b BLOCK 0 = 1"));
+    // A turn by message lasts for its grace, and only if somebody listens.
+    let turn = "1 0..1 ACQUIRE k a NOTIFY i ID x GRACE 3000 PX 9000 = 0\n";
+    refuses(Rule::Free, &format!("{turn}2 5..9000 ACQUIRE k b BLOCK 0 = 1\nlisten i 0..9000"));
+    accepts(&format!("{turn}2 5..6900 ACQUIRE k b BLOCK 0 = 1\nlisten i 0..9000"));
+    refuses(Rule::Free, &format!("{turn}2 5..6900 ACQUIRE k b BLOCK 0 = 1"));
+    accepts(&format!("{turn}1 3000..3001 ACQUIRE k a NOTIFY i ID x GRACE 3000 PX 9000 = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     // Somebody may hold it, or be before it for two locks.
     accepts(&format!("{free}3 4..5 ACQUIRE k c PX 9000 = ?\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
     accepts(&format!("{free}3 4..8000 MACQUIRE 2 j k c BLOCK 0 = 1 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1"));
@@ -480,6 +571,32 @@ fn free_locks() {
     accepts(&format!(
         "{free}3 11..12 ACQUIRE k c PX 500 WATCHDOG = 1\n2 5..9000 ACQUIRE k b BLOCK 0 = 1\nclose 3 8000"
     ));
+}
+
+#[test]
+fn deadlocks() {
+    let two = "1 0..1 ACQUIRE j a PX 20000 = 1\n2 0..1 ACQUIRE k b PX 20000 = 1\n";
+    let waits = format!("{two}1 2..5000 ACQUIRE k a BLOCK 4990 = nil\n");
+    refuses(Rule::Deadlock, &format!("{waits}2 3..5000 ACQUIRE j b BLOCK 4990 = nil"));
+    accepts(&format!("{waits}2 3..1500 ACQUIRE j b BLOCK 1490 = nil"));
+    accepts(&format!("{waits}2 3..4 ACQUIRE j b BLOCK 4990 = !DEADLOCK by j"));
+    let reads = "1 0..1 ACQUIRE k a SHARED PX 20000 = 1\n2 0..1 ACQUIRE k b SHARED PX 20000 = 1\n";
+    let waits = format!("{reads}1 2..5000 ACQUIRE k a BLOCK 4990 = nil\n");
+    refuses(Rule::Deadlock, &format!("{waits}2 3..5000 ACQUIRE k b BLOCK 4990 = nil"));
+    accepts(&format!("{waits}2 3..4 ACQUIRE k b BLOCK 4990 = !DEADLOCK by k"));
+    // Through three, one of them a reader that stands behind a writer.
+    let third = "3 0..1 ACQUIRE i c PX 20000 = 1\n2 3..90 ACQUIRE i b BLOCK 87 = nil\n3 3..4 ACQUIRE j c BLOCK 0 = !DEADLOCK by j\n";
+    accepts(&format!("{two}{third}1 2..40 ACQUIRE k a SHARED BLOCK 38 = nil"));
+    // Who waits for nobody, or whom nobody waits for.
+    refuses(Rule::Deadlock, "3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !DEADLOCK by k");
+    refuses(Rule::Deadlock, &format!("{two}{third}1 20..40 ACQUIRE k a BLOCK 20 = nil"));
+    // A reader that wants to write goes before the writer that waits for it.
+    let reads = "1 0..1 ACQUIRE k a SHARED PX 20000 = 1\n2 2..20 ACQUIRE k b BLOCK 18 = nil\n";
+    refuses(Rule::Deadlock, &format!("{reads}1 4..5 ACQUIRE k a BLOCK 0 = !DEADLOCK by k"));
+    // To stand behind a call for several locks is no circle.
+    let several = "1 0..1 ACQUIRE j a PX 20000 = 1\n2 2..50 MACQUIRE 2 j k b BLOCK 48 = nil\n";
+    refuses(Rule::Deadlock, &format!("{several}1 4..5 ACQUIRE k a BLOCK 0 = !DEADLOCK by k"));
+    accepts(&format!("3 0..1 ACQUIRE k b PX 500 = 1\n{several}1 4..5 ACQUIRE k a BLOCK 0 = !DEADLOCK by k"));
 }
 
 #[test]
@@ -543,7 +660,9 @@ fn errors() {
     );
     accepts("fault unblock 1 4..5\n2 0..0 ACQUIRE k b = ?\n1 0..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
     accepts("3 0..1 ACQUIRE k b PX 500 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED");
-    accepts("3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !DEADLOCK a waits for b");
+    accepts(
+        "3 0..1 ACQUIRE k b PX 500 = 1\n1 2..3 ACQUIRE k a BLOCK 0 = !UNBLOCKED by k\nfault unblock 1 2..3",
+    );
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     // A first hold takes a token of its own, greater than all that were answered before it was asked for.
     fenced.sort_by_key(|one| one.2);
     let mut greatest: Option<(&Operation<'_>, i64)> = None;
-    let mut starts: Vec<_> = fenced.iter().filter(|one| one.0.count() == Some(1)).collect();
+    let mut starts: Vec<_> = fenced.iter().filter(|one| begins(view, one.0)).collect();
     starts.sort_by_key(|one| granted_from(one.0));
     let mut ended = fenced.iter().peekable();
     for (operation, token, _) in starts {
@@ -52,6 +52,17 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
             }
         }
     }
+}
+
+/// It is the first hold of its owner, or a reader's first exclusive one.
+fn begins(view: &View<'_>, operation: &Operation<'_>) -> bool {
+    let writes =
+        |one: &Operation<'_>| one.may_be_done() && one.acquire().is_some_and(|acquire| !acquire.shared);
+    let is_before = |one: &Operation<'_>| {
+        !std::ptr::eq(one, operation) && one.first_sent < operation.end.unwrap_or(Micros::MAX)
+    };
+    let is_first = || !view.of(operation.owner).iter().any(|one| writes(one) && is_before(one));
+    operation.count() == Some(1) || writes(operation) && is_first()
 }
 
 /// When a token was taken at the earliest: with `NOTIFY` that may be long before the grant was confirmed.

@@ -33,6 +33,7 @@ pub(super) fn run(shared: &Shared, client: u32) {
         if kind == 2 && rng.random_range(0..4) > 0 {
             continue;
         }
+        let alone = shared.disturbs();
         let victim = shared.open.lock().unwrap_or_else(PoisonError::into_inner).choose(&mut rng).copied();
         let Some(server_id) = victim else { continue };
         let length = rng.random_range(5..60);
@@ -67,5 +68,6 @@ pub(super) fn run(shared: &Shared, client: u32) {
         }
         let until = shared.recorder.now();
         shared.recorder.add(Record::Fault(Fault { what, from, until }));
+        drop(alone);
     }
 }

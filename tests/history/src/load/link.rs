@@ -188,6 +188,18 @@ impl Line<'_> {
         self.ended(at, false);
     }
 
+    /// Ends the connection while a call waits on it.
+    pub(super) fn abandon(&mut self, pending: Pending, end: End) {
+        self.close(end);
+        self.finish(pending, Outcome::Unknown, None);
+    }
+
+    /// Ends the connection when there is no call on it.
+    pub(super) fn hang_up(&mut self, end: End) {
+        self.close(end);
+        self.link = None;
+    }
+
     fn ended(&mut self, at: Micros, by_peer: bool) {
         if let Some(link) = self.link.as_mut().filter(|link| !link.is_over()) {
             link.forget(self.shared);

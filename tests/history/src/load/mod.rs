@@ -10,10 +10,11 @@ mod faults;
 mod link;
 mod notify;
 mod probe;
+mod scenes;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub struct Settings {
     pub clients: u32,
     /// How many clients wait by `NOTIFY`.
     pub listeners: u32,
+    /// How many [scenes] are played at a time: a few clients each, with locks of their own.
+    pub scenes: u32,
     /// How many calls each of them makes, about.
     pub calls: u32,
     /// They go on until so many of their acquires were granted: while the server refuses everything, calls are over in no time.
@@ -59,6 +62,8 @@ pub struct Settings {
     pub still: u32,
     /// Which parts of the commands are used.
     pub features: Features,
+    /// Which of them about half of the calls use, instead of few: a load that is aimed at them.
+    pub often: Features,
     /// How many replicas the server has.
     pub replicas: u32,
     /// What an acquire and a renewal must have before they count.
@@ -93,6 +98,16 @@ pub struct Features {
 }
 
 impl Features {
+    /// Nothing.
+    pub const NONE: Features = Features {
+        shared: false,
+        once: false,
+        bound: false,
+        several: false,
+        breaks: false,
+        cancel: false,
+        guard: false,
+    };
     /// Everything.
     pub const ALL: Features = Features {
         shared: true,
@@ -115,6 +130,22 @@ impl Features {
         cancel: false,
         guard: true,
     };
+
+    /// These and the one of this name; nothing if there is none.
+    pub fn and(mut self, name: &str) -> Option<Features> {
+        let one = match name {
+            "shared" => &mut self.shared,
+            "once" => &mut self.once,
+            "bound" => &mut self.bound,
+            "several" => &mut self.several,
+            "breaks" => &mut self.breaks,
+            "cancel" => &mut self.cancel,
+            "guard" => &mut self.guard,
+            _ => return None,
+        };
+        *one = true;
+        Some(self)
+    }
 }
 
 /// What a client waits for before it takes a lock for its own.
@@ -154,6 +185,7 @@ impl Default for Settings {
             seed: 1,
             clients: 8,
             listeners: 1,
+            scenes: 0,
             calls: 400,
             grants: 0,
             at_most: Duration::from_secs(30),
@@ -166,6 +198,7 @@ impl Default for Settings {
             broken: 40,
             still: 0,
             features: Features::ALL,
+            often: Features::NONE,
             replicas: 0,
             promise: Promise::Primary,
             faults: Faults::default(),
@@ -195,6 +228,7 @@ pub struct Shared {
     generation: AtomicU32,
     granted: AtomicU32,
     open: Mutex<Vec<i64>>,
+    disturbed: Mutex<()>,
     ends: Instant,
 }
 
@@ -208,6 +242,7 @@ impl Shared {
             generation: AtomicU32::new(0),
             granted: AtomicU32::new(0),
             open: Mutex::default(),
+            disturbed: Mutex::default(),
             ends: Instant::now() + settings.at_most,
             settings,
         }
@@ -220,6 +255,12 @@ impl Shared {
 
     fn server(&self) -> SocketAddr {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until it is dropped nobody else disturbs clients by commands: pauses of two would become one, and to unblock a client in a
+    /// pause ends some servers.
+    fn disturbs(&self) -> MutexGuard<'_, ()> {
+        self.disturbed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True once all clients have made their calls.
@@ -266,6 +307,9 @@ pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<
         }
         scope.spawn(move || probe::run(shared, watchers));
         scope.spawn(move || faults::run(shared, watchers + 1));
+        for number in 0..settings.scenes {
+            scope.spawn(move || scenes::run(shared, watchers + 3 + number));
+        }
         let disturber = scope.spawn(move || disturb(shared));
         let ended = workers.into_iter().map(|worker| worker.join().is_ok()).fold(true, |all, ok| all & ok);
         shared.over.store(true, Ordering::Relaxed);

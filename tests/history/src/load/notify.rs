@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::link::{Breakage, Line};
 use super::Shared;
-use crate::record::{Acquire, Command, Message, Outcome, Record, Release};
+use crate::record::{Acquire, Command, Listened, Message, Micros, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
 struct Listener<'a> {
@@ -18,13 +18,15 @@ struct Listener<'a> {
     client: u32,
     line: Line<'a>,
     inbox: Option<Wire>,
+    /// Since when there is one.
+    since: Micros,
     rng: StdRng,
 }
 
 /// Makes a quarter of the calls of other clients: most of its time it waits.
 pub(super) fn run(shared: &Shared, client: u32) {
     let (line, rng) = (Line::new(shared, client), shared.rng(client));
-    let mut listener = Listener { shared, client, line, inbox: None, rng };
+    let mut listener = Listener { shared, client, line, inbox: None, since: 0, rng };
     for call in 0..shared.settings.calls {
         if shared.is_late() {
             break;
@@ -33,6 +35,7 @@ pub(super) fn run(shared: &Shared, client: u32) {
             listener.lock_once(call);
         }
     }
+    listener.hear_no_more();
 }
 
 impl Listener<'_> {
@@ -92,6 +95,7 @@ impl Listener<'_> {
 
     fn listen(&mut self) {
         if self.inbox.is_none() {
+            self.since = self.shared.recorder.now();
             let words = ["SUBSCRIBE".to_owned(), format!("lock:inbox:inbox{}", self.client)];
             self.inbox = Wire::connect(self.shared.server()).ok().filter_map_sent(&words);
         }
@@ -110,7 +114,15 @@ impl Listener<'_> {
             }
             Ok(_) => {}
             Err(crate::wire::Silence::Late) => {}
-            Err(crate::wire::Silence::Closed) => self.inbox = None,
+            Err(crate::wire::Silence::Closed) => self.hear_no_more(),
+        }
+    }
+
+    fn hear_no_more(&mut self) {
+        if self.inbox.take().is_some() {
+            let (inbox, since) = (format!("inbox{}", self.client), self.since);
+            let until = self.shared.recorder.now();
+            self.shared.recorder.add(Record::Listened(Listened { inbox, since, until }));
         }
     }
 }

@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: MIT
+
+//! Scenes: a few clients meet at locks of their own, in an order that chance seldom brings about. Like every call of the load
+//! theirs are taken down and judged by the same rules; a scene itself expects nothing.
+//!
+//! Its holds last longer than a server may be late. So who is not served, though it has to be, is seen to wait.
+
+use std::thread;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::RngExt;
+use serde_json::Value;
+
+use super::link::{Line, Pending};
+use super::Shared;
+use crate::record::{Acquire, Claim, Command, Disturbance, Fault, Listened, Outcome, Record, Release};
+use crate::wire::{End, Wire};
+
+/// The lease of a hold that is to outlast its scene, in milliseconds.
+const LONG: i64 = 8_000;
+/// For how long somebody waits at most, in milliseconds: shorter than such a hold.
+const PATIENT: i64 = 5_000;
+/// The lease of a hold that is to end within its scene, in milliseconds.
+const BRIEF: i64 = 40;
+/// How many connections a scene has, besides the one that looks on.
+const CAST: usize = 4;
+/// How often it is looked whether somebody waits.
+const LOOKS: usize = 100;
+/// And whether nobody does any more, who ought to be gone: for longer than a server may be late.
+const LOOKS_LONGER: usize = 2_000;
+
+type Scene = fn(&mut Stage<'_>);
+
+const SCENES: [Scene; 24] = [
+    a_writer_gives_up_before_readers,
+    permits_end_one_by_one,
+    permits_that_are_over,
+    an_upgrade_before_the_queue,
+    two_upgrades,
+    a_circle,
+    a_circle_of_three,
+    a_watched_hold_of_one_who_is_gone,
+    a_watched_hold_of_one_who_hangs,
+    an_ephemeral_hold_of_one_who_is_gone,
+    several_that_give_up,
+    several_freed_one_by_one,
+    one_who_is_waited_for_by_several,
+    several_cancelled_in_part,
+    a_cancel_before_its_call,
+    a_cancel_of_the_past,
+    a_token_of_an_upgrade,
+    a_guard_after_its_lease,
+    a_wait_of_one_who_is_gone,
+    a_retry_in_the_queue,
+    a_turn_that_nobody_takes,
+    a_reader_behind_a_writer,
+    a_re_entry_without_a_lease,
+    a_lease_that_ends_in_a_pause,
+];
+
+/// Plays the scenes in turn until the load is over.
+pub(super) fn run(shared: &Shared, client: u32) {
+    let lines = (0..CAST).map(|_| Line::new(shared, client)).collect();
+    let (looker, rng) = (Line::new(shared, client), shared.rng(client));
+    let mut stage = Stage { shared, client, lines, looker, rng, number: 0 };
+    while !shared.is_late() && !shared.is_over() {
+        for scene in SCENES {
+            scene(&mut stage);
+            stage.clear();
+        }
+    }
+}
+
+/// Where a scene is played.
+struct Stage<'a> {
+    shared: &'a Shared,
+    client: u32,
+    lines: Vec<Line<'a>>,
+    looker: Line<'a>,
+    rng: StdRng,
+    /// Of the scene.
+    number: u32,
+}
+
+impl Stage<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}scene-{}-{}-{name}", self.shared.settings.prefix, self.client, self.number)
+    }
+
+    fn owner(&self, name: &str) -> String {
+        format!("s{}n{}{name}", self.client, self.number)
+    }
+
+    /// A long hold of a lock.
+    fn acquire(&self, owner: &str, keys: &[&str]) -> Acquire {
+        Acquire {
+            keys: keys.iter().map(|key| self.key(key)).collect(),
+            several: keys.len() > 1,
+            owner: self.owner(owner),
+            lease: Some(LONG),
+            ..Acquire::default()
+        }
+    }
+
+    /// The same for one who waits.
+    fn wait(&self, owner: &str, keys: &[&str]) -> Acquire {
+        Acquire { block: Some(PATIENT), ..self.acquire(owner, keys) }
+    }
+
+    fn call(&mut self, line: usize, command: Command) -> Outcome {
+        self.lines[line].call(command, None)
+    }
+
+    fn take(&mut self, line: usize, acquire: Acquire) -> Outcome {
+        self.call(line, Command::Acquire(acquire))
+    }
+
+    fn release(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
+        let (keys, owner) = (vec![self.key(key)], self.owner(owner));
+        self.call(line, Command::Release(Release { keys, owner, ..Release::default() }))
+    }
+
+    fn cancel(&mut self, line: usize, of: &Acquire, key: &str) -> Outcome {
+        let (key, owner) = (self.key(key), of.owner.clone());
+        let id = of.id.clone().unwrap_or_default();
+        self.call(line, Command::Cancel { key, owner, id })
+    }
+
+    fn check(&mut self, line: usize, owner: &str, key: &str) -> Outcome {
+        let (key, claim) = (self.key(key), Claim::Owner(self.owner(owner)));
+        self.call(line, Command::Check { key, claim })
+    }
+
+    /// Sends a call that waits, and returns when it does, or was answered.
+    fn begin(&mut self, line: usize, acquire: Acquire) -> Option<Pending> {
+        let (key, owner) = (acquire.keys[0].clone(), acquire.owner.clone());
+        let pending = self.lines[line].send(Command::Acquire(acquire));
+        self.until(&key, &owner, true);
+        pending
+    }
+
+    /// Looks at the queue until this owner is in it, or is not.
+    fn until(&mut self, key: &str, owner: &str, is_there: bool) {
+        for _ in 0..if is_there { LOOKS } else { LOOKS_LONGER } {
+            let look = self.looker.call(Command::Waiters { key: key.to_owned() }, None);
+            let Outcome::Reply(Value::Array(queue)) = look else { return };
+            let is_meant =
+                |entry: &Value| entry.as_array().is_some_and(|entry| entry.iter().any(|word| word == owner));
+            if queue.iter().any(is_meant) == is_there {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn end(&mut self, line: usize, pending: Option<Pending>) {
+        if let Some(pending) = pending {
+            self.lines[line].receive(pending);
+        }
+    }
+
+    fn pause(&mut self, ms: i64) {
+        thread::sleep(Duration::from_millis(ms.unsigned_abs()));
+    }
+
+    /// Ends all that the scene has left, and goes on with other locks.
+    fn clear(&mut self) {
+        for name in ["x", "y", "z"] {
+            let key = self.key(name);
+            self.looker.call(Command::Waiters { key: key.clone() }, None);
+            self.looker.call(Command::Break { key }, None);
+        }
+        self.number += 1;
+    }
+}
+
+/// Readers behind a writer that waits for a reader: it gives up, and they may read.
+fn a_writer_gives_up_before_readers(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
+    let writer = stage.begin(1, Acquire { block: Some(BRIEF), ..stage.wait("b", &["x"]) });
+    let reader = stage.begin(2, Acquire { shared: true, ..stage.wait("c", &["x"]) });
+    stage.end(1, writer);
+    stage.end(2, reader);
+}
+
+/// Of two permits the first one ends, the other does not.
+fn permits_end_one_by_one(stage: &mut Stage<'_>) {
+    let of_two = Acquire { shared: true, limit: Some(2), ..stage.acquire("", &["x"]) };
+    stage.take(0, Acquire { owner: stage.owner("a"), lease: Some(2 * BRIEF), ..of_two.clone() });
+    stage.take(0, Acquire { owner: stage.owner("b"), ..of_two.clone() });
+    let third = stage.begin(1, Acquire { owner: stage.owner("c"), block: Some(PATIENT), ..of_two });
+    stage.end(1, third);
+}
+
+/// Many permits are held, some end, and as many are granted as are free.
+fn permits_that_are_over(stage: &mut Stage<'_>) {
+    let of_many = Acquire { shared: true, limit: Some(12), ..stage.acquire("", &["x"]) };
+    for number in 0..10 {
+        stage.take(0, Acquire { owner: stage.owner(&format!("a{number}")), ..of_many.clone() });
+    }
+    for number in 0..8 {
+        let owner = stage.owner(&format!("b{number}"));
+        stage.take(0, Acquire { owner, lease: Some(2), ..of_many.clone() });
+        stage.pause(3);
+    }
+    for number in 0..4 {
+        stage.pause(1);
+        stage.take(1, Acquire { owner: stage.owner(&format!("c{number}")), ..of_many.clone() });
+    }
+}
+
+/// A reader alone wants to write, and a writer waits for it.
+fn an_upgrade_before_the_queue(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
+    let writer = stage.begin(1, stage.wait("b", &["x"]));
+    stage.take(0, stage.wait("a", &["x"]));
+    stage.release(0, "a", "x");
+    stage.release(0, "a", "x");
+    stage.end(1, writer);
+}
+
+/// Two readers want to write.
+fn two_upgrades(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
+    stage.take(1, Acquire { shared: true, ..stage.acquire("b", &["x"]) });
+    let one = stage.begin(0, stage.wait("a", &["x"]));
+    stage.take(1, stage.wait("b", &["x"]));
+    stage.release(1, "b", "x");
+    stage.end(0, one);
+}
+
+/// Two owners wait for each other. Who is told of it goes on without.
+fn a_circle(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    stage.take(1, stage.acquire("b", &["y"]));
+    let one = stage.begin(0, stage.wait("a", &["y"]));
+    stage.take(1, stage.wait("b", &["x"]));
+    stage.until(&stage.key("x"), &stage.owner("b"), false);
+    stage.release(2, "a", "x");
+    stage.take(3, stage.wait("c", &["x"]));
+    stage.release(1, "b", "y");
+    stage.end(0, one);
+}
+
+/// Three owners do, one of them in a queue of readers.
+fn a_circle_of_three(stage: &mut Stage<'_>) {
+    for (line, (owner, key)) in [("a", "x"), ("b", "y"), ("c", "z")].into_iter().enumerate() {
+        stage.take(line, stage.acquire(owner, &[key]));
+    }
+    let one = stage.begin(0, stage.wait("a", &["y"]));
+    let other = stage.begin(1, Acquire { shared: true, ..stage.wait("b", &["z"]) });
+    stage.take(2, stage.wait("c", &["x"]));
+    stage.release(2, "c", "z");
+    stage.end(1, other);
+    stage.release(1, "b", "y");
+    stage.end(0, one);
+}
+
+/// The lease that a watchdog renews ends after its connection has.
+fn a_watched_hold_of_one_who_is_gone(stage: &mut Stage<'_>) {
+    let limit = Some(LONG);
+    stage.take(
+        0,
+        Acquire { watchdog: true, watchdog_max: limit, lease: Some(2 * BRIEF), ..stage.acquire("a", &["x"]) },
+    );
+    stage.lines[0].hang_up(End::Close);
+    stage.take(1, stage.wait("b", &["x"]));
+}
+
+/// The connection stays, and the limit of the watchdog ends it.
+fn a_watched_hold_of_one_who_hangs(stage: &mut Stage<'_>) {
+    let limit = Some(3 * BRIEF);
+    stage.take(
+        0,
+        Acquire { watchdog: true, watchdog_max: limit, lease: Some(2 * BRIEF), ..stage.acquire("a", &["x"]) },
+    );
+    stage.take(1, stage.wait("b", &["x"]));
+}
+
+/// A hold ends with its connection, whatever its lease.
+fn an_ephemeral_hold_of_one_who_is_gone(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { ephemeral: true, ..stage.acquire("a", &["x"]) });
+    let next = stage.begin(1, stage.wait("b", &["x"]));
+    let end = if stage.rng.random() { End::Close } else { End::Reset };
+    stage.lines[0].hang_up(end);
+    stage.end(1, next);
+}
+
+/// A call for two locks gives up, and who stood behind it at the free one has that.
+fn several_that_give_up(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    let both = Acquire { id: Some("1".to_owned()), ..stage.wait("b", &["x", "y"]) };
+    let is_cancelled = stage.rng.random();
+    let block = Some(if is_cancelled { PATIENT } else { BRIEF });
+    let several = stage.begin(1, Acquire { block, ..both.clone() });
+    let behind = stage.begin(2, stage.wait("c", &["y"]));
+    if is_cancelled {
+        stage.cancel(3, &both, "x");
+    }
+    stage.end(1, several);
+    stage.end(2, behind);
+}
+
+/// Somebody wants two locks. The one that was taken first becomes free, and then, in some way, the other.
+fn several_freed_one_by_one(stage: &mut Stage<'_>) {
+    let way = stage.rng.random_range(0..4);
+    stage.take(0, stage.acquire("a", &["x"]));
+    let lease = Some(if way == 0 { 2 * BRIEF } else { LONG });
+    stage.take(3, Acquire { lease, ephemeral: way == 1, ..stage.acquire("b", &["y"]) });
+    let both = stage.begin(1, stage.wait("c", &["x", "y"]));
+    stage.release(0, "a", "x");
+    match way {
+        0 => {}
+        1 => stage.lines[3].hang_up(End::Close),
+        2 => drop(stage.call(0, Command::Break { key: stage.key("y") })),
+        _ => drop(stage.release(3, "b", "y")),
+    }
+    stage.end(1, both);
+}
+
+/// Somebody waits for two locks, and the holder of the first wants the second, which is free.
+fn one_who_is_waited_for_by_several(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    let both = stage.begin(1, stage.wait("b", &["x", "y"]));
+    stage.take(0, stage.wait("a", &["y"]));
+    stage.release(0, "a", "y");
+    stage.release(0, "a", "x");
+    stage.end(1, both);
+}
+
+/// Two locks are granted to one who waits, and one of them is cancelled at once.
+fn several_cancelled_in_part(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    let both = Acquire { id: Some("1".to_owned()), ..stage.wait("b", &["x", "y"]) };
+    let pending = stage.begin(1, both.clone());
+    let (key, owner) = (stage.key("x"), stage.owner("a"));
+    let release = Release { keys: vec![key.clone()], owner, ..Release::default() };
+    let cancel = Command::Cancel { key, owner: both.owner, id: "1".to_owned() };
+    // Both reach the server at once.
+    let calls = [Command::Release(release), cancel].map(|command| stage.lines[0].send(command));
+    for call in calls {
+        stage.end(0, call);
+    }
+    stage.end(1, pending);
+    stage.check(1, "b", "y");
+    stage.take(3, stage.acquire("c", &["y"]));
+}
+
+/// A cancel overtakes its call.
+fn a_cancel_before_its_call(stage: &mut Stage<'_>) {
+    let late = Acquire { id: Some("1".to_owned()), ..stage.acquire("a", &["x"]) };
+    stage.cancel(0, &late, "x");
+    stage.take(1, late);
+}
+
+/// A cancel comes when its hold has ended, and its owner has another one.
+fn a_cancel_of_the_past(stage: &mut Stage<'_>) {
+    let first = Acquire { id: Some("1".to_owned()), ..stage.acquire("a", &["x"]) };
+    // The server knows of the ends of holds that depend on a connection only.
+    let watchdog = stage.rng.random();
+    stage.take(0, Acquire { watchdog, ephemeral: !watchdog, ..first.clone() });
+    stage.release(0, "a", "x");
+    stage.take(0, Acquire { id: Some("2".to_owned()), ..stage.acquire("a", &["x"]) });
+    stage.cancel(1, &first, "x");
+    stage.check(0, "a", "x");
+    stage.take(2, stage.acquire("b", &["x"]));
+}
+
+/// A reader becomes the writer, and others have got tokens since it came.
+fn a_token_of_an_upgrade(stage: &mut Stage<'_>) {
+    let reads = Acquire { shared: true, fence: true, ..stage.acquire("a", &["x"]) };
+    stage.take(0, reads.clone());
+    stage.take(1, Acquire { owner: stage.owner("b"), ..reads });
+    stage.release(1, "b", "x");
+    stage.take(0, Acquire { fence: true, ..stage.acquire("a", &["x"]) });
+}
+
+/// A reader's lease is over, and another reader has the lock.
+fn a_guard_after_its_lease(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
+    stage.take(1, Acquire { shared: true, lease: Some(BRIEF / 8), ..stage.acquire("b", &["x"]) });
+    stage.pause(BRIEF);
+    for owner in ["b", "a"] {
+        let (key, claim) = (stage.key("x"), Claim::Owner(stage.owner(owner)));
+        let entry = format!("{} {}:{}", stage.owner(owner), stage.client, stage.number);
+        stage.call(1, Command::Guard { key, claim, entry });
+        stage.check(1, owner, "x");
+    }
+}
+
+/// A connection ends while a call waits on it, and the lock becomes free.
+fn a_wait_of_one_who_is_gone(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    let gone = stage.begin(1, stage.wait("b", &["x"]));
+    let next = stage.begin(2, stage.wait("c", &["x"]));
+    let end = if stage.rng.random() { End::Close } else { End::Reset };
+    if let Some(gone) = gone {
+        stage.lines[1].abandon(gone, end);
+    }
+    stage.until(&stage.key("x"), &stage.owner("b"), false);
+    stage.release(0, "a", "x");
+    stage.end(2, next);
+}
+
+/// A call that waits comes again on another connection, while the server has the first one still; another waiter is behind it.
+fn a_retry_in_the_queue(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    let first = Acquire { id: Some("1".to_owned()), ..stage.wait("b", &["x"]) };
+    let once = stage.begin(1, first.clone());
+    let behind = stage.begin(2, stage.wait("c", &["x"]));
+    let again = stage.lines[3].send(Command::Acquire(first));
+    // What it does to the first is seen by its answer.
+    stage.end(1, once);
+    stage.until(&stage.key("x"), &stage.owner("b"), true);
+    stage.release(0, "a", "x");
+    stage.pause(1);
+    stage.until(&stage.key("x"), &stage.owner("c"), true);
+    stage.end(3, again);
+    stage.release(3, "b", "x");
+    stage.end(2, behind);
+}
+
+/// Somebody who waits for a message does not take its turn: it hears the message, nobody does, or its connection has ended.
+fn a_turn_that_nobody_takes(stage: &mut Stage<'_>) {
+    for name in ["x", "y", "z"] {
+        let inbox = format!("scene{}-{}-{name}", stage.client, stage.number);
+        let since = stage.shared.recorder.now();
+        let mut ear = (name != "y").then(|| Wire::connect(stage.shared.server()).ok()).flatten();
+        if let Some(wire) = ear.as_mut() {
+            let _ = wire.send(&["SUBSCRIBE".to_owned(), format!("lock:inbox:{inbox}")], None);
+            let _ = wire.receive(Duration::from_secs(20));
+        }
+        stage.take(0, stage.acquire("a", &[name]));
+        // Who hears it is to be quick; if nobody does, or is there, the time is of no matter.
+        let grace = Some(if name == "x" { 4 * BRIEF } else { LONG });
+        let asks = Acquire { notify: Some(inbox.clone()), grace, ..stage.acquire("b", &[name]) };
+        stage.take(1, Acquire { id: Some("1".to_owned()), ..asks });
+        if name == "z" {
+            stage.lines[1].hang_up(End::Close);
+            stage.until(&stage.key(name), &stage.owner("b"), false);
+        }
+        let next = stage.begin(2, stage.wait("c", &[name]));
+        stage.release(0, "a", name);
+        stage.end(2, next);
+        if ear.is_some() {
+            let until = stage.shared.recorder.now();
+            stage.shared.recorder.add(Record::Listened(Listened { inbox, since, until }));
+        }
+    }
+}
+
+/// A writer waits for a reader, and another reader comes.
+fn a_reader_behind_a_writer(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
+    let writer = stage.begin(1, stage.wait("b", &["x"]));
+    let reader = stage.begin(2, Acquire { shared: true, ..stage.wait("c", &["x"]) });
+    stage.pause(1);
+    stage.until(&stage.key("x"), &stage.owner("b"), true);
+    stage.release(0, "a", "x");
+    stage.end(1, writer);
+    stage.release(1, "b", "x");
+    stage.end(2, reader);
+}
+
+/// An owner acquires once more and names no lease. The default one is shorter than what it has.
+fn a_re_entry_without_a_lease(stage: &mut Stage<'_>) {
+    stage.take(0, stage.acquire("a", &["x"]));
+    stage.take(0, Acquire { lease: None, ..stage.acquire("a", &["x"]) });
+    stage.pause(stage.shared.settings.run().default_lease + BRIEF);
+    stage.check(0, "a", "x");
+    stage.take(1, stage.acquire("b", &["x"]));
+}
+
+/// The lease of a lock that somebody waits for ends while the server takes no writes.
+fn a_lease_that_ends_in_a_pause(stage: &mut Stage<'_>) {
+    if !stage.shared.settings.faults.pause {
+        return;
+    }
+    let Ok(mut wire) = Wire::connect(stage.shared.server()) else { return };
+    let mut ask = |command: &str| {
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        wire.send(&words, None).is_ok() && matches!(wire.receive(Duration::from_secs(20)), Ok(Ok(_)))
+    };
+    stage.take(0, Acquire { lease: Some(BRIEF), ..stage.acquire("a", &["x"]) });
+    let next = stage.begin(1, stage.wait("b", &["x"]));
+    let shared = stage.shared;
+    let recorder = &shared.recorder;
+    // Nobody else is to begin or end a pause meanwhile.
+    let alone = shared.disturbs();
+    let from = recorder.now();
+    let is_paused = ask("CLIENT PAUSE 60000 WRITE");
+    let certain_from = recorder.now();
+    for _ in 0..2 {
+        stage.until(&stage.key("x"), &stage.owner("b"), true);
+        stage.pause(BRIEF);
+    }
+    let certain_until = recorder.now();
+    let is_over = ask("CLIENT UNPAUSE");
+    recorder.add(Record::Fault(Fault { what: Disturbance::Pause, from, until: recorder.now() }));
+    drop(alone);
+    if is_paused && is_over {
+        let (from, until) = (certain_from, certain_until);
+        recorder.add(Record::Fault(Fault { what: Disturbance::Paused, from, until }));
+    }
+    stage.end(1, next);
+}
