@@ -177,7 +177,8 @@ pub(super) fn load(
     let Case { promise, names_once, module_args, ways, stretch, calls_per_key, .. } = case;
     let all = settings();
     let at_most = all.at_most.min(if all.calls == u32::MAX { Duration::MAX } else { case.length });
-    let load = Settings { features: Features::UNBOUND, listeners: 0, calls: u32::MAX, at_most, ..all };
+    let load =
+        Settings { features: Features::UNBOUND, listeners: 0, scenes: 0, calls: u32::MAX, at_most, ..all };
     let replicas = if case.prefix.is_empty() { 2 } else { 1 };
     let prefix = case.prefix;
     let load = Settings { replicas, prefix, stretch: *stretch, calls_per_key: *calls_per_key, ..load };

@@ -46,6 +46,7 @@ pub(super) fn settings() -> Settings {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let seconds = number("HISTORY_SECONDS");
     Settings {
+        scenes: 1,
         seed: number("HISTORY_SEED").unwrap_or(u64::from(now.subsec_nanos())),
         calls: if seconds.is_some() { u32::MAX } else { 100 },
         grants: 2 * GRANTS,

@@ -124,7 +124,9 @@ impl LockManager {
     pub(crate) fn beside(&self, lock: Known<'_>, id: &RequestId) -> Vec<LockId> {
         let parts = &self.parts;
         let wait = parts.table.handle_of(lock).and_then(|lock| parts.waiters.of_request(lock, id));
-        let Some((id, _)) = wait.filter(|(_, wait)| wait.state() == WaitState::Granted) else { return Vec::new() };
+        let Some((id, _)) = wait.filter(|(_, wait)| wait.state() == WaitState::Granted) else {
+            return Vec::new();
+        };
         if parts.waiters.bundles.is_answered(parts.waiters.lead_of(id)) {
             return Vec::new();
         }

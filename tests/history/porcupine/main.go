@@ -41,7 +41,10 @@ type call struct {
 	Ephemeral    bool            `json:"ephemeral"`
 	Notify       *string         `json:"notify"`
 	ID           *string         `json:"id"`
+	Connection   int64           `json:"connection"`
+	ServerID     int64           `json:"server_id"`
 	Client       int             `json:"client"`
+	Number       int64           `json:"number"`
 	Sent         int64           `json:"sent"`
 	Answered     *int64          `json:"answered"`
 	Outcome      string          `json:"outcome"`
@@ -63,6 +66,8 @@ type input struct {
 	fence  bool
 	sets   bool
 	token  int64
+	// When the lease that it sets ends: not before, and not after.
+	early, late int64
 }
 
 // What came of it.
@@ -75,11 +80,12 @@ type output struct {
 
 // A lock. The lease is the number of the operation that has set it.
 type state struct {
-	owner string
-	count int64
-	lease int
-	token int64
-	last  int64
+	owner       string
+	count       int64
+	lease       int
+	early, late int64
+	token       int64
+	last        int64
 }
 
 const (
@@ -92,6 +98,12 @@ const (
 
 func free(s state) state {
 	return state{last: s.last, lease: -1}
+}
+
+// The state with the lease that an operation sets.
+func (s state) leased(in input) state {
+	s.lease, s.early, s.late = in.number, in.early, in.late
+	return s
 }
 
 func step(s state, in input, out output) []state {
@@ -134,7 +146,7 @@ func step(s state, in input, out output) []state {
 		if !out.unknown && out.count != s.count {
 			return nil
 		}
-		next.lease = in.number
+		next = next.leased(in)
 	case "release":
 		left := s.count - 1
 		if in.all {
@@ -148,7 +160,7 @@ func step(s state, in input, out output) []state {
 		}
 		next.count = left
 		if in.sets {
-			next.lease = in.number
+			next = next.leased(in)
 		}
 	}
 	return []state{next}
@@ -182,13 +194,15 @@ func acquire(s state, in input, out output) []state {
 		next.token = out.token
 		next.last = max(next.last, out.token)
 	}
-	next.lease = in.number
-	if isNew || in.sets {
-		return []state{next}
-	}
-	// Without a lease a re-entry shortens none: the longer one counts, whichever that is.
 	same := next
-	same.lease = s.lease
+	next = next.leased(in)
+	// Without a lease a re-entry shortens none: the longer one counts, whichever that is.
+	switch {
+	case isNew || in.sets || in.early >= s.late:
+		return []state{next}
+	case s.early >= in.late:
+		return []state{same}
+	}
 	return []state{same, next}
 }
 
@@ -214,29 +228,33 @@ func model() porcupine.Model {
 	return nondeterministic.ToModel()
 }
 
-func read(name string) (calls []call, lease int64, err error) {
+func read(name string) (calls []call, opened map[int64]int64, lease int64, err error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, 0, err
 	}
 	defer file.Close()
+	// What `CLIENT ID` said on each connection.
+	opened = map[int64]int64{}
 	lines := bufio.NewScanner(file)
 	lines.Buffer(nil, 1<<26)
 	for lines.Scan() {
 		var one call
 		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
-			return nil, 0, fmt.Errorf("%w in %s", err, lines.Text())
+			return nil, nil, 0, fmt.Errorf("%w in %s", err, lines.Text())
 		}
 		switch one.Record {
 		case "run":
 			lease = one.DefaultLease
+		case "opened":
+			opened[one.Connection] = one.ServerID
 		case "call":
 			calls = append(calls, one)
 		case "fault":
-			return nil, 0, fmt.Errorf("%s has faults, which this model does not know", name)
+			return nil, nil, 0, fmt.Errorf("%s has faults, which this model does not know", name)
 		}
 	}
-	return calls, lease, lines.Err()
+	return calls, opened, lease, lines.Err()
 }
 
 func count(reply json.RawMessage) (output, bool) {
@@ -282,21 +300,63 @@ func (c call) input(number int) (in input, lock string, known bool) {
 	return in, lock, true
 }
 
+// When each call was last seen to wait: not before that was it granted.
+func waiting(calls []call, opened map[int64]int64) map[int64]int64 {
+	type waiter struct {
+		lock, owner string
+		client      int64
+	}
+	looks := map[waiter][]call{}
+	for _, c := range calls {
+		var queue [][]interface{}
+		if c.Command != "waiters" || c.Answered == nil || json.Unmarshal(c.Reply, &queue) != nil {
+			continue
+		}
+		for _, entry := range queue {
+			who := waiter{lock: c.Key}
+			for at := 0; at+1 < len(entry); at += 2 {
+				switch value := entry[at+1].(type) {
+				case string:
+					if entry[at] == "owner" {
+						who.owner = value
+					}
+				case float64:
+					if entry[at] == "client" {
+						who.client = int64(value)
+					}
+				}
+			}
+			looks[who] = append(looks[who], c)
+		}
+	}
+	seen := map[int64]int64{}
+	for _, c := range calls {
+		if c.Command != "acquire" || c.Answered == nil {
+			continue
+		}
+		for _, look := range looks[waiter{c.Keys[0], c.Owner, opened[c.Connection]}] {
+			if look.Sent >= c.Sent && *look.Answered <= *c.Answered {
+				seen[c.Number] = max(seen[c.Number], look.Sent)
+			}
+		}
+	}
+	return seen
+}
+
 // The operations of each lock: calls with the same ID are one.
-func operations(calls []call, lease int64) (map[string][]porcupine.Operation, error) {
+func operations(calls []call, opened map[int64]int64, lease int64) (map[string][]porcupine.Operation, error) {
 	sort.SliceStable(calls, func(a, b int) bool { return calls[a].Sent < calls[b].Sent })
 	locks := map[string][]porcupine.Operation{}
 	// When a request was sent first without a reply, and what it was; nothing if it was answered.
 	open := map[string]*call{}
 	number := 0
+	seen := waiting(calls, opened)
 	add := func(c call, sent, end int64, out output) {
 		number++
 		in, lock, _ := c.input(number)
-		op := porcupine.Operation{ClientId: number, Input: in, Call: sent, Output: out, Return: end}
-		locks[lock] = append(locks[lock], op)
-		leases := c.Command == "acquire" || c.Command == "renew" || c.Command == "release" && c.Lease != nil
-		if !leases || out.notOwner {
-			return
+		// It was granted after it was seen waiting. The request may have been granted by an earlier call.
+		if sent == c.Sent {
+			sent = max(sent, seen[c.Number])
 		}
 		length := lease
 		if c.Lease != nil {
@@ -306,8 +366,15 @@ func operations(calls []call, lease int64) (map[string][]porcupine.Operation, er
 		if end != never {
 			until = end + length*1000 + slack
 		}
+		in.early, in.late = sent+length*1000-slack, until
+		op := porcupine.Operation{ClientId: number, Input: in, Call: sent, Output: out, Return: end}
+		locks[lock] = append(locks[lock], op)
+		leases := c.Command == "acquire" || c.Command == "renew" || c.Command == "release" && c.Lease != nil
+		if !leases || out.notOwner {
+			return
+		}
 		over := porcupine.Operation{ClientId: -number, Input: input{what: "expire", number: number}, Output: output{}}
-		over.Call, over.Return = sent+length*1000-slack, until
+		over.Call, over.Return = in.early, in.late
 		locks[lock] = append(locks[lock], over)
 	}
 	for at := range calls {
@@ -365,12 +432,12 @@ func main() {
 	flag.Parse()
 	failed := false
 	for _, name := range flag.Args() {
-		calls, lease, err := read(name)
+		calls, opened, lease, err := read(name)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(2)
 		}
-		locks, err := operations(calls, lease)
+		locks, err := operations(calls, opened, lease)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(2)

@@ -73,15 +73,6 @@ struct Run {
     /// Exclusive locks only, as porcupine can check them.
     #[arg(long)]
     exclusive: bool,
-    /// About half of the calls use these, by comma: shared, once, bound, several, breaks, cancel, guard.
-    #[arg(long, value_parser = features, default_value = "")]
-    often: Features,
-    /// Every lease that a call names is so many times as long: else few are longer than 200 ms.
-    #[arg(long, default_value_t = 1)]
-    stretch: u32,
-    /// A client that waits without limit for so long gives up, in milliseconds.
-    #[arg(long, default_value_t = 20_000)]
-    patience: u64,
     /// Kills, unblocks and pauses clients meanwhile.
     #[arg(long)]
     faults: bool,
@@ -91,11 +82,6 @@ struct Run {
     /// Where to write the history.
     #[arg(long)]
     out: Option<PathBuf>,
-}
-
-fn features(names: &str) -> Result<Features, String> {
-    let mut names = names.split(',').filter(|name| !name.is_empty());
-    names.try_fold(Features::NONE, |all, name| all.and(name).ok_or(format!("there is no '{name}'")))
 }
 
 fn main() -> ExitCode {
@@ -140,9 +126,6 @@ fn run_load(run: &Run) -> Result<(Vec<Record>, i64), String> {
         owners: run.owners,
         broken: run.broken,
         features: if run.exclusive { Features::EXCLUSIVE } else { Features::ALL },
-        often: run.often,
-        stretch: run.stretch,
-        patience: Duration::from_millis(run.patience),
         faults: Faults { kill: run.faults, unblock: run.faults, pause: run.faults },
         ..Settings::default()
     };

@@ -112,8 +112,15 @@ pub(super) fn check_reports(view: &View<'_>, report: &mut Report) {
             }
         }
         let asked = |owner: &str| {
+            // A grant that did not reach its client is taken back in the turn after its client is told so.
+            let is_taken_back = |one: &Operation<'_>| {
+                matches!(one.done, Done::Refused(error) if error.starts_with("UNBLOCKED"))
+                    && one.end.is_some_and(|end| info.sent < end + view.limits.late)
+            };
             let acquires = view.of(owner).iter().filter(|one| one.acquire().is_some());
-            acquires.filter(|one| one.may_be_done()).any(|one| one.first_sent < answered)
+            acquires
+                .filter(|one| one.may_be_done() || is_taken_back(one))
+                .any(|one| one.first_sent < answered)
         };
         if let Some(stranger) = owners.iter().find(|owner| !asked(owner)) {
             let text = format!("LOCK.INFO says that {stranger} holds it, who was never granted it");

@@ -640,6 +640,10 @@ fn what_the_server_tells() {
     refuses(Rule::Exclusion, &format!("{held}2 2..7 ACQUIRE k b BLOCK 0 = ?\n9 5..6 INFO k = exclusive a b"));
     refuses(Rule::Report, "message 5 granted x k");
     accepts(&format!("{held}9 5..6 INFO k = exclusive a\n1 7..8 RELEASE k a = 0\n9 9..10 INFO k = nil"));
+    // It was granted for a moment, and is told that it was not.
+    let told = "3 0..1 ACQUIRE k b PX 5 = 1\nclose 1 8\n1 2..9 ACQUIRE k a BLOCK 0 = !UNBLOCKED\n";
+    accepts(&format!("{told}9 10..11 INFO k = exclusive a"));
+    refuses(Rule::Report, &format!("{told}9 3000..3001 INFO k = exclusive a"));
     // It has called, and waits for the reply.
     accepts("1 0..9 ACQUIRE k a PX 500 = 1\n9 5..6 INFO k = exclusive a");
     accepts("1 0..9 ACQUIRE k a PX 500 = 1\n9 5..6 INFO k = nil");

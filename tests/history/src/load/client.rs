@@ -69,13 +69,8 @@ impl<'a> Client<'a> {
         self.rng.random_range(0..100) < of_a_hundred
     }
 
-    /// Happens in so many of a hundred calls, and in half of them if the load is aimed at it.
-    fn chance_of(&mut self, is_often: bool, of_a_hundred: u32) -> bool {
-        self.chance(if is_often { 50 } else { of_a_hundred })
-    }
-
     fn one_call(&mut self) {
-        let (features, often) = (self.shared.settings.features, self.shared.settings.often);
+        let features = self.shared.settings.features;
         if self.chance(10) {
             thread::sleep(Duration::from_micros(self.rng.random_range(0..5_000)));
         }
@@ -83,7 +78,7 @@ impl<'a> Client<'a> {
         let held = self.held.choose(&mut self.rng).cloned();
         let busy = u32::try_from(self.held.len()).unwrap_or(9).min(6);
         match (self.rng.random_range(0..100), held) {
-            (0..2, _) if features.breaks && self.chance_of(often.breaks, 25) => {
+            (0..2, _) if features.breaks && self.chance(25) => {
                 let key = self.some_key();
                 self.line.call(Command::Break { key }, None);
             }
@@ -96,8 +91,6 @@ impl<'a> Client<'a> {
             (6..12, Some(held)) => self.renew(held),
             (12..25, Some(held)) if features.guard => self.guard(&held),
             (25..27, Some(held)) if features.cancel && held.id.is_some() => self.cancel_held(&held),
-            (27..60, Some(held)) if often.guard => self.guard(&held),
-            (27..40, Some(held)) if often.cancel && held.id.is_some() => self.cancel_held(&held),
             (draw, Some(_)) if draw < 35 + 10 * busy => self.release(),
             _ => self.acquire(),
         }
@@ -173,12 +166,12 @@ impl<'a> Client<'a> {
     }
 
     fn acquire(&mut self) {
-        let (features, often) = (self.shared.settings.features, self.shared.settings.often);
+        let features = self.shared.settings.features;
         let (which, owner) = self.some_owner();
         // Most owners want one kind of hold only, so that what they hold is known.
         let shares = if which % 2 == 1 { 92 } else { 4 };
-        let shared = features.shared && self.chance_of(often.shared, shares);
-        let several = features.several && self.chance_of(often.several, 12);
+        let shared = features.shared && self.chance(shares);
+        let several = features.several && self.chance(12);
         let mut keys = vec![self.some_key()];
         if several {
             for _ in 0..self.rng.random_range(0..3) {
@@ -196,7 +189,7 @@ impl<'a> Client<'a> {
         };
         let seconds = self.chance(4);
         let id = self.chance(60).then(|| format!("r{}n{}", self.number, self.call));
-        let watchdog = features.bound && self.chance_of(often.bound, 8);
+        let watchdog = features.bound && self.chance(8);
         let acquire = Acquire {
             keys,
             several,
@@ -206,19 +199,17 @@ impl<'a> Client<'a> {
             block,
             shared,
             limit: (shared && !several && self.chance(40)).then(|| self.rng.random_range(1..4)),
-            once: features.once && self.chance_of(often.once, 8),
+            once: features.once && self.chance(8),
             fence: self.chance(60),
             watchdog,
             watchdog_max: watchdog.then(|| self.rng.random_range(100..800)),
-            ephemeral: features.bound && self.chance_of(often.bound, 8),
+            ephemeral: features.bound && self.chance(8),
             id,
             replicas: self.shared.settings.promise.replicas(),
             ..Acquire::default()
         };
-        let is_cancelled = features.cancel
-            && acquire.id.is_some()
-            && acquire.block.is_some()
-            && self.chance_of(often.cancel, 6);
+        let is_cancelled =
+            features.cancel && acquire.id.is_some() && acquire.block.is_some() && self.chance(6);
         let outcome = if is_cancelled {
             self.acquire_and_cancel(acquire.clone())
         } else {

@@ -62,8 +62,6 @@ pub struct Settings {
     pub still: u32,
     /// Which parts of the commands are used.
     pub features: Features,
-    /// Which of them about half of the calls use, instead of few: a load that is aimed at them.
-    pub often: Features,
     /// How many replicas the server has.
     pub replicas: u32,
     /// What an acquire and a renewal must have before they count.
@@ -98,16 +96,6 @@ pub struct Features {
 }
 
 impl Features {
-    /// Nothing.
-    pub const NONE: Features = Features {
-        shared: false,
-        once: false,
-        bound: false,
-        several: false,
-        breaks: false,
-        cancel: false,
-        guard: false,
-    };
     /// Everything.
     pub const ALL: Features = Features {
         shared: true,
@@ -130,22 +118,6 @@ impl Features {
         cancel: false,
         guard: true,
     };
-
-    /// These and the one of this name; nothing if there is none.
-    pub fn and(mut self, name: &str) -> Option<Features> {
-        let one = match name {
-            "shared" => &mut self.shared,
-            "once" => &mut self.once,
-            "bound" => &mut self.bound,
-            "several" => &mut self.several,
-            "breaks" => &mut self.breaks,
-            "cancel" => &mut self.cancel,
-            "guard" => &mut self.guard,
-            _ => return None,
-        };
-        *one = true;
-        Some(self)
-    }
 }
 
 /// What a client waits for before it takes a lock for its own.
@@ -198,7 +170,6 @@ impl Default for Settings {
             broken: 40,
             still: 0,
             features: Features::ALL,
-            often: Features::NONE,
             replicas: 0,
             promise: Promise::Primary,
             faults: Faults::default(),

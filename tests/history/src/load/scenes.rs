@@ -64,11 +64,12 @@ pub(super) fn run(shared: &Shared, client: u32) {
     let lines = (0..CAST).map(|_| Line::new(shared, client)).collect();
     let (looker, rng) = (Line::new(shared, client), shared.rng(client));
     let mut stage = Stage { shared, client, lines, looker, rng, number: 0 };
-    while !shared.is_late() && !shared.is_over() {
-        for scene in SCENES {
-            scene(&mut stage);
-            stage.clear();
+    for scene in SCENES.into_iter().cycle() {
+        if shared.is_late() || shared.is_over() {
+            break;
         }
+        scene(&mut stage);
+        stage.clear();
     }
 }
 
