@@ -130,7 +130,7 @@ fn check_told(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, told: &Operatio
                 // Who is in line behind a call for several locks is let pass.
                 let is_alone = other.acquire().is_some_and(|acquire| acquire.keys.len() == 1);
                 let holds = view.possible_hold(other).is_some_and(|held| meets(held, within));
-                let excludes = holds && !(reads && !view.may_be_exclusive(other));
+                let excludes = holds && (!reads || view.may_be_exclusive(other));
                 if excludes || is_alone && !is_first && is_in(view, other, within) {
                     if other.owner == told.owner {
                         return;

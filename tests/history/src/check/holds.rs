@@ -360,7 +360,7 @@ impl<'a> View<'a> {
             |call: &&Call| super::operations::reply(call).and_then(serde_json::Value::as_i64) == Some(0);
         one.acquire().is_some_and(|acquire| acquire.notify.is_some())
             && one.done == Done::Unknown
-            && one.calls.iter().all(|call| is_queued(call))
+            && one.calls.iter().all(is_queued)
     }
 
     /// When the last renewal was made at the latest: `MAX` counts from the last grant, or from a renewal by the owner.
