@@ -83,12 +83,11 @@ def server(module):
                 process.kill()
 
 
-def load(port, seed, seconds, history, *options, stops=None):
-    """What the checker of tests/history says of a new load, which is written down for other checkers. With `stops`, a source of
-    random numbers, its clients are stopped meanwhile."""
+def load(port, seed, seconds, history, *options, late=10_000, stops=None):
+    """What the checker of tests/history says of a new load, which is written down for other checkers, if the server may be late
+    for so many milliseconds. With `stops`, a source of random numbers, its clients are stopped meanwhile."""
     command = [HISTORY, "run", "--server", f"127.0.0.1:{port}", "--seed", str(seed), "--seconds", str(seconds)]
-    late = [] if "--late" in options else ["--late", "10000"]
-    command += ["--calls", "1000000", *late, "--out", history, *options]
+    command += ["--calls", "1000000", "--late", str(late), "--out", history, *options]
     return judge(command, seconds + PATIENCE, stops)
 
 

@@ -39,16 +39,19 @@ impl Command for Cancel {
         let id = args.request(ctx, &key, asked.as_bytes(), id)?;
         args.end()?;
         let now = ctx.now();
-        let (undone, beside) = super::one_in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
+        let done = super::one_in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
             Ok(driver::with(ctx, |driver| {
                 let beside = driver.locks.beside(known, &id);
                 let (undone, in_hand) =
                     driver.locks.cancel(known, &mut lock.holders, &mut lock.records, &id, now);
                 ((undone, beside), in_hand)
             }))
-        })?;
-        driver::take_back(ctx, &beside);
+        });
+        if let Ok((_, beside)) = &done {
+            driver::take_back(ctx, beside);
+        }
         driver::serve_others(ctx);
+        let (undone, _) = done?;
         driver::dispatch(ctx);
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())

@@ -52,6 +52,7 @@ SCENE = (
     "cancel-takes-a-later-hold",
     "ephemeral-outlives",
     "guard-ignores-the-lease",
+    "half-of-several-is-kept",
     "left-but-queued",
     "one-permit-too-many",
     "re-entry-shortens",
@@ -69,8 +70,10 @@ SCENE = (
     "writer-leaves-readers-asleep",
 )
 
-# A hold that is to last does so for eight seconds there, and whoever is not served waits for five.
-SCENES = "--clients 2 --listeners 0 --scenes 3 --late 1000"
+# A hold that is to last does so for eight seconds there, and whoever is not served waits for five: longer than the server may
+# be late.
+SCENES = ("--clients", "2", "--listeners", "0", "--scenes", "3")
+LATE = 1_000
 
 SEED = 1
 SECONDS = 8
@@ -91,7 +94,7 @@ def look(module):
         with porcupine.server(module) as port:
             everything = porcupine.load(port, SEED, SECONDS, history, "--faults", "--scenes", "1")
         with porcupine.server(module) as port:
-            scenes = porcupine.load(port, SEED, SECONDS, history, *SCENES.split())
+            scenes = porcupine.load(port, SEED, SECONDS, history, *SCENES, late=LATE)
         history.unlink(missing_ok=True)
         with porcupine.server(module) as port:
             exclusive = porcupine.load(port, SEED, SECONDS, history, "--exclusive")

@@ -58,6 +58,13 @@ impl Wire {
         self.stream.write_all(&bytes[..part])
     }
 
+    /// Sends a command of plain words, and reads the reply. None if there is none, or an error.
+    pub fn ask(&mut self, command: &str) -> Option<Value> {
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        self.send(&words, None).ok()?;
+        self.receive(Duration::from_secs(20)).ok()?.ok()
+    }
+
     /// Reads the next answer.
     pub fn receive(&mut self, within: Duration) -> Result<Answer, Silence> {
         let deadline = Instant::now() + within;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::free::possible_wait;
 use super::holds::{Mode, View};
 use super::operations::{Done, History, Operation, NEVER};
-use super::{Report, Rule};
+use super::{Limits, Report, Rule};
 use crate::record::{Call, Disturbance, Micros};
 
 /// Longer circles are not looked for.
@@ -23,12 +23,17 @@ struct Edge<'a> {
 
 type Graph<'a> = BTreeMap<&'a str, Vec<Edge<'a>>>;
 
-pub(super) fn check(history: &History<'_>, views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
+pub(super) fn check(
+    history: &History<'_>,
+    views: &BTreeMap<&str, View<'_>>,
+    limits: &Limits,
+    report: &mut Report,
+) {
     // Each node knows its own waits only.
     if history.moves() {
         return;
     }
-    check_missed(history, views, report);
+    check_missed(history, views, limits.late, report);
     for view in views.values() {
         for operation in &view.lock.operations {
             if matches!(operation.done, Done::Refused(error) if error.starts_with("DEADLOCK")) {
@@ -39,9 +44,8 @@ pub(super) fn check(history: &History<'_>, views: &BTreeMap<&str, View<'_>>, rep
 }
 
 /// Nobody waits in a circle for longer than the server may be late.
-fn check_missed(history: &History<'_>, views: &BTreeMap<&str, View<'_>>, report: &mut Report) {
+fn check_missed(history: &History<'_>, views: &BTreeMap<&str, View<'_>>, late: Micros, report: &mut Report) {
     let mut graph = Graph::new();
-    let late = views.values().next().map_or(0, |view| view.limits.late);
     for view in views.values() {
         add_certain(view, &mut graph);
     }

@@ -7,11 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::holds::{Mode, View};
-use super::operations::{millis, reply, Operation, NEVER};
+use super::operations::{millis, reply, Operation, Times, NEVER};
 use super::{Report, Rule};
 use crate::record::{Acquire, Call, Micros};
-
-type Times = Vec<(Micros, Micros)>;
 
 /// Times without a gap, in order.
 fn merged(mut times: Times) -> Times {
@@ -154,10 +152,11 @@ fn in_the_way(views: &BTreeMap<&str, View<'_>>, view: &View<'_>, waiter: &Waiter
             times.push(held);
         }
     }
+    if acquire.once {
+        times.extend(readers.get(operation.owner).into_iter().flatten());
+    }
     if let Some(limit) = acquire.limit {
         times.extend(crowded(readers.into_values().map(merged), limit));
-    } else if acquire.once {
-        times.extend(readers.remove(operation.owner).unwrap_or_default());
     }
     times
 }
@@ -168,8 +167,8 @@ fn waits_for(views: &BTreeMap<&str, View<'_>>, several: &Operation<'_>, owner: &
     let Some(acquire) = several.acquire() else { return vec![] };
     let of_all = acquire.keys.iter().filter_map(|key| views.get(key.as_str()));
     let holds = of_all.flat_map(|view| view.holds_of(owner));
-    let excludes = |mode: &Mode| !acquire.shared || *mode == Mode::Exclusive;
-    merged(holds.filter(|(mode, _)| excludes(mode)).map(|(_, time)| time).collect())
+    let excluding = holds.filter(|hold| !acquire.shared || hold.mode == Mode::Exclusive);
+    merged(excluding.map(|hold| (hold.from, hold.until)).collect())
 }
 
 /// When as many as a limit says, or more, hold a lock.
@@ -203,13 +202,12 @@ fn turns(view: &View<'_>, waiter: &Waiter<'_, '_>, gap: (Micros, Micros)) -> Mic
     let late = view.limits.late;
     let others = view.lock.operations.iter().filter(|one| !waiter.is_of(one));
     let turns = others.filter(|one| view.is_turn(one)).filter_map(|one| {
-        let acquire = one.acquire()?;
-        let grace = millis(acquire.grace.unwrap_or(5_000)) + view.limits.slack;
+        let inbox = one.acquire()?.notify.as_deref()?;
+        let grace = millis(one.grace()?) + view.limits.slack;
         let (from, until) = possible_wait(view, one)?;
         if from > gap.1 || until.saturating_add(grace) < gap.0 {
             return None;
         }
-        let inbox = acquire.notify.as_deref()?;
         let heard = if view.history.may_be_heard(inbox, gap.0, gap.1) { grace } else { 0 };
         // Each call may have begun a wait anew, and had a turn.
         let calls = Micros::try_from(one.calls.len()).unwrap_or(NEVER);

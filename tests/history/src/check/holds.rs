@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use super::operations::{millis, Done, History, Kind, Lock, Operation, NEVER};
+use serde_json::Value;
+
+use super::operations::{millis, reply, Done, History, Kind, Lock, Operation, NEVER};
 use super::Limits;
-use crate::record::{Acquire, Call, Disturbance, Micros, Renew};
+use crate::record::{Call, Disturbance, Micros};
 
 /// Of how many replies before a call it is tried what they say about it. More would tell the same.
 const LAST: usize = 8;
@@ -87,31 +89,24 @@ impl<'a> View<'a> {
 
     /// All certain holds.
     pub(super) fn holds(&self) -> Vec<Hold<'a>> {
-        let mut holds = Vec::new();
-        for (owner, operations) in &self.owners {
-            let mode = self.mode(owner);
-            for proof in operations {
-                let Some(from) = proof.end else { continue };
-                let until = self.certain_until(proof, None);
-                if until > from {
-                    holds.push(Hold { owner, mode, from, until, proof });
-                }
-            }
-        }
+        let mut holds: Vec<Hold<'a>> = self.owners.keys().flat_map(|owner| self.holds_of(owner)).collect();
         holds.sort_by_key(|hold| hold.from);
         holds
     }
 
-    /// When an owner certainly holds the lock, and how.
-    pub(super) fn holds_of(&self, owner: &str) -> Vec<(Mode, (Micros, Micros))> {
+    /// Those of one owner.
+    pub(super) fn holds_of(&self, owner: &str) -> impl Iterator<Item = Hold<'a>> + '_ {
         let mode = self.mode(owner);
-        let times = self.of(owner).iter().filter_map(|one| Some((one.end?, self.certain_until(one, None))));
-        times.filter(|(from, until)| from < until).map(|time| (mode, time)).collect()
+        let hold = move |proof: &&'a Operation<'a>| {
+            let (from, until) = (proof.end?, self.certain_until(proof, None));
+            (until > from).then_some(Hold { owner: proof.owner, mode, from, until, proof })
+        };
+        self.of(owner).iter().filter_map(hold)
     }
 
     /// An owner certainly holds the lock throughout this time.
     pub(super) fn holds_all_the_time(&self, owner: &str, within: (Micros, Micros)) -> bool {
-        self.holds_of(owner).iter().any(|(_, (from, until))| *from <= within.0 && *until >= within.1)
+        self.holds_of(owner).any(|hold| hold.from <= within.0 && hold.until >= within.1)
     }
 
     /// The count that a reply tells, at the time when the call took effect.
@@ -356,23 +351,15 @@ impl<'a> View<'a> {
     /// It waits for a message, and was never seen to take its turn: it can have had the lock, but not for longer than its
     /// grace.
     pub(super) fn is_turn(&self, one: &Operation<'_>) -> bool {
-        let is_queued =
-            |call: &&Call| super::operations::reply(call).and_then(serde_json::Value::as_i64) == Some(0);
-        one.acquire().is_some_and(|acquire| acquire.notify.is_some())
-            && one.done == Done::Unknown
-            && one.calls.iter().all(is_queued)
+        let is_queued = |call: &&Call| reply(call).and_then(Value::as_i64) == Some(0);
+        one.grace().is_some() && one.done == Done::Unknown && one.calls.iter().all(is_queued)
     }
 
     /// When the last renewal was made at the latest: `MAX` counts from the last grant, or from a renewal by the owner.
     fn watched_until(&self, one: &Operation<'_>) -> Micros {
         let own = || self.of(one.owner).iter().filter(|own| own.may_be_done());
-        let limits = own().filter(|own| own.is_watched()).map(|own| match own.kind {
-            Kind::Acquire(Acquire { watchdog_max, .. }) | Kind::Renew(Renew { watchdog_max, .. }) => {
-                *watchdog_max
-            }
-            _ => None,
-        });
-        let limit = limits.map(|limit| limit.map_or(NEVER, millis)).max().unwrap_or(NEVER);
+        let limits = own().filter(|own| own.is_watched()).map(|own| own.watchdog_max().map_or(NEVER, millis));
+        let limit = limits.max().unwrap_or(NEVER);
         let counted = own().filter(|own| matches!(own.kind, Kind::Acquire(_) | Kind::Renew(_)));
         let last = counted.map(|own| own.end.unwrap_or(NEVER)).max().unwrap_or(NEVER);
         last.saturating_add(limit).saturating_add(self.limits.late)
@@ -387,11 +374,12 @@ impl<'a> View<'a> {
         }
         let default = self.history.run.default_lease;
         let of_all = self.of(one.owner).iter().filter_map(|one| one.lease()).fold(default, i64::max);
-        let by_message = one.acquire().filter(|acquire| acquire.notify.is_some());
-        let grace = by_message.map_or(0, |acquire| acquire.grace.unwrap_or(5_000));
         let own = if one.is_watched() { of_all } else { one.lease().unwrap_or(default) };
         let unread = one.end.is_none() || one.is_watched();
-        let lease = millis(if unread { own.max(grace) } else { own } + self.history.set_back_since(one.sent));
+        let lease = millis(
+            if unread { own.max(one.grace().unwrap_or(0)) } else { own }
+                + self.history.set_back_since(one.sent),
+        );
         let connections = one.calls.iter().map(|call| self.history.closed_by(call.connection));
         let closed = connections.max().unwrap_or(NEVER).saturating_add(self.limits.late);
         let mut until = match one.end {
@@ -404,7 +392,7 @@ impl<'a> View<'a> {
             until = until.min(closed);
         }
         if one.is_watched() {
-            until = until.min(self.watched_until(one).saturating_add(millis(of_all) + self.limits.slack));
+            until = until.min(self.watched_until(one).saturating_add(lease + self.limits.slack));
         }
         if let Some(end) = one.end {
             let freed = self.of(one.owner).iter().filter(|other| {

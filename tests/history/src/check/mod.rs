@@ -164,7 +164,7 @@ pub fn check(records: &[Record], limits: &Limits) -> Report {
     }
     if !history.fails_over() {
         free::check(&views, &mut report);
-        deadlocks::check(&history, &views, &mut report);
+        deadlocks::check(&history, &views, limits, &mut report);
     }
     replies::check_calls(&history, limits, &mut report);
     report

@@ -15,7 +15,7 @@ use crate::record::{
 pub(super) const NEVER: Micros = Micros::MAX / 4;
 
 /// Times with a begin and an end.
-type Times = Vec<(Micros, Micros)>;
+pub(super) type Times = Vec<(Micros, Micros)>;
 
 /// What an operation asks for.
 #[derive(Clone, Copy)]
@@ -112,6 +112,21 @@ impl<'a> Operation<'a> {
         }
     }
 
+    /// After how many milliseconds a watchdog is to end, if it is one and has a limit.
+    pub(super) fn watchdog_max(&self) -> Option<i64> {
+        match self.kind {
+            Kind::Acquire(acquire) => acquire.watchdog_max,
+            Kind::Renew(renew) => renew.watchdog_max,
+            _ => None,
+        }
+    }
+
+    /// For how many milliseconds it has its turn, if it waits for a message.
+    pub(super) fn grace(&self) -> Option<i64> {
+        let by_message = self.acquire().filter(|acquire| acquire.notify.is_some())?;
+        Some(by_message.grace.unwrap_or(5_000))
+    }
+
     pub(super) fn is_watched(&self) -> bool {
         match self.kind {
             Kind::Acquire(acquire) => acquire.watchdog,
@@ -179,6 +194,8 @@ pub(super) struct History<'a> {
     pub(super) faults: Vec<&'a Fault>,
     pub(super) messages: Vec<&'a Message>,
     pub(super) listened: Vec<&'a Listened>,
+    /// When somebody was seen waiting: by lock, owner, and the id of the connection.
+    sightings: HashMap<(&'a str, &'a str, i64), Times>,
 }
 
 impl<'a> History<'a> {
@@ -191,6 +208,7 @@ impl<'a> History<'a> {
             faults: Vec::new(),
             messages: Vec::new(),
             listened: Vec::new(),
+            sightings: HashMap::new(),
         };
         for record in records {
             match record {
@@ -335,7 +353,18 @@ impl<'a> History<'a> {
                 single.push((key, operation));
             }
         }
-        self.look_at_probes(&mut single);
+        self.note_sightings();
+        for (key, operation) in &mut single {
+            let Kind::Acquire(Acquire { block: Some(_), .. }) = operation.kind else { continue };
+            for call in &operation.calls {
+                let seen = self.seen(key, operation.owner, call);
+                operation.seen.extend(seen.map(|(sent, answered)| Seen {
+                    call: call.number,
+                    sent,
+                    answered,
+                }));
+            }
+        }
         for (key, operation) in single {
             self.lock(key).operations.push(operation);
         }
@@ -451,36 +480,33 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Notes who was seen waiting. A call is meant if the connection had no other in that time.
-    fn look_at_probes(&self, operations: &mut [(&'a str, Operation<'a>)]) {
-        // By lock, owner, and the id of the connection.
-        let mut seen: HashMap<(&str, &str, i64), Times> = HashMap::new();
+    /// Notes who was seen waiting.
+    fn note_sightings(&mut self) {
         for call in &self.calls {
             let (Command::Waiters { key }, Some(answered)) = (&call.command, call.answered) else { continue };
             for entry in reply(call).and_then(Value::as_array).into_iter().flatten() {
                 let owner = field(entry, "owner").and_then(Value::as_str);
                 let client = field(entry, "client").and_then(Value::as_i64);
                 if let (Some(owner), Some(client)) = (owner, client) {
-                    seen.entry((key, owner, client)).or_default().push((call.sent, answered));
+                    self.sightings.entry((key, owner, client)).or_default().push((call.sent, answered));
                 }
             }
         }
-        for (key, operation) in operations {
-            let Kind::Acquire(Acquire { block: Some(_), .. }) = operation.kind else { continue };
-            for call in &operation.calls {
-                let Some(connection) = self.connections.get(&call.connection) else { continue };
-                // After a restart another connection may have the same id.
-                let until = call.answered.unwrap_or(connection.closed_by);
-                let of_it = seen.get(&(*key, operation.owner, connection.server_id)).into_iter().flatten();
-                let of_it = of_it.filter(|(sent, answered)| *sent >= call.sent && *answered <= until);
-                let seen = of_it.map(|(sent, answered)| Seen {
-                    call: call.number,
-                    sent: *sent,
-                    answered: *answered,
-                });
-                operation.seen.extend(seen);
-            }
-        }
+    }
+
+    /// When a call was seen waiting. It is meant if its connection had no other in that time.
+    pub(super) fn seen<'b>(
+        &'b self,
+        key: &'b str,
+        owner: &'b str,
+        call: &'b Call,
+    ) -> impl Iterator<Item = (Micros, Micros)> + 'b {
+        let connection = self.connections.get(&call.connection);
+        // After a restart another connection may have the same id.
+        let until = call.answered.or(connection.map(|one| one.closed_by));
+        let times = connection.and_then(|one| self.sightings.get(&(key, owner, one.server_id)));
+        let is_it = move |time: &(Micros, Micros)| time.0 >= call.sent && Some(time.1) <= until;
+        times.into_iter().flatten().copied().filter(is_it)
     }
 }
 

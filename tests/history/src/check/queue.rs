@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::holds::View;
 use super::operations::{field, reply};
 use super::{Report, Rule};
-use crate::record::{Acquire, Call, Command, Disturbance, Micros, Outcome};
+use crate::record::{Acquire, Call, Command, Disturbance, Outcome};
 
 /// Somebody was seen waiting before another one called, and after that one was granted the lock.
 pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
@@ -19,8 +19,8 @@ pub(super) fn check_order(view: &View<'_>, report: &mut Report) {
         let seen = || first.seen.iter().filter(|seen| seen.call == call.number);
         // A call that comes again has the place of an earlier one, unless the server had noticed the end of that one.
         let relieved = view.lock.acquires.iter().filter(|earlier| was_relieved(view, earlier, call));
-        let since =
-            seen().map(|seen| seen.answered).chain(relieved.filter_map(|one| seen_since(view, one))).min();
+        let before = relieved.flat_map(|earlier| view.history.seen(view.lock.key, first.owner, earlier));
+        let since = seen().map(|seen| seen.answered).chain(before.map(|(_, answered)| answered)).min();
         let last = seen().map(|seen| seen.sent).max();
         let (Some(since), Some(last)) = (since, last) else { continue };
         // Each node has a queue of its own.
@@ -57,21 +57,6 @@ fn was_relieved(view: &View<'_>, earlier: &Call, by: &Call) -> bool {
         && earlier.sent < by.sent
         && earlier.answered > Some(by.sent)
         && earlier.command == by.command
-}
-
-/// When it was first known that a call waits.
-fn seen_since(view: &View<'_>, call: &Call) -> Option<Micros> {
-    let Command::Acquire(acquire) = &call.command else { return None };
-    let server_id = view.history.connections.get(&call.connection)?.server_id;
-    let is_it = |entry: &Value| {
-        field(entry, "owner").and_then(Value::as_str) == Some(&acquire.owner)
-            && field(entry, "client").and_then(Value::as_i64) == Some(server_id)
-    };
-    let looks =
-        view.lock.looks.iter().filter(|look| look.sent >= call.sent && look.answered <= call.answered);
-    let seen = looks
-        .filter(|look| reply(look).and_then(Value::as_array).is_some_and(|queue| queue.iter().any(is_it)));
-    seen.filter_map(|look| look.answered).min()
 }
 
 /// Nobody is seen in a queue whose call was answered before, or whose connection was closed long before.

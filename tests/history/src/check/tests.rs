@@ -541,6 +541,9 @@ fn free_locks() {
     accepts(&format!(
         "{reader}4 4..9000 ACQUIRE k d SHARED LIMIT 1 BLOCK 0 = nil\nfault unblock 4 8999..9000"
     ));
+    accepts(&format!(
+        "{reader}2 4..9000 ACQUIRE k b SHARED LIMIT 2 ONCE BLOCK 0 = nil\nfault unblock 2 8999..9000"
+    ));
     let short = "3 0..1 ACQUIRE k c PX 100 SHARED = 1\n";
     refuses(Rule::Free, &format!("{reader}{short}4 4..9000 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));
     accepts(&format!("{reader}{short}4 4..1900 ACQUIRE k d SHARED LIMIT 2 BLOCK 0 = 1"));

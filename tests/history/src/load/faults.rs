@@ -48,10 +48,8 @@ pub(super) fn run(shared: &Shared, client: u32) {
             _ => (format!("CLIENT PAUSE {LONG} WRITE"), Disturbance::Pause, length),
         };
         let mut ask = |command: &str| {
-            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
             let mut open = wire.take().or_else(|| Wire::connect(shared.server()).ok())?;
-            open.send(&words, None).ok()?;
-            open.receive(Duration::from_secs(20)).ok()?.ok()?;
+            open.ask(command)?;
             wire = Some(open);
             Some(())
         };

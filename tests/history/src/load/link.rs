@@ -93,11 +93,7 @@ impl Line<'_> {
     fn call_there(&mut self, command: Command, error: &str) -> Outcome {
         let mut there = Line::new(self.shared, self.client);
         there.at = address(error);
-        let asked = there.connect().and_then(|()| {
-            let wire = &mut there.link.as_mut()?.wire;
-            wire.send(&["ASKING".to_owned()], None).ok()?;
-            wire.receive(Duration::from_secs(20)).ok()?.ok()
-        });
+        let asked = there.connect().and_then(|()| there.link.as_mut()?.wire.ask("ASKING"));
         if asked.is_none() {
             return Outcome::Unsent;
         }
@@ -229,8 +225,7 @@ impl Line<'_> {
     fn try_connect(&self) -> Option<Link> {
         let recorder = &self.shared.recorder;
         let mut wire = Wire::connect(self.at.unwrap_or_else(|| self.shared.server())).ok()?;
-        wire.send(&["CLIENT".to_owned(), "ID".to_owned()], None).ok()?;
-        let server_id = wire.receive(Duration::from_secs(20)).ok()?.ok()?.as_i64()?;
+        let server_id = wire.ask("CLIENT ID")?.as_i64()?;
         let number = recorder.next_connection();
         let at = recorder.now();
         recorder.add(Record::Opened(Opened { connection: number, client: self.client, at, server_id }));
@@ -259,10 +254,8 @@ impl Promise {
         if !has_changed {
             return true;
         }
-        let words = ["WAIT", &replicas.to_string(), "200"].map(str::to_owned);
-        let sent = wire.send(&words, None).is_ok();
-        let heard = if sent { wire.receive(Duration::from_secs(20)) } else { Err(Silence::Closed) };
-        heard.is_ok_and(|told| told.is_ok_and(|told| told.as_u64() >= Some(u64::from(replicas))))
+        wire.ask(&format!("WAIT {replicas} 200"))
+            .is_some_and(|told| told.as_u64() >= Some(u64::from(replicas)))
     }
 }
 

@@ -13,20 +13,43 @@ use super::Shared;
 use crate::record::{Acquire, Command, Listened, Message, Micros, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
+/// A subscription to an inbox. When it began and ended is taken down when it is dropped.
+pub(super) struct Inbox<'a> {
+    shared: &'a Shared,
+    name: String,
+    wire: Wire,
+    since: Micros,
+}
+
+impl<'a> Inbox<'a> {
+    pub(super) fn listen(shared: &'a Shared, name: String) -> Option<Inbox<'a>> {
+        let wire = Wire::connect(shared.server()).ok()?;
+        let mut inbox = Inbox { shared, name, wire, since: shared.recorder.now() };
+        inbox.wire.ask(&format!("SUBSCRIBE lock:inbox:{}", inbox.name))?;
+        Some(inbox)
+    }
+}
+
+impl Drop for Inbox<'_> {
+    fn drop(&mut self) {
+        let (inbox, since) = (std::mem::take(&mut self.name), self.since);
+        let until = self.shared.recorder.now();
+        self.shared.recorder.add(Record::Listened(Listened { inbox, since, until }));
+    }
+}
+
 struct Listener<'a> {
     shared: &'a Shared,
     client: u32,
     line: Line<'a>,
-    inbox: Option<Wire>,
-    /// Since when there is one.
-    since: Micros,
+    inbox: Option<Inbox<'a>>,
     rng: StdRng,
 }
 
 /// Makes a quarter of the calls of other clients: most of its time it waits.
 pub(super) fn run(shared: &Shared, client: u32) {
     let (line, rng) = (Line::new(shared, client), shared.rng(client));
-    let mut listener = Listener { shared, client, line, inbox: None, since: 0, rng };
+    let mut listener = Listener { shared, client, line, inbox: None, rng };
     for call in 0..shared.settings.calls {
         if shared.is_late() {
             break;
@@ -35,12 +58,11 @@ pub(super) fn run(shared: &Shared, client: u32) {
             listener.lock_once(call);
         }
     }
-    listener.hear_no_more();
 }
 
-impl Listener<'_> {
+impl<'a> Listener<'a> {
     fn lock_once(&mut self, call: u32) {
-        self.listen();
+        self.inbox = self.inbox.take().or_else(|| self.listen());
         let owner = format!("n{}r{call}", self.client);
         let slot = self.rng.random_range(0..self.shared.settings.keys);
         let key = self.shared.key(slot, call);
@@ -93,19 +115,18 @@ impl Listener<'_> {
         }
     }
 
-    fn listen(&mut self) {
-        if self.inbox.is_none() {
-            self.since = self.shared.recorder.now();
-            let words = ["SUBSCRIBE".to_owned(), format!("lock:inbox:inbox{}", self.client)];
-            self.inbox = Wire::connect(self.shared.server()).ok().filter_map_sent(&words);
-        }
+    fn listen(&self) -> Option<Inbox<'a>> {
+        Inbox::listen(self.shared, format!("inbox{}", self.client))
     }
 
     /// Waits for a message, or for a while.
     fn hear(&mut self) {
         let within = Duration::from_millis(self.rng.random_range(2..200));
-        let Some(inbox) = self.inbox.as_mut() else { return self.listen() };
-        match inbox.receive(within) {
+        let Some(inbox) = self.inbox.as_mut() else {
+            self.inbox = self.listen();
+            return;
+        };
+        match inbox.wire.receive(within) {
             Ok(Ok(Value::Array(parts))) => {
                 let text = |n: usize| parts.get(n).and_then(Value::as_str).unwrap_or_default().to_owned();
                 let (at, client) = (self.shared.recorder.now(), self.client);
@@ -114,29 +135,7 @@ impl Listener<'_> {
             }
             Ok(_) => {}
             Err(crate::wire::Silence::Late) => {}
-            Err(crate::wire::Silence::Closed) => self.hear_no_more(),
+            Err(crate::wire::Silence::Closed) => self.inbox = None,
         }
-    }
-
-    fn hear_no_more(&mut self) {
-        if self.inbox.take().is_some() {
-            let (inbox, since) = (format!("inbox{}", self.client), self.since);
-            let until = self.shared.recorder.now();
-            self.shared.recorder.add(Record::Listened(Listened { inbox, since, until }));
-        }
-    }
-}
-
-/// A wire on which something was sent.
-trait Sent {
-    fn filter_map_sent(self, words: &[String]) -> Self;
-}
-
-impl Sent for Option<Wire> {
-    fn filter_map_sent(self, words: &[String]) -> Option<Wire> {
-        let mut wire = self?;
-        wire.send(words, None).ok()?;
-        wire.receive(Duration::from_secs(20)).ok()?.ok()?;
-        Some(wire)
     }
 }

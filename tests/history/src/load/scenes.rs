@@ -13,8 +13,9 @@ use rand::RngExt;
 use serde_json::Value;
 
 use super::link::{Line, Pending};
+use super::notify::Inbox;
 use super::Shared;
-use crate::record::{Acquire, Claim, Command, Disturbance, Fault, Listened, Outcome, Record, Release};
+use crate::record::{Acquire, Claim, Command, Disturbance, Fault, Outcome, Record, Release};
 use crate::wire::{End, Wire};
 
 /// The lease of a hold that is to outlast its scene, in milliseconds.
@@ -426,16 +427,11 @@ fn a_retry_in_the_queue(stage: &mut Stage<'_>) {
 fn a_turn_that_nobody_takes(stage: &mut Stage<'_>) {
     for name in ["x", "y", "z"] {
         let inbox = format!("scene{}-{}-{name}", stage.client, stage.number);
-        let since = stage.shared.recorder.now();
-        let mut ear = (name != "y").then(|| Wire::connect(stage.shared.server()).ok()).flatten();
-        if let Some(wire) = ear.as_mut() {
-            let _ = wire.send(&["SUBSCRIBE".to_owned(), format!("lock:inbox:{inbox}")], None);
-            let _ = wire.receive(Duration::from_secs(20));
-        }
+        let _ear = (name != "y").then(|| Inbox::listen(stage.shared, inbox.clone()));
         stage.take(0, stage.acquire("a", &[name]));
         // Who hears it is to be quick; if nobody does, or is there, the time is of no matter.
         let grace = Some(if name == "x" { 4 * BRIEF } else { LONG });
-        let asks = Acquire { notify: Some(inbox.clone()), grace, ..stage.acquire("b", &[name]) };
+        let asks = Acquire { notify: Some(inbox), grace, ..stage.acquire("b", &[name]) };
         stage.take(1, Acquire { id: Some("1".to_owned()), ..asks });
         if name == "z" {
             stage.lines[1].hang_up(End::Close);
@@ -444,10 +440,6 @@ fn a_turn_that_nobody_takes(stage: &mut Stage<'_>) {
         let next = stage.begin(2, stage.wait("c", &[name]));
         stage.release(0, "a", name);
         stage.end(2, next);
-        if ear.is_some() {
-            let until = stage.shared.recorder.now();
-            stage.shared.recorder.add(Record::Listened(Listened { inbox, since, until }));
-        }
     }
 }
 
@@ -479,10 +471,6 @@ fn a_lease_that_ends_in_a_pause(stage: &mut Stage<'_>) {
         return;
     }
     let Ok(mut wire) = Wire::connect(stage.shared.server()) else { return };
-    let mut ask = |command: &str| {
-        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
-        wire.send(&words, None).is_ok() && matches!(wire.receive(Duration::from_secs(20)), Ok(Ok(_)))
-    };
     stage.take(0, Acquire { lease: Some(BRIEF), ..stage.acquire("a", &["x"]) });
     let next = stage.begin(1, stage.wait("b", &["x"]));
     let shared = stage.shared;
@@ -490,14 +478,14 @@ fn a_lease_that_ends_in_a_pause(stage: &mut Stage<'_>) {
     // Nobody else is to begin or end a pause meanwhile.
     let alone = shared.disturbs();
     let from = recorder.now();
-    let is_paused = ask("CLIENT PAUSE 60000 WRITE");
+    let is_paused = wire.ask("CLIENT PAUSE 60000 WRITE").is_some();
     let certain_from = recorder.now();
     for _ in 0..2 {
         stage.until(&stage.key("x"), &stage.owner("b"), true);
         stage.pause(BRIEF);
     }
     let certain_until = recorder.now();
-    let is_over = ask("CLIENT UNPAUSE");
+    let is_over = wire.ask("CLIENT UNPAUSE").is_some();
     recorder.add(Record::Fault(Fault { what: Disturbance::Pause, from, until: recorder.now() }));
     drop(alone);
     if is_paused && is_over {
