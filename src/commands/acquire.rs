@@ -10,7 +10,7 @@ use super::options::{
     options, Ephemeral, Fence, How, Id, Lease, Once, Replicas, Shared, Wait, Watchdog, KEY,
 };
 use crate::config;
-use crate::core::{Outcome, Owner, Patience, Request};
+use crate::core::{Now, Outcome, Owner, Patience, Request, Unseen, WaiterId};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::arguments::{Argument, Arguments, Kind};
@@ -68,31 +68,14 @@ impl Command for Acquire {
             How::Blocked(block) => super::patience(ctx, Some(block), now),
             How::Notified(..) => super::patience_of_notified(ctx),
         };
-        let mut may_be_deadlock = false;
-        let outcome = super::in_hand(ctx, (&call.key, Some(&call.owner)), now, |lock, known| {
-            if super::is_theirs(lock, &call.request, now) {
-                return Err(Error::FairLock);
-            }
-            let (outcome, in_hand) = driver::with(ctx, |driver| {
-                driver.keep_quarantine(now);
-                driver.locks.acquire(
-                    known,
-                    &mut lock.holders,
-                    &mut lock.records,
-                    &call.request,
-                    patience,
-                    now,
-                )
-            });
-            if let Outcome::Queued(id) = outcome {
-                let is_searched =
-                    config::deadlock_detection() || driver::with(ctx, |driver| driver.locks.has_bundles());
-                may_be_deadlock = is_searched && driver::may_be_in_cycle(ctx, id, &lock.holders);
-            }
-            Ok((outcome, in_hand))
-        })?;
+        let remembered = super::look_up(ctx, &call.key);
+        let unseen = driver::queue_unseen(ctx, &remembered, &call.request, patience, now);
+        let (outcome, may_be_in_cycle) = match unseen {
+            Some(Unseen { id, may_be_in_cycle }) => (Outcome::Queued(id), may_be_in_cycle),
+            None => look_and_acquire(ctx, &call, remembered, patience, now)?,
+        };
         if !matches!(outcome, Outcome::Queued(_) | Outcome::InFlight(_)) {
-            driver::dispatch(ctx);
+            driver::dispatch(ctx, now);
         }
         match outcome {
             Outcome::Granted(reply) => match call.wanted.zip(call.request.id) {
@@ -104,20 +87,13 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted),
+            Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted, now),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
-                let cycle = if may_be_deadlock {
-                    driver::deadlock_of(ctx, id, config::deadlock_detection())
-                } else {
-                    None
-                };
-                if let Some(cycle) = cycle {
-                    return Err(Error::Deadlock(cycle));
-                }
+                refuse_deadlock(ctx, id, may_be_in_cycle)?;
                 // Both pass on what was decided, too.
                 if call.request.notify.is_none() {
-                    return driver::block(ctx, id, call.wanted);
+                    return driver::block(ctx, id, call.wanted, now);
                 }
                 driver::await_message(ctx);
                 ctx.reply_integer(0);
@@ -130,6 +106,42 @@ impl Command for Acquire {
         }
         Ok(())
     }
+}
+
+/// Fails if the waiter waits for its own owner, which is searched for if it may.
+#[inline]
+fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool) -> Result<(), Error> {
+    let reported = config::deadlock_detection();
+    if !may_be_in_cycle || !(reported || driver::with(ctx, |driver| driver.locks.has_bundles())) {
+        return Ok(());
+    }
+    driver::deadlock_of(ctx, id, reported).map_or(Ok(()), |cycle| Err(Error::Deadlock(cycle)))
+}
+
+/// Opens the lock, and takes it or queues up for it. If it is queued: whether it may wait for its own owner.
+#[inline(always)]
+fn look_and_acquire<'a>(
+    ctx: Ctx<'a>,
+    call: &'a Call<'a>,
+    remembered: driver::Remembered<'a>,
+    patience: Patience,
+    now: Now,
+) -> Result<(Outcome, bool), Error> {
+    super::known_in_hand(ctx, (&call.key, Some(&call.owner)), remembered, now, |lock, known| {
+        if super::is_theirs(lock, &call.request, now) {
+            return Err(Error::FairLock);
+        }
+        let (outcome, in_hand) = driver::with(ctx, |driver| {
+            driver.keep_quarantine(now);
+            let (holders, records) = (&mut lock.holders, &mut lock.records);
+            driver.locks.acquire(known, holders, records, &call.request, patience, now)
+        });
+        let may_be_in_cycle = match outcome {
+            Outcome::Queued(id) => driver::may_be_in_cycle(ctx, id, &lock.holders),
+            _ => false,
+        };
+        Ok(((outcome, may_be_in_cycle), in_hand))
+    })
 }
 
 fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {

@@ -42,7 +42,7 @@ impl Command for Break {
                 driver.locks.break_lock(known, &mut lock.holders, &mut lock.records, now)
             }))
         })?;
-        driver::dispatch(ctx);
+        driver::dispatch(ctx, now);
         if lost > 0 {
             note(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, lost);
         }

@@ -52,7 +52,7 @@ impl Command for Cancel {
         }
         driver::serve_others(ctx);
         let (undone, _) = done?;
-        driver::dispatch(ctx);
+        driver::dispatch(ctx, now);
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));
         Ok(())
     }

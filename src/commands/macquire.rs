@@ -85,10 +85,10 @@ impl Command for Macquire {
             Ok(Some(lead)) => match driver::deadlock_of(ctx, lead, config::deadlock_detection()) {
                 Some(cycle) => Err(Error::Deadlock(cycle)),
                 // It passes on what was decided, too.
-                None => driver::block(ctx, lead, call.wanted),
+                None => driver::block(ctx, lead, call.wanted, ctx.now()),
             },
             done => {
-                driver::dispatch(ctx);
+                driver::dispatch(ctx, ctx.now());
                 done.map(|_| ())
             }
         }

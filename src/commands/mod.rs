@@ -78,7 +78,19 @@ fn in_hand<'a, T>(
     now: Now,
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
-    let done = one_in_hand(ctx, key, now, call);
+    known_in_hand(ctx, key, look_up(ctx, key.0), now, call)
+}
+
+/// The same for a lock that was looked up already.
+#[inline(always)]
+fn known_in_hand<'a, T>(
+    ctx: Ctx<'a>,
+    key: (&'a Str<'a>, Option<&'a Str<'a>>),
+    remembered: driver::Remembered<'a>,
+    now: Now,
+    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+) -> Result<T, Error> {
+    let done = take_in_hand(ctx, key, remembered, now, call);
     driver::serve_others(ctx);
     done
 }
@@ -87,12 +99,28 @@ fn in_hand<'a, T>(
 #[inline(always)]
 fn one_in_hand<'a, T>(
     ctx: Ctx<'a>,
-    (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
+    key: (&'a Str<'a>, Option<&'a Str<'a>>),
     now: Now,
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
-    let at = LockRef { db: ctx.db(), key: key.as_bytes() };
-    let remembered = driver::Remembered::of(ctx, at);
+    take_in_hand(ctx, key, look_up(ctx, key.0), now, call)
+}
+
+/// Looks up a lock of the selected database by its name.
+#[inline(always)]
+fn look_up<'a>(ctx: Ctx<'a>, key: &'a Str<'a>) -> driver::Remembered<'a> {
+    driver::Remembered::of(ctx, LockRef { db: ctx.db(), key: key.as_bytes() })
+}
+
+#[inline(always)]
+fn take_in_hand<'a, T>(
+    ctx: Ctx<'a>,
+    (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
+    remembered: driver::Remembered<'a>,
+    now: Now,
+    call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
+) -> Result<T, Error> {
+    let at = remembered.lock.name();
     let done = Lock::open(ctx, key, owner, &remembered, now, |lock| {
         let found_free = lock.holders.is_free();
         let (reply, in_hand) = call(lock, remembered.lock)?;

@@ -52,7 +52,7 @@ impl Command for Mrelease {
                 None => keys.iter().map(|key| release(ctx, key, &owner, &call, now)).collect(),
             })
         });
-        driver::dispatch(ctx);
+        driver::dispatch(ctx, ctx.now());
         let left = left?;
         ctx.reply_array(left.len());
         left.into_iter().for_each(|left| ctx.reply_integer(left));

@@ -52,7 +52,7 @@ impl Command for Mrenew {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
         };
         let holds = driver::in_several(ctx, || holds_all(ctx, &keys, &owner, now).and_then(renew_all));
-        driver::dispatch(ctx);
+        driver::dispatch(ctx, ctx.now());
         let holds = holds?;
         ctx.reply_array(holds.len());
         holds.into_iter().for_each(|holds| ctx.reply_integer(holds));

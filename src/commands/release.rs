@@ -50,7 +50,7 @@ impl Command for Release {
             let fair = left == Err(NotReleased::NotOwner) && lock.is_fair(now);
             Ok(((left, fair), in_hand))
         })?;
-        driver::dispatch(ctx);
+        driver::dispatch(ctx, now);
         ctx.reply_integer(left.map_err(|why| match why {
             NotReleased::NotOwner if fair => Error::FairLock,
             NotReleased::NotOwner => Error::NotOwner,

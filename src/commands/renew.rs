@@ -58,7 +58,7 @@ impl Command for Renew {
             let fair = held.is_err() && lock.is_fair(now);
             Ok(((held, fair), in_hand))
         })?;
-        driver::dispatch(ctx);
+        driver::dispatch(ctx, now);
         let holds = held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?;
         let Some(wanted) = wanted else {
             ctx.reply_integer(holds);

@@ -26,6 +26,9 @@ const LONGEST_RUN: u32 = 60;
 /// listen never have to be let in.
 const FIRST_RUN: u32 = 16;
 
+/// If nobody has subscribed, how long it is not asked again, in microseconds: to ask costs as much as a fifth of a hand-over.
+const ASKED_US: MonoUs = 50_000;
+
 /// How long a window lasts, in microseconds: enough for a message, a thread that wakes up and a command, and with the
 /// timer's millisecond below the 5 ms in which a free lock is to be granted.
 const WINDOW_US: MonoUs = 3_000;
@@ -162,8 +165,9 @@ impl Fairness {
     }
 
     /// There are no subscribers.
-    pub(super) fn nobody_listens(&mut self) {
-        *self = Fairness { deadline: self.deadline, ..Fairness::default() };
+    pub(super) fn nobody_listens(&mut self, now: Now) {
+        let not_before = now.mono.saturating_add(ASKED_US);
+        *self = Fairness { deadline: self.deadline, not_before, ..Fairness::default() };
     }
 
     /// Somebody here got the lock.

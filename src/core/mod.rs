@@ -8,6 +8,7 @@
 //!
 //! * [`manager`]: the inputs and outputs, and the only directory that sees several of the parts below: a lock in hand, the
 //!   clock, what operators see.
+//! * [`owner`]: who holds a lock, or wants it.
 //! * [`hold`], [`holders`]: what an acquire, a release, a renewal does to one lock; the only place that says who excludes whom.
 //! * [`readers`]: those who hold one lock shared, and what is asked about a crowd of them.
 //! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
@@ -38,6 +39,7 @@ mod knot;
 mod lease;
 mod manager;
 mod notified;
+mod owner;
 mod readers;
 pub(crate) mod request;
 mod schedule;
@@ -55,17 +57,14 @@ pub(crate) mod model_tests;
 #[cfg(test)]
 mod scenarios;
 
-use std::borrow::Borrow;
-use std::fmt;
 use std::rc::Rc;
-
-use smallvec::SmallVec;
 
 pub(crate) use bundles::{NewBundle, Verdict};
 pub(crate) use held::{Happened, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
-pub(crate) use manager::{Checked, Contended, HoldInfo, InHand, KeyChange, LockManager, Try};
+pub(crate) use manager::{Checked, Contended, HoldInfo, InHand, KeyChange, LockManager, Try, Unseen};
+pub(crate) use owner::Owner;
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{
     Bind, Decision, Message, News, NotReleased, Notify, Outcome, Patience, Records, Refusal, Release,
@@ -151,39 +150,5 @@ impl LockRef<'_> {
     /// This lock, with a key of its own.
     pub(crate) fn to_id(self) -> LockId {
         LockId { db: self.db, key: Rc::from(self.key) }
-    }
-}
-
-/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone unless it is long: a UUID with a
-/// number, as Redisson's are, is not.
-#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Owner(SmallVec<[u8; 48]>);
-
-impl Clone for Owner {
-    fn clone(&self) -> Owner {
-        Owner::new(self.as_bytes())
-    }
-}
-
-impl Owner {
-    pub(crate) fn new(bytes: &[u8]) -> Owner {
-        Owner(SmallVec::from_slice(bytes))
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-/// Owners are looked up by their bytes, which they compare and hash as.
-impl Borrow<[u8]> for Owner {
-    fn borrow(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Owner({})", self.0.escape_ascii())
     }
 }

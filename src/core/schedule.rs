@@ -82,6 +82,57 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
     }
 }
 
+/// Times of things that each keep their own, so that nothing is looked up.
+pub(super) struct Calendar<T, K>(BTreeSet<(T, K)>);
+
+impl<T, K> Default for Calendar<T, K> {
+    fn default() -> Calendar<T, K> {
+        Calendar(BTreeSet::new())
+    }
+}
+
+impl<T: Copy + Ord, K: Copy + Ord> Calendar<T, K> {
+    /// Sets when this is due, which was due at `planned` before; `None` takes it off the calendar.
+    pub(super) fn set(&mut self, key: K, planned: &mut Option<T>, at: Option<T>) {
+        if *planned == at {
+            return;
+        }
+        if let Some(before) = std::mem::replace(planned, at) {
+            self.0.remove(&(before, key));
+        }
+        if let Some(at) = at {
+            self.0.insert((at, key));
+        }
+    }
+
+    /// When the next thing is due.
+    pub(super) fn first(&self) -> Option<T> {
+        self.0.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the next thing off the calendar, if it is due by then. What it keeps as its time is to be unset.
+    pub(super) fn pop_due(&mut self, by: T) -> Option<K> {
+        if self.first()? > by {
+            return None;
+        }
+        self.0.pop_first().map(|(_, key)| key)
+    }
+
+    /// Everything, in the order of the times.
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (T, K)> + '_ {
+        self.0.iter().copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// The earlier of two times, of those that are there.
 pub(super) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
@@ -92,7 +143,21 @@ pub(super) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Schedule;
+    use super::{Calendar, Schedule};
+
+    #[test]
+    fn a_thing_that_keeps_its_time_has_one() {
+        let (mut calendar, mut a, mut b) = (Calendar::default(), None, None);
+        calendar.set('a', &mut a, Some(5));
+        calendar.set('b', &mut b, Some(3));
+        calendar.set('a', &mut a, Some(2));
+        calendar.set('b', &mut b, Some(3));
+        assert_eq!((a, b, calendar.first(), calendar.len()), (Some(2), Some(3), Some(2), 2));
+        assert_eq!(calendar.iter().collect::<Vec<_>>(), [(2, 'a'), (3, 'b')]);
+        assert_eq!((calendar.pop_due(1), calendar.pop_due(2), calendar.pop_due(2)), (None, Some('a'), None));
+        calendar.set('b', &mut b, None);
+        assert!(calendar.is_empty() && b.is_none() && calendar.first().is_none());
+    }
 
     #[test]
     fn a_thing_has_one_time_and_is_taken_when_it_comes() {

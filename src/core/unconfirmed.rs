@@ -253,6 +253,11 @@ impl Unconfirmed {
         std::mem::take(&mut self.lost)
     }
 
+    /// True if the next step on the lock has anything to do about grants.
+    pub(super) fn is_to_settle(&self) -> bool {
+        self.may_end() > 0 || self.any_voided() || self.any_lost()
+    }
+
     /// How many holds may end when what is unconfirmed is settled.
     pub(super) fn may_end(&self) -> usize {
         self.revoking.len() + self.stacks.len()
@@ -322,6 +327,11 @@ impl Unconfirmed {
         stack.delivered(id);
         let (written, end) = stack.ends();
         Some(Confirmed { written, end, settles: true })
+    }
+
+    /// A grant has reached its client, and nothing follows from that. False if something may: nothing is done then.
+    pub(super) fn confirm_plain(&mut self, id: WaiterId) -> bool {
+        self.stacks.is_empty() && self.take(id).is_some()
     }
 
     /// A grant has not reached its client.

@@ -131,6 +131,17 @@ pub(super) struct Crossing {
     pub(super) cease: SmallVec<[WaiterId; 2]>,
 }
 
+/// A wait that is not queued any more.
+pub(super) struct Ended {
+    /// Its lock, where it stood in the queue, and until when it would have waited.
+    pub(super) place: (LockIdx, Position, Option<MonoUs>),
+    pub(super) crossing: Crossing,
+    /// Its owner waits still, for this lock or another one.
+    pub(super) waits_more: bool,
+    /// How long it has waited.
+    pub(super) waited: MonoUs,
+}
+
 impl Waiters {
     /// The number of the next wait, which is its ticket too.
     pub(super) fn next_id(&mut self) -> WaiterId {
@@ -148,6 +159,8 @@ impl Waiters {
     }
 
     /// Adds a wait that is queued.
+    // A wait is large: it is put together where it stays.
+    #[inline(always)]
     pub(super) fn queue(&mut self, id: WaiterId, new: NewWait) -> Crossing {
         let NewWait { lock, request, deadline, position, since, lead } = new;
         if let Some(lead) = lead {
@@ -192,8 +205,8 @@ impl Waiters {
         }
     }
 
-    /// A wait is queued no more, as it was granted. Returns, too, how long it has waited.
-    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<(Crossing, MonoUs)> {
+    /// A wait is queued no more, as it was granted.
+    pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<Ended> {
         let wait = self.by_id.get_mut(&id)?;
         let waited = now.saturating_sub(wait.since);
         (wait.state, wait.since, wait.begins) = (WaitState::Granted, now, begins);
@@ -202,7 +215,9 @@ impl Waiters {
         }
         let (lock, owner, stands_for_call) =
             (wait.lock, wait.request.owner.clone(), wait.stands_for_call(id));
-        Some((self.unqueue(id, stands_for_call, lock, owner), waited))
+        let place = (lock, wait.position, wait.deadline);
+        let (crossing, waits_more) = self.unqueue(id, stands_for_call, lock, owner);
+        Some(Ended { place, crossing, waits_more, waited })
     }
 
     /// The bundle by which this wait is known to its client, or itself.
@@ -233,6 +248,11 @@ impl Waiters {
         true
     }
 
+    /// Forgets a wait that is granted, has no request id, is no part of a bundle, and is not told by a message.
+    pub(super) fn forget_plain(&mut self, id: WaiterId) {
+        self.by_id.remove(&id);
+    }
+
     /// Forgets a wait.
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Wait, Crossing)> {
         let wait = self.by_id.remove(&id)?;
@@ -251,7 +271,7 @@ impl Waiters {
         }
         let crossing = match wait.state {
             WaitState::Queued => {
-                self.unqueue(id, wait.stands_for_call(id), wait.lock, wait.request.owner.clone())
+                self.unqueue(id, wait.stands_for_call(id), wait.lock, wait.request.owner.clone()).0
             }
             WaitState::Granted | WaitState::Revoking => Crossing::default(),
         };
@@ -267,10 +287,17 @@ impl Waiters {
         }
     }
 
-    fn unqueue(&mut self, id: WaiterId, stands_for_call: bool, lock: LockIdx, owner: Owner) -> Crossing {
+    /// Returns, too, whether its owner waits still.
+    fn unqueue(
+        &mut self,
+        id: WaiterId,
+        stands_for_call: bool,
+        lock: LockIdx,
+        owner: Owner,
+    ) -> (Crossing, bool) {
         *self.counter(stands_for_call) -= 1;
         let mut crossing = Crossing::default();
-        let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return crossing };
+        let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return (crossing, false) };
         let waits = entry.get_mut();
         let crossed = waits.len() > 1 && spans_locks(waits);
         if let Ok(at) = waits.binary_search(&(lock, id)) {
@@ -279,10 +306,11 @@ impl Waiters {
         if crossed && !spans_locks(waits) {
             crossing.cease = waits.iter().map(|(_, id)| *id).collect();
         }
-        if waits.is_empty() {
+        let waits_more = !waits.is_empty();
+        if !waits_more {
             entry.remove();
         }
-        crossing
+        (crossing, waits_more)
     }
 
     /// The wait of a request for a lock, whatever its state.

@@ -16,8 +16,6 @@ pub(super) struct Wait {
     socket: Option<Socket>,
     /// Who has to acknowledge a grant before the client is told.
     wanted: Option<Acknowledgement>,
-    /// The client had hung up before it could be answered.
-    hung_up: bool,
     /// `None` as long as it waits. The handle has been given back as soon as there is one.
     ended: Option<Ended>,
 }
@@ -41,6 +39,15 @@ pub(super) enum Ended {
     Lost,
 }
 
+/// What a client is answered.
+pub(super) struct Answer {
+    pub(super) ended: Ended,
+    /// The client has hung up.
+    pub(super) hung_up: bool,
+    /// The client and its socket, if it is told of a grant.
+    pub(super) told: Option<(u64, Option<Socket>)>,
+}
+
 impl Ended {
     fn is_grant(&self) -> bool {
         matches!(self, Ended::By(Decision::Granted(_) | Decision::GrantedAll(_)))
@@ -51,12 +58,6 @@ impl Wait {
     /// True if the client has closed its side of the connection. Not to be asked when it has been answered.
     fn is_hung_up(&self) -> bool {
         self.socket.is_some_and(Socket::is_hung_up)
-    }
-
-    /// The client and its socket, if it was granted the lock and may have been told so.
-    pub(super) fn was_granted(&self) -> Option<(u64, Option<Socket>)> {
-        let granted = self.has_grant() && !self.hung_up;
-        granted.then_some((self.client, self.socket))
     }
 
     /// True if it was granted the lock, told or not.
@@ -85,7 +86,7 @@ impl BlockedClients {
         wanted: Option<Acknowledgement>,
     ) {
         self.wanting += usize::from(wanted.is_some());
-        self.waits.insert(id, Wait { handle, client, socket, wanted, hung_up: false, ended: None });
+        self.waits.insert(id, Wait { handle, client, socket, wanted, ended: None });
         self.by_handle.insert(handle, id);
     }
 
@@ -109,11 +110,15 @@ impl BlockedClients {
         (self.wanting > 0).then(|| self.waits.get(&id)?.wanted).flatten()
     }
 
-    /// The server is about to answer this client: what with, and whether the client has hung up.
-    pub(super) fn answer(&mut self, id: WaiterId) -> Option<(Ended, bool)> {
-        let wait = self.waits.get_mut(&id)?;
-        wait.hung_up = wait.is_hung_up();
-        Some((wait.ended.clone()?, wait.hung_up))
+    /// The server is about to answer this client. One that is told of a grant is forgotten.
+    pub(super) fn answer(&mut self, id: WaiterId) -> Option<Answer> {
+        let wait = self.waits.get(&id)?;
+        let (ended, hung_up) = (wait.ended.as_ref()?, wait.is_hung_up());
+        if hung_up || !ended.is_grant() {
+            return Some(Answer { ended: ended.clone(), hung_up, told: None });
+        }
+        let wait = self.remove(id)?;
+        Some(Answer { ended: wait.ended?, hung_up, told: Some((wait.client, wait.socket)) })
     }
 
     /// The server has taken the handle back.

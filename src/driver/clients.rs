@@ -3,9 +3,9 @@
 //! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
 
 use super::acknowledgements::{Acknowledgement, Standing, Whose, Written};
-use super::blocked::Ended;
+use super::blocked::{Answer, Ended, Wait};
 use super::state::{dispatch, with, Driver};
-use crate::core::{Decision, Reply, WaiterId};
+use crate::core::{Decision, Now, Reply, WaiterId};
 use crate::error::Error;
 use crate::keyspace;
 use crate::server::blocked::{self, BlockedClient, Handle};
@@ -13,15 +13,20 @@ use crate::server::socket::Socket;
 use crate::server::{turn, Ctx, Str};
 
 /// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted.
-pub(crate) fn block(ctx: Ctx<'_>, id: WaiterId, wanted: Option<Acknowledgement>) -> Result<(), Error> {
-    let blocked = block_client(ctx, id, wanted, |driver| driver.begin_wait(ctx));
+pub(crate) fn block(
+    ctx: Ctx<'_>,
+    id: WaiterId,
+    wanted: Option<Acknowledgement>,
+    now: Now,
+) -> Result<(), Error> {
+    let blocked = block_client(ctx, id, wanted, now, |driver| driver.begin_wait(ctx));
     if blocked.is_err() {
         with(ctx, |driver| {
             if !driver.locks.leave(id) {
                 driver.revoke(id);
             }
         });
-        dispatch(ctx);
+        dispatch(ctx, now);
     }
     blocked
 }
@@ -33,8 +38,9 @@ pub(crate) fn block_until_acknowledged(
     standing: Standing,
 ) -> Result<(), Error> {
     let id = with(ctx, |driver| driver.locks.next_wait_id());
-    block_client(ctx, id, Some(wanted), |driver| {
-        driver.acknowledgements.insert(id, wanted, Written::Hold(standing), ctx.now().mono);
+    let now = ctx.now();
+    block_client(ctx, id, Some(wanted), now, |driver| {
+        driver.acknowledgements.insert(id, wanted, Written::Hold(standing), now.mono);
         driver.acknowledgements.listen(ctx);
     })
 }
@@ -45,6 +51,7 @@ fn block_client(
     ctx: Ctx<'_>,
     id: WaiterId,
     wanted: Option<Acknowledgement>,
+    now: Now,
     then: impl FnOnce(&mut Driver),
 ) -> Result<(), Error> {
     let handle = blocked::block::<Waits>(ctx).ok_or(Error::CannotBlock)?;
@@ -57,7 +64,7 @@ fn block_client(
         }
         driver.blocked.insert(id, handle, (client, socket), wanted);
         then(driver);
-        driver.plan(ctx);
+        driver.plan_at(ctx, now, None);
     });
     Ok(())
 }
@@ -67,7 +74,15 @@ struct Waits;
 
 impl BlockedClient for Waits {
     fn reply(ctx: Ctx<'_>, token: u64) {
-        let answer = with(ctx, |driver| driver.blocked.answer(WaiterId(token)));
+        let id = WaiterId(token);
+        let answer = with(ctx, |driver| {
+            let Answer { ended, hung_up, told } = driver.blocked.answer(id)?;
+            if let Some((client, socket)) = told {
+                driver.locks.answered(id);
+                driver.deliveries.insert(id, client, socket);
+            }
+            Some((ended, hung_up))
+        });
         let Some((ended, hung_up)) = answer else { return };
         let decision = match ended {
             Ended::By(decision) => decision,
@@ -106,26 +121,19 @@ impl BlockedClient for Waits {
 
     fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
-        let answered = with(ctx, |driver| {
-            let wait = driver.blocked.remove(id)?;
+        let was_told = with(ctx, |driver| {
+            // One that was answered with a grant is gone from there.
+            let wait = driver.blocked.remove(id);
             if driver.blocked.is_empty() {
                 driver.locks.give_memory_back();
             }
-            match wait.was_granted().filter(|_| !gone) {
-                Some((client, socket)) => {
-                    driver.locks.answered(id);
-                    driver.deliveries.insert(id, client, socket);
-                    return Some(());
-                }
-                None if wait.has_grant() => {
-                    driver.revoke(id);
-                    driver.plan_soon(ctx);
-                }
-                None => {}
+            if wait.as_ref().is_some_and(Wait::has_grant) {
+                driver.revoke(id);
+                driver.plan_soon(ctx);
             }
-            None
+            wait.is_none() && !gone
         });
-        if answered.is_some() {
+        if was_told {
             turn::at_end(ctx, turn_is_over);
         }
     }
@@ -145,11 +153,15 @@ fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
 /// The answers of the turn have been sent, and who was to be closed then is freed.
 fn turn_is_over(ctx: Ctx<'_>) {
     with(ctx, |driver| {
-        let now = ctx.now();
         let mut follows = false;
-        for id in driver.deliveries.take() {
-            follows |= driver.locks.delivered(id, now);
+        let Driver { deliveries, locks, .. } = driver;
+        for id in deliveries.take() {
+            follows |= match locks.delivered_plain(id) {
+                Some(follows) => follows,
+                None => locks.delivered(id, ctx.now()),
+            };
         }
+        deliveries.shrink();
         if follows {
             driver.listen_to_clients(ctx);
             driver.plan_soon(ctx);

@@ -69,7 +69,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
                 driver.locks.leave(id);
             }
         });
-        dispatch(ctx);
+        dispatch(ctx, ctx.now());
         if text.is_some() {
             return text;
         }

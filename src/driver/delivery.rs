@@ -16,6 +16,9 @@ struct Answered {
     socket: Option<Socket>,
 }
 
+/// For so many grants in a turn memory is kept.
+const KEPT: usize = 64;
+
 /// Those grants.
 #[derive(Default)]
 pub(super) struct Deliveries(Vec<Answered>);
@@ -45,8 +48,15 @@ impl Deliveries {
     }
 
     /// The turn is over: these grants have reached their clients.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = WaiterId> {
-        std::mem::take(&mut self.0).into_iter().map(|answered| answered.id)
+    pub(super) fn take(&mut self) -> impl Iterator<Item = WaiterId> + '_ {
+        self.0.drain(..).map(|answered| answered.id)
+    }
+
+    /// Frees the memory of a crowd that was answered in one turn.
+    pub(super) fn shrink(&mut self) {
+        if self.0.is_empty() && self.0.capacity() > KEPT {
+            self.0 = Vec::new();
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -45,7 +45,7 @@ pub(crate) use commit::commit;
 pub(crate) use deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle, serve_others};
 pub(crate) use news::{await_message, inbox};
 pub(crate) use reconcile::{grant_all, take_back};
-pub(crate) use state::{dispatch, with, Remembered};
+pub(crate) use state::{dispatch, queue_unseen, with, Remembered};
 
 use crate::config;
 use crate::core::{KeyChange, LockRef};

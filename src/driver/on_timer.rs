@@ -74,7 +74,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
     }
     with(ctx, |driver| {
         driver.pass_on_decisions(ctx);
-        driver.plan_beside(ctx, obstacle);
+        driver.plan_at(ctx, ctx.now(), obstacle);
         driver.alarm.rest(ctx);
     });
 }

@@ -12,10 +12,13 @@ use super::delivery::Deliveries;
 use super::inboxes::Inboxes;
 use super::looks::Looks;
 use crate::config;
-use crate::core::{ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, WaiterId};
+use crate::core::{
+    ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, Unseen,
+    WaiterId,
+};
 use crate::keyspace::Memory;
 use crate::server::socket::Sockets;
-use crate::server::{event_loop, events, Ctx, InCallback, Obstacle, ServerCell};
+use crate::server::{event_loop, events, key, Ctx, InCallback, Obstacle, ServerCell};
 use crate::stats::Stats;
 
 /// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
@@ -69,15 +72,15 @@ pub(super) fn drop_all(proof: impl Into<InCallback>) {
 }
 
 /// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
-/// core, when the lock is stored.
-pub(crate) fn dispatch(ctx: Ctx<'_>) {
+/// core, when the lock is stored. `now` is when that was, or a little before: what comes next is planned from then on.
+pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
     with(ctx, |driver| {
         // Mostly nobody waits, and nothing is planned.
         if driver.locks.has_decided() || driver.alarm.is_set() || !driver.is_idle() {
             driver.notice_promotion(ctx);
             driver.pass_on_decisions(ctx);
             driver.listen_to_clients(ctx);
-            driver.plan(ctx);
+            driver.plan_at(ctx, now, None);
         }
     });
 }
@@ -218,11 +221,11 @@ impl Driver {
 
     /// Sets the timer for the next thing to do.
     pub(super) fn plan(&mut self, ctx: Ctx<'_>) {
-        self.plan_beside(ctx, None);
+        self.plan_at(ctx, ctx.now(), None);
     }
 
-    /// The same, if something keeps the module from writing.
-    pub(super) fn plan_beside(&mut self, ctx: Ctx<'_>, obstacle: Option<Obstacle>) {
+    /// The same, at this time, and if there is an obstacle to writing.
+    pub(super) fn plan_at(&mut self, ctx: Ctx<'_>, now: Now, obstacle: Option<Obstacle>) {
         if self.locks.has_fragile() {
             if !std::mem::replace(&mut self.hears_wakeups, true) {
                 event_loop::listen_to_wakeups(ctx, woke_up);
@@ -230,7 +233,6 @@ impl Driver {
         } else {
             self.looks.no_fragile();
         }
-        let now = ctx.now();
         let work = self.locks.next_wakeup(now, obstacle.is_none());
         let wanted = if self.is_beside_locks() || obstacle.is_some() {
             self.next_timer(work, now, obstacle)
@@ -309,6 +311,26 @@ impl Memory for Remembered<'_> {
     fn plain_hold(&self) -> Option<Hold> {
         with(self.ctx, |driver| driver.locks.plain_hold(self.lock).cloned())
     }
+}
+
+/// Queues a request without a look at its lock, if it is certain enough that it has to wait.
+#[inline(always)]
+pub(crate) fn queue_unseen(
+    ctx: Ctx<'_>,
+    lock: &Remembered<'_>,
+    request: &Request,
+    patience: Patience,
+    now: Now,
+) -> Option<Unseen> {
+    if patience == Patience::Leaves {
+        return None;
+    }
+    // A field may end before the lock's lease does. Who is first in line has to see when.
+    let looks_first = key::fields_may_end(ctx);
+    with(ctx, |driver| {
+        driver.keep_quarantine(now);
+        driver.locks.queue_unseen(lock.lock, request, patience, looks_first, now)
+    })
 }
 
 /// The server has been woken up, and has read nothing yet.

@@ -50,6 +50,11 @@ struct Walk<'f> {
 const READ: u32 = raw::REDISMODULE_READ;
 const WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
+/// True if a field of a hash can end by a TTL of its own on this server, as far as that is known.
+pub(crate) fn fields_may_end(ctx: Ctx<'_>) -> bool {
+    !matches!(FieldEnds::of_server(ctx), FieldEnds::Never)
+}
+
 impl<'a> Key<'a> {
     /// Opens a key to look at it. Does not count as a change, and works on a replica.
     pub(crate) fn open_for_read(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {

@@ -31,10 +31,16 @@ pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> 
     }
     // A key is expired only when its time has passed, not when it has come.
     while let Some(lock) = parts.leases.pop_due(now.wall - 1) {
+        if let Some(state) = parts.state_mut(lock) {
+            state.lease_planned = None;
+        }
         parts.fragile.remove(lock);
         parts.table.set_ready(lock);
     }
     while let Some(lock) = parts.windows.pop_due(now.mono) {
+        if let Some(state) = parts.state_mut(lock) {
+            state.window_planned = None;
+        }
         end_window(parts, lock, now);
     }
     let due: Vec<LockIdx> = parts.sessions.due_for_renewal(now).take(TICK_BATCH).collect();
@@ -47,8 +53,9 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
     let Some(name) = parts.name(lock) else { return };
     let granted_here = parts.granted_keys.contains(name.as_ref());
     // One that has ended just now is looked at next, and may not have ended by the server's clock, which can be older.
-    let lease_is_watched = granted_here && (parts.leases.get(&lock).is_some() || parts.table.is_ready(lock));
+    let is_ready = parts.table.is_ready(lock);
     let Some(state) = parts.state_mut(lock) else { return };
+    let lease_is_watched = granted_here && (state.lease_planned.is_some() || is_ready);
     let somebody_waits = !state.queue.is_empty();
     match state.fairness.at_deadline(somebody_waits, lease_is_watched, now) {
         AtDeadline::Look => parts.table.set_ready(lock),

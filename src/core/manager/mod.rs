@@ -11,6 +11,7 @@ mod overview;
 mod parts;
 mod several;
 mod step;
+mod unseen;
 #[cfg(test)]
 mod verify;
 mod waits;
@@ -18,6 +19,7 @@ mod waits;
 pub(crate) use overview::{Contended, HoldInfo, QueueInfo, WaiterInfo};
 pub(crate) use several::{Checked, Try};
 pub(crate) use step::InHand;
+pub(crate) use unseen::Unseen;
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -84,7 +86,23 @@ impl LockManager {
         let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         step.serve_first();
         let outcome = calls::acquire(&mut step, request, patience);
+        step.was_seen();
         (outcome, step.let_go())
+    }
+
+    /// Queues a request without a look at its lock's key, if it is certain enough that it has to wait and that nothing else is to
+    /// be done: see [`unseen`]. `None` if it is not; then nothing has changed. `looks_first` if the first in line has to look all
+    /// the same.
+    #[inline(always)]
+    pub(crate) fn queue_unseen(
+        &mut self,
+        lock: Known<'_>,
+        request: &Request,
+        patience: Patience,
+        looks_first: bool,
+        now: Now,
+    ) -> Option<Unseen> {
+        unseen::queue(&mut self.parts, lock, request, patience, looks_first, now)
     }
 
     /// Gives back what `release` says, and hands the lock on if that made way for somebody. Returns what is
@@ -359,8 +377,8 @@ impl LockManager {
     /// The grant reached its client: it is final, and what depends on the connection begins. True if there may be something
     /// to do soon.
     pub(crate) fn delivered(&mut self, id: WaiterId, now: Now) -> bool {
-        if self.parts.waiters.bundles.is_empty() {
-            return self.delivered_alone(id, now);
+        if let Some(follows) = self.delivered_plain(id) {
+            return follows;
         }
         // All of them.
         self.parts.waiters.together(id).into_iter().fold(false, |any, id| self.delivered_alone(id, now) | any)
@@ -372,6 +390,12 @@ impl LockManager {
         if !self.parts.waiters.bundles.is_empty() {
             self.parts.waiters.bundles.answered(id);
         }
+    }
+
+    /// The same of a grant that was delivered at any time: nothing begins with that, as with nearly all. `None` if something may;
+    /// then nothing has changed.
+    pub(crate) fn delivered_plain(&mut self, id: WaiterId) -> Option<bool> {
+        self.parts.confirm_plain(id).then(|| self.parts.table.any_ready())
     }
 
     fn delivered_alone(&mut self, id: WaiterId, now: Now) -> bool {
@@ -604,8 +628,10 @@ impl LockManager {
         let Some(idx) = self.still_in_hand(in_hand) else { return };
         // If it is over, and was read all the same, the server's clock is that much older.
         let at = at.max(now.wall.saturating_add(1));
-        if self.parts.leases.get(&idx).is_some_and(|planned| at < planned) {
-            self.parts.leases.set(&idx, Some(at));
+        let parts = &mut self.parts;
+        let Some(state) = parts.table.get_mut(idx) else { return };
+        if state.lease_planned.is_some_and(|planned| at < planned) {
+            parts.leases.set(idx, &mut state.lease_planned, Some(at));
         }
     }
 

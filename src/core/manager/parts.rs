@@ -9,12 +9,12 @@ use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::held::{self, Held};
 use crate::core::lease::{Lease, SetLease};
-use crate::core::schedule::Schedule;
+use crate::core::schedule::{Calendar, Schedule};
 use crate::core::sessions::{MayHaveEnded, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
-use crate::core::waiters::{Crossing, Wait, WaitState, Waiters};
+use crate::core::waiters::{Crossing, Ended, NewWait, Wait, WaitState, Waiters};
 use crate::core::{
     Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now, Owner, Request,
     Statistics, WaiterId, WallMs,
@@ -35,6 +35,12 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
     /// When the exclusive hold was granted that is there, as far as is known.
     pub(super) held_since: Option<MonoUs>,
+    /// When an acquire has looked at the key last.
+    pub(super) seen: Option<MonoUs>,
+    /// For when it stands in [`Parts::leases`].
+    pub(super) lease_planned: Option<WallMs>,
+    /// For when it stands in [`Parts::windows`].
+    pub(super) window_planned: Option<MonoUs>,
     /// Where it is likely to be found among those that were waited for longest.
     pub(super) place_in_top: u32,
 }
@@ -67,9 +73,9 @@ pub(super) struct Parts {
     pub(super) deadlines: Schedule<MonoUs, WaiterId>,
     /// When the first lease ends of a lock that is held and that somebody waits for: natively or, as far as is known, as an
     /// external client. Or of which the owners are to be told.
-    pub(super) leases: Schedule<WallMs, LockIdx>,
+    pub(super) leases: Calendar<WallMs, LockIdx>,
     /// When a fairness window is over, or forgotten that there were subscribers.
-    pub(super) windows: Schedule<MonoUs, LockIdx>,
+    pub(super) windows: Calendar<MonoUs, LockIdx>,
     /// Those of the locks with a lease on the schedule that can become free without an event.
     pub(super) fragile: FragileLocks,
     pub(super) granted_keys: GrantedKeys,
@@ -117,7 +123,7 @@ impl Parts {
                 && state.held.is_empty()
                 && !state.unannounced
                 && !self.table.is_ready(lock)
-                && self.leases.get(&lock).is_none()
+                && state.lease_planned.is_none()
                 && !self.sessions.knows(lock)
         })
     }
@@ -131,19 +137,21 @@ impl Parts {
 
     /// Adapts the schedule to what the lock's fairness wants.
     pub(super) fn schedule_window(&mut self, lock: LockIdx) {
-        let deadline = self.table.get(lock).and_then(|state| state.fairness.deadline());
-        self.windows.set(&lock, deadline);
+        if let Some(state) = self.table.get_mut(lock) {
+            self.windows.set(lock, &mut state.window_planned, state.fairness.deadline());
+        }
     }
 
     /// Sets when the first lease of a lock ends; `None` if nobody waits for that, but maybe its owner, who is to be told.
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
-        if end.is_none() && self.state(lock).is_some_and(LockState::has_owners_to_tell) {
+        let Some(state) = self.table.get_mut(lock) else { return };
+        if end.is_none() && state.has_owners_to_tell() {
             return;
         }
         // One that is on the schedule for earlier leads to a look that finds the new time: to move it at each hand-over costs
         // more.
-        if end.is_none_or(|end| self.leases.get(&lock).is_none_or(|planned| end < planned)) {
-            self.leases.set(&lock, end);
+        if end.is_none_or(|end| state.lease_planned.is_none_or(|planned| end < planned)) {
+            self.leases.set(lock, &mut state.lease_planned, end);
         }
         if end.is_none() {
             self.fragile.remove(lock);
@@ -197,7 +205,7 @@ impl Parts {
         if let Some(state) = self.table.get_mut(lock) {
             state.fairness = Fairness::default();
         }
-        self.windows.set(&lock, None);
+        self.schedule_window(lock);
     }
 
     /// An external client has taken the lock.
@@ -335,15 +343,42 @@ impl Parts {
         Some(wait)
     }
 
-    /// A wait is granted: it leaves its queue, and the grant is on its way to the client. Returns how long it has waited.
-    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) -> MonoUs {
-        let Some((crossing, waited)) = self.waiters.grant(id, now.mono, begins) else {
-            return defect!("an unknown wait is granted", 0);
+    /// Adds a wait to the queue of its lock: a request, whose owner `holds` the lock or not, with its ticket and since when it
+    /// waits.
+    pub(super) fn insert_wait(
+        &mut self,
+        lock: LockIdx,
+        (id, lead): (WaiterId, Option<WaiterId>),
+        (request, holds): (Request, bool),
+        deadline: Option<MonoUs>,
+        (ticket, since): (u64, MonoUs),
+    ) {
+        let position = Position::new(request.wants, holds, ticket);
+        if let Some(state) = self.table.get_mut(lock) {
+            if state.queue.is_empty() {
+                self.statistics.contention_begins();
+            }
+            state.queue.insert(position, (id, lead.is_some()), request.wants);
+        }
+        // Of a bundle there is one deadline.
+        if deadline.is_some() && lead.is_none_or(|lead| lead == id) {
+            self.deadlines.set(&id, deadline);
+        }
+        let new = NewWait { lock, request, deadline, position, since, lead };
+        let crossing = self.waiters.queue(id, new);
+        self.statistics.has_waiters(self.waiters.queued_len());
+        self.mark_crossing(crossing);
+    }
+
+    /// A wait is granted: it leaves its queue, and the grant is on its way to the client. Returns how long it has waited, and
+    /// whether its owner waits still.
+    pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) -> (MonoUs, bool) {
+        let Some(ended) = self.waiters.grant(id, now.mono, begins) else {
+            return defect!("an unknown wait is granted", (0, false));
         };
-        let Some(wait) = self.waiters.get(id) else { return defect!("an unknown wait is granted", 0) };
-        let place = (wait.lock(), wait.position(), wait.deadline());
+        let Ended { place, crossing, waits_more, waited } = ended;
         self.leave_queue(id, place, crossing);
-        waited
+        (waited, waits_more)
     }
 
     fn leave_queue(
@@ -508,6 +543,27 @@ impl Parts {
         if let Some(state) = self.table.get_mut(lock) {
             state.unconfirmed.was_set(owner, lease, token);
         }
+    }
+
+    /// A grant has reached its client, and nothing follows from that, as with nearly all. False if something may: nothing is
+    /// done then.
+    pub(super) fn confirm_plain(&mut self, id: WaiterId) -> bool {
+        let is_plain = |wait: &&Wait| {
+            let Request { id, bind, notify, confirmed_later, .. } = wait.request();
+            let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !confirmed_later;
+            wait.state() == WaitState::Granted && is_simple && !wait.is_part()
+        };
+        let Some(lock) = self.waiters.get(id).filter(is_plain).map(Wait::lock) else { return false };
+        if self.sessions.knows(lock) {
+            return false;
+        }
+        let Some(state) = self.table.get_mut(lock) else { return false };
+        if !state.unconfirmed.confirm_plain(id) {
+            return false;
+        }
+        self.waiters.forget_plain(id);
+        self.drop_if_idle(lock);
+        true
     }
 
     /// A grant has reached its client. If that makes the lease shorter, the lock is ready to have it written. Returns the lease

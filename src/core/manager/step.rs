@@ -16,8 +16,7 @@ use crate::core::schedule::earlier;
 use crate::core::sessions::MayHaveEnded;
 use crate::core::table::{Known, LockIdx};
 use crate::core::unconfirmed::{Set, SetToken, Until};
-use crate::core::wait_queue::Position;
-use crate::core::waiters::{NewWait, Wait, WaitState};
+use crate::core::waiters::{Wait, WaitState};
 use crate::core::{
     Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Notify,
     Now, Owner, Records, Refusal, Release, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
@@ -327,11 +326,20 @@ impl<'a> Step<'a> {
                         self.parts.deadlines.set(&id, Some(self.now.mono.saturating_add(grace_us)));
                     }
                     self.parts.decide(id, lock, &request, Decision::Granted(reply));
+                    if self.excludes_all(lock) {
+                        return;
+                    }
                 }
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
                 Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
             }
         }
+    }
+
+    /// True if nobody who waits can be admitted beside who holds the lock now.
+    fn excludes_all(&self, lock: LockIdx) -> bool {
+        let only_newcomers = |state: &LockState| !state.queue.has_holders() && !state.queue.has_parts();
+        self.holders.mode() == Some(Mode::Exclusive) && self.parts.state(lock).is_some_and(only_newcomers)
     }
 
     /// Who holds the lock by a foreign write may stand behind a part that waits for that.
@@ -395,7 +403,7 @@ impl<'a> Step<'a> {
         waits: bool,
     ) -> Reply {
         let Grant { reply, set, before, written } = grant;
-        let waited = self.parts.grant_wait(id, self.now, before.is_none());
+        let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
             self.parts.count_wait(lock, waited);
@@ -403,8 +411,10 @@ impl<'a> Step<'a> {
         if before.is_some() {
             self.parts.sessions.lease_end_was_set(lock, owner, written, self.now);
         }
-        // What else the owner waits for here is not in line behind others any more.
-        self.parts.move_waits_ahead(lock, owner);
+        if waits_more {
+            // What else the owner waits for here is not in line behind others any more.
+            self.parts.move_waits_ahead(lock, owner);
+        }
         if let Some(state) = self.parts.state_mut(lock) {
             let until = match (confirmed_later, notify) {
                 (true, _) => Until::Acknowledged,
@@ -449,7 +459,7 @@ impl<'a> Step<'a> {
                 true
             }
             WhenFree::Ask => {
-                fairness.nobody_listens();
+                fairness.nobody_listens(self.now);
                 false
             }
         }
@@ -865,7 +875,9 @@ impl<'a> Step<'a> {
         let lock = self.known();
         let id = self.parts.waiters.next_id();
         let before = self.supersede(lock, &request);
-        self.insert_wait(lock, (id, None), request, deadline, before.unwrap_or((id.0, self.now.mono)));
+        let holds = self.holders.of(request.owner.as_bytes()).is_some();
+        let arrived = before.unwrap_or((id.0, self.now.mono));
+        self.parts.insert_wait(lock, (id, None), (request, holds), deadline, arrived);
         id
     }
 
@@ -882,34 +894,9 @@ impl<'a> Step<'a> {
         let before = self.supersede(lock, &request);
         let (ticket, since) = before.unwrap_or((id.0, self.now.mono));
         let NewBundle { lead, ticket, since } = *bundle.get_or_insert(NewBundle { lead: id, ticket, since });
-        self.insert_wait(lock, (id, Some(lead)), request, deadline, (ticket, since));
-        id
-    }
-
-    fn insert_wait(
-        &mut self,
-        lock: LockIdx,
-        (id, lead): (WaiterId, Option<WaiterId>),
-        request: Request,
-        deadline: Option<MonoUs>,
-        (ticket, since): (u64, MonoUs),
-    ) {
         let holds = self.holders.of(request.owner.as_bytes()).is_some();
-        let position = Position::new(request.wants, holds, ticket);
-        if let Some(state) = self.parts.table.get_mut(lock) {
-            if state.queue.is_empty() {
-                self.parts.statistics.contention_begins();
-            }
-            state.queue.insert(position, (id, lead.is_some()), request.wants);
-        }
-        // Of a bundle there is one deadline.
-        if deadline.is_some() && lead.is_none_or(|lead| lead == id) {
-            self.parts.deadlines.set(&id, deadline);
-        }
-        let new = NewWait { lock, request, deadline, position, since, lead };
-        let crossing = self.parts.waiters.queue(id, new);
-        self.parts.statistics.has_waiters(self.parts.waiters.queued_len());
-        self.parts.mark_crossing(crossing);
+        self.parts.insert_wait(lock, (id, Some(lead)), (request, holds), deadline, (ticket, since));
+        id
     }
 
     /// Ends the wait of this request, if it waits already. Returns its ticket, and since when it waited.
@@ -1003,6 +990,14 @@ impl<'a> Step<'a> {
     pub(super) fn unbind_request(&mut self, owner: &Owner, id: &RequestId) {
         if let Some(lock) = self.lock {
             self.parts.sessions.unbind_request(lock, owner, id, self.now);
+        }
+    }
+
+    /// An acquire has looked at the key, and at what stands beside it.
+    pub(super) fn was_seen(&mut self) {
+        let now = self.now.mono;
+        if let Some(state) = self.state_mut() {
+            state.seen = Some(now);
         }
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::clock;
-use super::parts::Parts;
+use super::parts::{LockState, Parts};
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::waiters::{Wait, WaitState};
@@ -38,28 +38,43 @@ impl LockManager {
                 }
             }
             assert_eq!(
-                parts.windows.get(&lock),
+                state.window_planned,
                 state.fairness.deadline(),
                 "the window of {id:?} is not scheduled"
             );
             let watched = state.is_waited_for() || state.has_owners_to_tell();
             assert!(
-                watched || parts.table.is_ready(lock) || parts.leases.get(&lock).is_none(),
+                watched || parts.table.is_ready(lock) || state.lease_planned.is_none(),
                 "{id:?} is watched for nobody"
             );
             assert!(
-                state.held.is_empty() || parts.table.is_ready(lock) || parts.leases.get(&lock).is_some(),
+                state.held.is_empty() || parts.table.is_ready(lock) || state.lease_planned.is_some(),
                 "nobody sees when a hold of {id:?} ends"
             );
             assert!(!parts.is_idle(lock), "{id:?} is idle, and kept");
         }
         let contended = parts.table.iter().filter(|(.., state)| !state.queue.is_empty()).count();
         assert_eq!(parts.statistics.contended(), contended, "how many locks are waited for was miscounted");
-        let known = |lock: LockIdx| assert!(parts.state(lock).is_some(), "an unknown lock is scheduled");
-        parts.leases.iter().for_each(|(_, lock)| known(*lock));
-        parts.windows.iter().for_each(|(_, lock)| known(*lock));
+        let of_states = |planned: fn(&LockState) -> Option<i128>| {
+            let planned = parts.table.iter().filter_map(|(lock, _, state)| Some((planned(state)?, lock)));
+            planned.collect::<BTreeSet<_>>()
+        };
+        let leases = parts.leases.iter().map(|(at, lock)| (i128::from(at), lock));
+        assert!(
+            leases.eq(of_states(|state| state.lease_planned.map(i128::from))),
+            "a lease is planned wrongly"
+        );
+        let windows = parts.windows.iter().map(|(at, lock)| (i128::from(at), lock));
+        assert!(
+            windows.eq(of_states(|state| state.window_planned.map(i128::from))),
+            "a window is planned wrongly"
+        );
         for lock in parts.fragile.iter() {
-            assert!(parts.leases.get(&lock).is_some(), "a lock is fragile whose lease nobody waits for");
+            let state = parts.state(lock);
+            assert!(
+                state.is_some_and(|state| state.lease_planned.is_some()),
+                "a lock is fragile whose lease nobody waits for"
+            );
         }
         let free: Vec<_> = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock)).collect();
         assert!(free.is_empty(), "nothing leads to another look at a lock that is waited for");
@@ -80,8 +95,8 @@ impl LockManager {
         !state.queue.is_empty()
             && !state.queue.iter().any(waits_elsewhere)
             && !parts.table.is_ready(lock)
-            && parts.leases.get(&lock).is_none()
-            && parts.windows.get(&lock).is_none()
+            && state.lease_planned.is_none()
+            && state.window_planned.is_none()
     }
 
     /// What was decided since the last call, in the order of the decisions.

@@ -315,10 +315,18 @@ impl Real {
             Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
             None => Patience::Leaves,
         };
-        let (outcome, holders) = self.on(key, |locks, at, holders, beside, now| {
-            let (outcome, in_hand) = locks.acquire(at, holders, beside, &request, patience, now);
-            ((outcome, holders.clone()), in_hand)
-        })?;
+        let known = self.locks.look_up(at(key));
+        let (outcome, holders) = match self.locks.queue_unseen(known, &request, patience, false, now) {
+            Some(Unseen { id, may_be_in_cycle }) => {
+                let holders = visible(self, key).expect("a lock");
+                assert_eq!(may_be_in_cycle, self.locks.may_be_in_cycle(id, &holders));
+                (Outcome::Queued(id), holders)
+            }
+            None => self.on(key, |locks, at, holders, beside, now| {
+                let (outcome, in_hand) = locks.acquire(at, holders, beside, &request, patience, now);
+                ((outcome, holders.clone()), in_hand)
+            })?,
+        };
         match outcome {
             Outcome::Granted(reply) => Ok(Seen::Granted(reply)),
             Outcome::InFlight(id) => Ok(Seen::Waits(id)),

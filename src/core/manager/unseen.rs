@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+
+//! A newcomer that is queued without a look at the key of its lock.
+//!
+//! To open and to read a key is the dearest thing that an acquire does which only comes to wait. It is not needed while it is
+//! remembered who holds the lock: whatever ends that hold, moves its lease, or puts something else there by a command that says
+//! so raises an event, which makes the lock ready ([`key_changed`](super::LockManager::key_changed)). Writes that raise none of
+//! the events that the module listens to (`SET`, `HSET`) are not seen so; those of Redisson's clients go with an `EXPIRE`, which
+//! is. So a newcomer looks if the last look of another one is older than [`SEEN_US`].
+
+use super::parts::Parts;
+use crate::core::table::Known;
+use crate::core::{MonoUs, Now, Patience, Request, WaiterId};
+
+/// For how long newcomers take for granted what one of them has seen, in microseconds.
+const SEEN_US: MonoUs = 100_000;
+
+/// A wait that was queued so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unseen {
+    pub(crate) id: WaiterId,
+    /// The waiter may wait for its own owner, which is to be searched for.
+    pub(crate) may_be_in_cycle: bool,
+}
+
+/// See [`LockManager::queue_unseen`](super::LockManager::queue_unseen).
+#[inline(always)]
+pub(super) fn queue(
+    parts: &mut Parts,
+    lock: Known<'_>,
+    request: &Request,
+    patience: Patience,
+    looks_first: bool,
+    now: Now,
+) -> Option<Unseen> {
+    let Patience::Waits { deadline, at_most, on_primary: true } = patience else { return None };
+    let lock = parts.table.handle_of(lock)?;
+    let is_plain = request.id.is_none()
+        && !parts.tells_owners
+        && !parts.demoted
+        && parts.quarantined_until.is_none()
+        && parts.waiters.bundles.is_empty()
+        && !parts.table.is_ready(lock);
+    let state = parts.state(lock).filter(|state| is_plain && !state.unconfirmed.is_to_settle())?;
+    let was_seen = state.seen.is_some_and(|seen| now.mono < seen.saturating_add(SEEN_US));
+    let has_place = at_most.is_none_or(|most| state.queue.len() < most);
+    let is_first = state.queue.is_empty();
+    let hold = state.plain_hold.as_ref().filter(|hold| hold.expires_at > now.wall)?;
+    let must_look = !was_seen || !has_place || (is_first && looks_first) || hold.owner == request.owner;
+    if must_look {
+        return None;
+    }
+    let first_until = is_first.then_some(hold.expires_at);
+    let holder_waits = parts.waiters.waits(hold.owner.as_bytes());
+    let id = parts.waiters.next_id();
+    parts.insert_wait(lock, (id, None), (request.clone(), false), deadline, (id.0, now.mono));
+    if first_until.is_some() {
+        // A plain hold does not outlive its field.
+        parts.fragile.remove(lock);
+        parts.schedule_lease(lock, first_until);
+    }
+    // As `may_be_in_cycle` has it.
+    let may_be_in_cycle = holder_waits || parts.state(lock).is_some_and(|state| state.queue.has_crossing());
+    Some(Unseen { id, may_be_in_cycle })
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+
+//! Who holds a lock, or wants it.
+
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+
+/// The longest name that needs no memory of its own: a UUID with the number of a thread, as Redisson's are, is shorter.
+const SHORT: usize = 54;
+
+/// Who may hold a lock: an opaque byte string chosen by the client. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Owner(Name);
+
+#[derive(Clone)]
+enum Name {
+    Short { len: u8, bytes: [u8; SHORT] },
+    Long(Rc<[u8]>),
+}
+
+impl Owner {
+    #[inline]
+    pub(crate) fn new(name: &[u8]) -> Owner {
+        match u8::try_from(name.len()) {
+            Ok(len) if name.len() <= SHORT => {
+                let mut bytes = [0; SHORT];
+                bytes[..name.len()].copy_from_slice(name);
+                Owner(Name::Short { len, bytes })
+            }
+            _ => Owner(Name::Long(Rc::from(name))),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Name::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Name::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// Owners are looked up by their bytes, which they compare and hash as.
+impl Borrow<[u8]> for Owner {
+    fn borrow(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Owner) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Owner {}
+
+impl PartialOrd for Owner {
+    fn partial_cmp(&self, other: &Owner) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Owner {
+    fn cmp(&self, other: &Owner) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Owner {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({})", self.as_bytes().escape_ascii())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::{Owner, SHORT};
+
+    #[test]
+    fn an_owner_is_its_bytes_however_long() {
+        let names: Vec<Vec<u8>> = [0, 1, SHORT - 1, SHORT, SHORT + 1, 255, 256, 1024]
+            .into_iter()
+            .map(|len| (0..len).map(|at| (at % 251) as u8).collect())
+            .collect();
+        let by_owner: HashMap<Owner, usize> =
+            names.iter().map(|name| (Owner::new(name), name.len())).collect();
+        for name in &names {
+            let owner = Owner::new(name);
+            assert_eq!(owner.as_bytes(), &name[..]);
+            assert_eq!(owner.clone(), owner);
+            assert_eq!(by_owner.get(&name[..]), Some(&name.len()));
+        }
+        let mut owners: Vec<Owner> = names.iter().rev().map(|name| Owner::new(name)).collect();
+        owners.sort();
+        assert!(owners.iter().map(Owner::as_bytes).eq(names.iter().map(|name| &name[..])));
+        // What stands behind a short name does not count.
+        assert_ne!(Owner::new(b"a"), Owner::new(b"a\0"));
+        assert_eq!(size_of::<Owner>(), 56);
+    }
+}
