@@ -9,27 +9,20 @@ use super::ring::Calls;
 use super::swarm::{Client, Io};
 use super::{packed, Outcome};
 
-/// A lease that no pause of a busy machine outlasts, with a server under callgrind. Before Redis 7.2.2 the server spins where a
-/// module's timer is more than 35 minutes away.
-const LONG_LEASE_MS: usize = 600_000;
-
-/// The calls of a client that is one of a [`ring`](super::ring).
+/// The calls of a client that is one of a [`ring`](super::ring). The lease is the server's.
 pub fn native_calls(key: &str, number: usize) -> Calls {
-    calls_with_lease(key, number, LONG_LEASE_MS)
+    ring_calls("LOCK", key, number)
 }
 
-fn calls_with_lease(key: &str, number: usize, lease: usize) -> Calls {
-    Calls {
-        acquire: packed(&format!("LOCK.ACQUIRE {key} {} PX {lease} BLOCK 0", owner(number))),
-        release: packed(&format!("LOCK.RELEASE {key} {}", owner(number))),
-    }
-}
-
-/// The same of the module that only queues and unblocks.
+/// The same of the module that only queues and unblocks: in the same words, so that to read them costs the same.
 pub fn floor_calls(key: &str, number: usize) -> Calls {
+    ring_calls("FLOOR", key, number)
+}
+
+fn ring_calls(module: &str, key: &str, number: usize) -> Calls {
     Calls {
-        acquire: packed(&format!("FLOOR.ACQUIRE {key} {} BLOCK 0", owner(number))),
-        release: packed(&format!("FLOOR.RELEASE {key} {}", owner(number))),
+        acquire: packed(&format!("{module}.ACQUIRE {key} {} BLOCK 0", owner(number))),
+        release: packed(&format!("{module}.RELEASE {key} {}", owner(number))),
     }
 }
 
@@ -51,8 +44,8 @@ impl Queued {
 
     /// With the module's commands.
     pub fn native(key: &str, number: usize) -> Queued {
-        let Calls { acquire, release } = calls_with_lease(key, number, LEASE_MS);
-        Queued::new(acquire, release)
+        let acquire = packed(&format!("LOCK.ACQUIRE {key} {} PX {LEASE_MS} BLOCK 0", owner(number)));
+        Queued::new(acquire, native_calls(key, number).release)
     }
 }
 

@@ -70,10 +70,11 @@ impl Command for Acquire {
         };
         let remembered = super::look_up(ctx, &call.key);
         let unseen = driver::queue_unseen(ctx, &remembered, &call.request, patience, now);
-        let (outcome, may_be_in_cycle) = match unseen {
-            Some(Unseen { id, may_be_in_cycle }) => (Outcome::Queued(id), may_be_in_cycle),
-            None => look_and_acquire(ctx, &call, remembered, patience, now)?,
-        };
+        if let Some(Unseen { id, may_be_in_cycle, plans }) = unseen {
+            refuse_deadlock(ctx, id, may_be_in_cycle)?;
+            return driver::block(ctx, id, call.wanted, (now, plans));
+        }
+        let (outcome, may_be_in_cycle) = look_and_acquire(ctx, &call, remembered, patience, now)?;
         if !matches!(outcome, Outcome::Queued(_) | Outcome::InFlight(_)) {
             driver::dispatch(ctx, now);
         }
@@ -87,13 +88,13 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted, now),
+            Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted, (now, true)),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 refuse_deadlock(ctx, id, may_be_in_cycle)?;
                 // Both pass on what was decided, too.
                 if call.request.notify.is_none() {
-                    return driver::block(ctx, id, call.wanted, now);
+                    return driver::block(ctx, id, call.wanted, (now, true));
                 }
                 driver::await_message(ctx);
                 ctx.reply_integer(0);

@@ -78,6 +78,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// An owner: any bytes, but not too many of them, and not a name that is kept for other fields.
+    #[inline(always)]
     pub(super) fn owner(&mut self) -> Result<Str<'a>, Error> {
         let name = self.args.string(self.next).ok_or_else(|| self.problem("owner is missing".to_owned()))?;
         self.next += 1;
@@ -117,6 +118,10 @@ impl<'a> Cursor<'a> {
     /// The value of the option `name`: an integer from `min` to `max`.
     pub(super) fn integer(&mut self, name: &str, min: i64, max: i64) -> Result<i64, Error> {
         let text = self.value(name)?;
+        // Nearly every wait is without limit.
+        if text == b"0" && min <= 0 {
+            return Ok(0);
+        }
         // As Redis reads integers: no sign but a minus, no space, no leading zero.
         let (negative, digits) = match text {
             [b'-', digits @ ..] => (true, digits),

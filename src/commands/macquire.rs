@@ -85,7 +85,7 @@ impl Command for Macquire {
             Ok(Some(lead)) => match driver::deadlock_of(ctx, lead, config::deadlock_detection()) {
                 Some(cycle) => Err(Error::Deadlock(cycle)),
                 // It passes on what was decided, too.
-                None => driver::block(ctx, lead, call.wanted, ctx.now()),
+                None => driver::block(ctx, lead, call.wanted, (ctx.now(), true)),
             },
             done => {
                 driver::dispatch(ctx, ctx.now());

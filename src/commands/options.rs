@@ -221,7 +221,7 @@ impl Block {
 impl<'a> Opt<'a> for Block {
     const ARGUMENT: Argument = Block::MILLISECONDS.optional();
 
-    #[inline]
+    #[inline(always)]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
         if !word.eq_ignore_ascii_case(b"BLOCK") {
             return Ok(false);
@@ -312,7 +312,7 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     /// What the options that depend on the connection ask for, of the one that calls.
-    #[inline]
+    #[inline(always)]
     pub(super) fn bind(
         &self,
         ephemeral: &Ephemeral,

@@ -28,6 +28,7 @@ pub(super) struct GrantedKeys {
 
 impl GrantedKeys {
     /// A lock was granted.
+    #[inline(always)]
     pub(super) fn insert(&mut self, lock: LockRef<'_>) {
         if self.tags.is_empty() {
             self.tags = vec![0; PLACES];
@@ -68,6 +69,7 @@ impl GrantedKeys {
     }
 }
 
+#[inline(always)]
 fn place_and_tag(lock: LockRef<'_>) -> (usize, u16) {
     let hash = FixedState::default().hash_one((lock.db, lock.key));
     let place = usize::try_from(hash >> 16).unwrap_or(0) % PLACES;

@@ -206,6 +206,7 @@ impl Holders {
     }
 
     /// When the first lease of the lock runs out.
+    #[inline(always)]
     pub(crate) fn first_end(&self) -> Option<WallMs> {
         match self {
             Holders::Free => None,

@@ -96,7 +96,12 @@ impl Request {
     }
 
     pub(super) fn reply(&self, holds: i64, token: Option<Token>) -> Reply {
-        Reply { mode: self.wants.mode, holds, token, owner: self.names_owner.then(|| self.owner.clone()) }
+        Reply {
+            mode: self.wants.mode,
+            holds,
+            token,
+            owner: self.names_owner.then(|| self.owner.clone().into()),
+        }
     }
 }
 
@@ -196,7 +201,8 @@ pub(crate) struct Reply {
     /// Its fencing token, if that was asked for.
     pub(crate) token: Option<Token>,
     /// Who the owner is, if the reply says so.
-    pub(crate) owner: Option<Owner>,
+    // Behind a pointer, as most replies do not say so, and are passed on from hand to hand.
+    pub(crate) owner: Option<Box<Owner>>,
 }
 
 /// What became of an acquire.

@@ -79,6 +79,7 @@ impl Default for Recorded {
 }
 
 impl Recorded {
+    #[inline(always)]
     fn record(&mut self, us: MonoUs) {
         if let Some(times) = &mut self.0 {
             times.saturating_record(us);
@@ -114,6 +115,7 @@ struct Top {
 }
 
 impl Top {
+    #[inline(always)]
     fn record(&mut self, lock: &LockId, place: &mut u32, waited_us: u64) {
         if self.entries.get(*place as usize).is_none_or(|entry| entry.lock != *lock) {
             *place = match self.places.get(lock) {
@@ -173,6 +175,7 @@ impl Statistics {
 
     /// A wait has ended, with a grant or as its time was over.
     /// `place` is where the lock was found last, or anything.
+    #[inline(always)]
     pub(super) fn waited(&mut self, lock: &LockId, place: &mut u32, us: MonoUs) {
         self.waits.record(us);
         if lock.key.len() <= LONGEST_KEY {
@@ -181,6 +184,7 @@ impl Statistics {
     }
 
     /// An exclusive hold was given back.
+    #[inline(always)]
     pub(super) fn held(&mut self, us: MonoUs) {
         self.holds.record(us);
     }

@@ -2,6 +2,7 @@
 
 //! The locks about which something is remembered, by name and by handle, and which of them are ready to be reconciled.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -45,6 +46,8 @@ pub(super) struct LockTable<S> {
     changes: u64,
     /// How many locks there were at most.
     most: usize,
+    /// The one that was added or found last: mostly it is asked for again.
+    last: Cell<Option<LockIdx>>,
 }
 
 struct Slot<S> {
@@ -79,18 +82,24 @@ impl<S> Default for LockTable<S> {
             marks: 0,
             changes: 0,
             most: 0,
+            last: Cell::new(None),
         }
     }
 }
 
 impl<S: Default> LockTable<S> {
     /// The handle of a lock that something is remembered about.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, lock: LockRef<'_>) -> Option<LockIdx> {
-        if self.is_empty() {
-            return None;
+        if let Some(last) = self.last.get() {
+            // If it was forgotten, its handle leads nowhere.
+            if self.named(last).is_some_and(|named| named.id.as_ref() == lock) {
+                return Some(last);
+            }
         }
-        self.names.get(&lock.db)?.get(lock.key).copied()
+        let found = *self.names.get(&lock.db)?.get(lock.key)?;
+        self.last.set(Some(found));
+        Some(found)
     }
 
     /// Looks up a lock by its name.
@@ -185,6 +194,7 @@ impl<S: Default> LockTable<S> {
         }
         if self.is_empty() && self.slots.len() > KEPT_SLOTS {
             self.names = BTreeMap::new();
+            self.last = Cell::new(None);
             self.first_generation = self.slots.iter().map(|slot| slot.generation).max().unwrap_or(0);
             self.slots = Vec::new();
             self.free = Vec::new();

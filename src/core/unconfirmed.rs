@@ -62,6 +62,7 @@ impl Stack {
     }
 
     /// A grant that may be revoked. The lease ended at `before`, and ends at `written` for now.
+    #[inline(always)]
     fn granted(&mut self, id: WaiterId, set: Set, before: Option<WallMs>, written: WallMs) {
         if self.lease_is_certain() {
             self.lease = before;
@@ -330,6 +331,7 @@ impl Unconfirmed {
     }
 
     /// A grant has reached its client, and nothing follows from that. False if something may: nothing is done then.
+    #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         self.stacks.is_empty() && self.take(id).is_some()
     }

@@ -116,6 +116,7 @@ impl WaitQueue {
 
     /// Who can be served next, if this says of a wait whether it could be decided: of those who want more of what they hold
     /// any, as they are in nobody's way, but of the newcomers only who has to pass nobody.
+    #[inline(always)]
     pub(super) fn next(&self, mut decidable: impl FnMut(WaiterId) -> bool) -> Option<WaiterId> {
         let first = self.places.front()?;
         if self.parts > 0 {
@@ -212,6 +213,7 @@ impl WaitQueue {
         self.places.front().is_some_and(|place| place.position.is_holder())
     }
 
+    #[inline(always)]
     pub(super) fn insert(&mut self, position: Position, (id, is_part): (WaiterId, bool), wants: Wants) {
         let at = if self.places.back().is_none_or(|last| last.position < position) {
             self.places.len()
@@ -231,6 +233,7 @@ impl WaitQueue {
     }
 
     /// A wait leaves for good. Returns whether it stood there.
+    #[inline(always)]
     pub(super) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
         if !self.passes.is_empty() {
             self.passes.remove(&id);
@@ -242,13 +245,16 @@ impl WaitQueue {
     }
 
     /// Takes a wait out. Returns whether it stood there.
+    #[inline(always)]
     pub(super) fn remove(&mut self, position: Position) -> bool {
         let at = self.place_of(position);
         if self.places.get(at).is_none_or(|place| place.position != position) {
             return false;
         }
         let Some(place) = self.places.remove(at) else { return false };
-        self.crossing.remove(&position);
+        if !self.crossing.is_empty() {
+            self.crossing.remove(&position);
+        }
         self.parts -= usize::from(place.is_part);
         if !place.wants.bars_readers() {
             self.readers -= 1;
@@ -273,6 +279,7 @@ impl WaitQueue {
     }
 
     /// Where this position is, or would be.
+    #[inline(always)]
     fn place_of(&self, position: Position) -> usize {
         match self.places.front() {
             Some(first) if position <= first.position => 0,

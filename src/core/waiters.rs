@@ -131,6 +131,13 @@ pub(super) struct Crossing {
     pub(super) cease: SmallVec<[WaiterId; 2]>,
 }
 
+impl Crossing {
+    /// True if nothing changes.
+    pub(super) fn is_empty(&self) -> bool {
+        self.begin.is_empty() && self.cease.is_empty()
+    }
+}
+
 /// A wait that is not queued any more.
 pub(super) struct Ended {
     /// Its lock, where it stood in the queue, and until when it would have waited.
@@ -206,6 +213,7 @@ impl Waiters {
     }
 
     /// A wait is queued no more, as it was granted.
+    #[inline(always)]
     pub(super) fn grant(&mut self, id: WaiterId, now: MonoUs, begins: bool) -> Option<Ended> {
         let wait = self.by_id.get_mut(&id)?;
         let waited = now.saturating_sub(wait.since);
@@ -288,6 +296,7 @@ impl Waiters {
     }
 
     /// Returns, too, whether its owner waits still.
+    #[inline(always)]
     fn unqueue(
         &mut self,
         id: WaiterId,
@@ -336,6 +345,7 @@ impl Waiters {
     }
 
     /// True if this owner is queued somewhere.
+    #[inline(always)]
     pub(super) fn waits(&self, owner: &[u8]) -> bool {
         self.by_owner.contains_key(owner)
     }

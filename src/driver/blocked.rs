@@ -70,14 +70,13 @@ impl Wait {
 #[derive(Default)]
 pub(super) struct BlockedClients {
     waits: HashMap<WaiterId, Wait>,
-    /// On old servers the handle is all that a callback gets.
-    by_handle: HashMap<Handle, WaiterId>,
     /// How many of them want a grant to be acknowledged.
     wanting: usize,
 }
 
 impl BlockedClients {
     /// A client has been blocked.
+    #[inline(always)]
     pub(super) fn insert(
         &mut self,
         id: WaiterId,
@@ -87,11 +86,11 @@ impl BlockedClients {
     ) {
         self.wanting += usize::from(wanted.is_some());
         self.waits.insert(id, Wait { handle, client, socket, wanted, ended: None });
-        self.by_handle.insert(handle, id);
     }
 
     /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
     /// a grant is told that it was cancelled.
+    #[inline(always)]
     pub(super) fn end(&mut self, id: WaiterId, ended: Ended) {
         let Some(wait) = self.waits.get_mut(&id) else { return };
         match (&wait.ended, &ended) {
@@ -111,6 +110,7 @@ impl BlockedClients {
     }
 
     /// The server is about to answer this client. One that is told of a grant is forgotten.
+    #[inline(always)]
     pub(super) fn answer(&mut self, id: WaiterId) -> Option<Answer> {
         let wait = self.waits.get(&id)?;
         let (ended, hung_up) = (wait.ended.as_ref()?, wait.is_hung_up());
@@ -122,9 +122,9 @@ impl BlockedClients {
     }
 
     /// The server has taken the handle back.
+    #[inline(always)]
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Wait> {
         let wait = self.waits.remove(&id)?;
-        self.by_handle.remove(&wait.handle);
         self.wanting -= usize::from(wait.wanted.is_some());
         if self.waits.is_empty() && self.waits.capacity() > 1024 {
             *self = BlockedClients::default();
@@ -132,8 +132,14 @@ impl BlockedClients {
         Some(wait)
     }
 
-    pub(super) fn of_handle(&self, handle: Handle) -> Option<WaiterId> {
-        self.by_handle.get(&handle).copied()
+    /// True if this waiter's client is blocked, or has not been answered.
+    pub(super) fn contains(&self, id: WaiterId) -> bool {
+        self.waits.contains_key(&id)
+    }
+
+    /// True if this is the handle of that waiter's client.
+    pub(super) fn has_handle(&self, id: WaiterId, handle: Handle) -> bool {
+        self.waits.get(&id).is_some_and(|wait| wait.handle == handle)
     }
 
     /// The client that this waiter blocks.
@@ -150,7 +156,7 @@ impl BlockedClients {
         self.waits.is_empty()
     }
 
-    pub(super) fn lens(&self) -> (usize, usize) {
-        (self.waits.len(), self.by_handle.len())
+    pub(super) fn len(&self) -> usize {
+        self.waits.len()
     }
 }

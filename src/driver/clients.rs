@@ -3,7 +3,7 @@
 //! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
 
 use super::acknowledgements::{Acknowledgement, Standing, Whose, Written};
-use super::blocked::{Answer, Ended, Wait};
+use super::blocked::{Answer, Ended};
 use super::state::{dispatch, with, Driver};
 use crate::core::{Decision, Now, Reply, WaiterId};
 use crate::error::Error;
@@ -12,14 +12,20 @@ use crate::server::blocked::{self, BlockedClient, Handle};
 use crate::server::socket::Socket;
 use crate::server::{turn, Ctx, Str};
 
-/// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted.
+/// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted. `plans` unless it is certain
+/// that nothing has to be planned for the wait that was not before.
 pub(crate) fn block(
     ctx: Ctx<'_>,
     id: WaiterId,
     wanted: Option<Acknowledgement>,
-    now: Now,
+    (now, plans): (Now, bool),
 ) -> Result<(), Error> {
-    let blocked = block_client(ctx, id, wanted, now, |driver| driver.begin_wait(ctx));
+    let blocked = block_client(ctx, id, wanted, |driver| {
+        driver.begin_wait(ctx);
+        if plans || driver.in_cluster || !driver.alarm.is_set() {
+            driver.plan_at(ctx, now, None);
+        }
+    });
     if blocked.is_err() {
         with(ctx, |driver| {
             if !driver.locks.leave(id) {
@@ -39,32 +45,31 @@ pub(crate) fn block_until_acknowledged(
 ) -> Result<(), Error> {
     let id = with(ctx, |driver| driver.locks.next_wait_id());
     let now = ctx.now();
-    block_client(ctx, id, Some(wanted), now, |driver| {
+    block_client(ctx, id, Some(wanted), |driver| {
         driver.acknowledgements.insert(id, wanted, Written::Hold(standing), now.mono);
         driver.acknowledgements.listen(ctx);
+        driver.plan_at(ctx, now, None);
     })
 }
 
 /// Blocks the calling client, and then does what follows.
-#[inline]
+#[inline(always)]
 fn block_client(
     ctx: Ctx<'_>,
     id: WaiterId,
     wanted: Option<Acknowledgement>,
-    now: Now,
     then: impl FnOnce(&mut Driver),
 ) -> Result<(), Error> {
     let handle = blocked::block::<Waits>(ctx).ok_or(Error::CannotBlock)?;
     let client = ctx.client_id();
-    let known = with(ctx, |driver| driver.sockets.get(client));
+    let known = with(ctx, |driver| driver.waiting_clients.waits_again(client, id));
     let socket = known.unwrap_or_else(|| Socket::of_client(ctx, client));
     with(ctx, |driver| {
         if known.is_none() {
-            driver.sockets.put(client, socket);
+            driver.waiting_clients.insert(client, socket, id);
         }
         driver.blocked.insert(id, handle, (client, socket), wanted);
         then(driver);
-        driver.plan_at(ctx, now, None);
     });
     Ok(())
 }
@@ -116,22 +121,26 @@ impl BlockedClient for Waits {
     }
 
     fn disconnected(ctx: Ctx<'_>, handle: Handle) {
-        with(ctx, |driver| leave(driver, ctx, handle));
+        with(ctx, |driver| {
+            leave(driver, ctx, handle);
+            driver.waiting_clients.forget(ctx.client_id());
+        });
     }
 
     fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
         let was_told = with(ctx, |driver| {
-            // One that was answered with a grant is gone from there.
-            let wait = driver.blocked.remove(id);
+            // It is the one that was answered just now, if it was with a grant: that one is forgotten.
+            let was_told = !gone && driver.deliveries.ends_with(id);
+            let wait = if was_told { None } else { driver.blocked.remove(id) };
             if driver.blocked.is_empty() {
                 driver.locks.give_memory_back();
             }
-            if wait.as_ref().is_some_and(Wait::has_grant) {
+            if wait.is_some_and(|wait| wait.has_grant()) {
                 driver.revoke(id);
                 driver.plan_soon(ctx);
             }
-            wait.is_none() && !gone
+            was_told
         });
         if was_told {
             turn::at_end(ctx, turn_is_over);
@@ -139,9 +148,13 @@ impl BlockedClient for Waits {
     }
 }
 
-/// A waiter that has not been decided leaves.
+/// The calling client's waiter leaves, if it has not been decided.
 fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
-    let Some(id) = driver.blocked.of_handle(handle) else { return };
+    let id = driver.waiting_clients.last_wait(ctx.client_id());
+    let Some(id) = id.filter(|id| driver.blocked.has_handle(*id, handle)) else {
+        // One that was answered with a grant is gone.
+        return;
+    };
     if driver.acknowledgements.remove(id) {
         driver.revoke(id);
     }

@@ -28,6 +28,11 @@ impl Deliveries {
         self.0.push(Answered { id, client, socket });
     }
 
+    /// True if the last grant that was answered is this one.
+    pub(super) fn ends_with(&self, id: WaiterId) -> bool {
+        self.0.last().is_some_and(|answered| answered.id == id)
+    }
+
     /// A client is freed. Returns its grants of this turn, and whether it was told of them.
     ///
     /// It was not if the server had decided to close it (`CLIENT LIST` tells) before it sent anything. But if the client has

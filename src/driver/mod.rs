@@ -38,6 +38,7 @@ mod replicas;
 mod state;
 mod subscriptions;
 mod turn_ends;
+mod waiting_clients;
 
 pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
 pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_grants};

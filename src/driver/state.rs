@@ -11,13 +11,13 @@ use super::blocked::{BlockedClients, Ended};
 use super::delivery::Deliveries;
 use super::inboxes::Inboxes;
 use super::looks::Looks;
+use super::waiting_clients::WaitingClients;
 use crate::config;
 use crate::core::{
     ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, Unseen,
     WaiterId,
 };
 use crate::keyspace::Memory;
-use crate::server::socket::Sockets;
 use crate::server::{event_loop, events, key, Ctx, InCallback, Obstacle, ServerCell};
 use crate::stats::Stats;
 
@@ -39,7 +39,7 @@ pub(crate) struct Driver {
     pub(crate) locks: LockManager,
     pub(crate) stats: Stats,
     pub(super) blocked: BlockedClients,
-    pub(super) sockets: Sockets,
+    pub(super) waiting_clients: WaitingClients,
     pub(super) deliveries: Deliveries,
     pub(super) acknowledgements: Acknowledgements,
     pub(super) inboxes: Inboxes,
@@ -93,14 +93,12 @@ impl Driver {
     }
 
     /// As [`LockManager::tables`], of the tables beside it.
-    pub(super) fn tables(&self) -> [(&'static CStr, usize); 6] {
-        let (blocked, handles) = self.blocked.lens();
+    pub(super) fn tables(&self) -> [(&'static CStr, usize); 5] {
         [
-            (c"table_blocked_clients", blocked),
-            (c"table_blocked_handles", handles),
+            (c"table_blocked_clients", self.blocked.len()),
             (c"table_answered_grants", self.deliveries.len()),
             (c"table_awaiting_replicas", self.acknowledgements.len()),
-            (c"table_sockets", self.sockets.len()),
+            (c"table_sockets", self.waiting_clients.len()),
             (c"table_inboxes", self.inboxes.len()),
         ]
     }
@@ -201,7 +199,7 @@ impl Driver {
         if self.listens_in_vain() {
             self.hears_clients = false;
             events::ignore_clients(ctx);
-            self.sockets.clear();
+            self.waiting_clients.clear();
         }
     }
 
@@ -360,7 +358,11 @@ fn client_closed(ctx: Ctx<'_>, client: u64) {
     let freed = deliveries.client_freed(ctx, client);
     with(ctx, |driver| {
         driver.deliveries = deliveries;
-        driver.sockets.forget(client);
+        // If it waits still, the server is about to say so.
+        let waits = driver.waiting_clients.last_wait(client).is_some_and(|id| driver.blocked.contains(id));
+        if !waits {
+            driver.waiting_clients.forget(client);
+        }
         driver.inboxes.forget(client);
         let now = ctx.now();
         let mut follows = !freed.is_empty();

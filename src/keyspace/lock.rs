@@ -175,6 +175,7 @@ impl<'a> Lock<'a> {
 
     /// The end of the first lease, if the lock will be free earlier than the stored TTL says. An external client that has
     /// read that TTL would sleep too long.
+    #[inline(always)]
     pub(crate) fn shortened_to(&self) -> Option<i64> {
         let stored_end = self.stored_end?;
         let first_end = self.holders.first_end()?;

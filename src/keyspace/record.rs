@@ -127,7 +127,7 @@ impl Record {
             }
             let is_owner = |name: &&[u8]| !matches!(name, [] | [b'#', ..]);
             if let Some(name) = rest.strip_prefix(b" o").filter(is_owner) {
-                (owner, rest) = (Some(Owner::new(name)), &[]);
+                (owner, rest) = (Some(Box::new(Owner::new(name))), &[]);
             }
             let reply = Reply { mode, holds, token, owner };
             record.granted = Some(Granted { reply, end, unconfirmed });
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        let owner = Some(Owner::new(b"o w\0n:er"));
+        let owner = Some(Box::new(Owner::new(b"o w\0n:er")));
         let reply = |mode, holds, token| Reply { mode, holds, token, owner: None };
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
         let granted = |reply, end| Some(Granted { reply, end, unconfirmed: false });

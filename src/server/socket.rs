@@ -4,8 +4,6 @@
 
 use std::ffi::c_int;
 
-use foldhash::HashMap;
-
 use crate::server::{caller, Ctx};
 
 /// The socket of a client that is blocked. Only looked at: it stays the server's.
@@ -39,39 +37,6 @@ impl Socket {
         } else {
             0
         }
-    }
-}
-
-/// The sockets of clients that have been blocked: to ask costs more than all else that a wait does. A client keeps its socket
-/// as long as it lives, and its id is never another's.
-#[derive(Default)]
-pub(crate) struct Sockets(HashMap<u64, Option<Socket>>);
-
-impl Sockets {
-    /// The socket of a client, if it was asked for before; `None` inside if the server did not say.
-    pub(crate) fn get(&self, client: u64) -> Option<Option<Socket>> {
-        self.0.get(&client).copied()
-    }
-
-    pub(crate) fn put(&mut self, client: u64, socket: Option<Socket>) {
-        self.0.insert(client, socket);
-    }
-
-    /// The client is freed.
-    pub(crate) fn forget(&mut self, client: u64) {
-        if !self.0.is_empty() {
-            self.0.remove(&client);
-        }
-    }
-
-    /// Forgets all sockets: the module does not get events of freed clients any more.
-    pub(crate) fn clear(&mut self) {
-        self.0 = HashMap::default();
-    }
-
-    /// How many are remembered.
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
     }
 }
 

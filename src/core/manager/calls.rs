@@ -119,7 +119,7 @@ pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusa
         true
     } else if let Some(reply) = granted.filter(|_| !step.has_ended(id)) {
         let asked = Owner::new(id.asked());
-        let owner = reply.owner.as_ref().unwrap_or(&asked);
+        let owner = reply.owner.as_deref().unwrap_or(&asked);
         let released = step.holders.release(owner.as_bytes(), ReleaseScope::OneOf(reply.mode), None).is_ok();
         if released {
             step.unbind_request(owner, id);

@@ -115,6 +115,7 @@ impl Parts {
     }
 
     /// True if nothing has to be remembered about this lock.
+    #[inline(always)]
     pub(super) fn is_idle(&self, lock: LockIdx) -> bool {
         self.table.get(lock).is_some_and(|state| {
             state.queue.is_empty()
@@ -129,6 +130,7 @@ impl Parts {
     }
 
     /// Forgets a lock about which nothing has to be remembered.
+    #[inline(always)]
     pub(super) fn drop_if_idle(&mut self, lock: LockIdx) {
         if self.is_idle(lock) {
             self.table.remove(lock);
@@ -136,6 +138,7 @@ impl Parts {
     }
 
     /// Adapts the schedule to what the lock's fairness wants.
+    #[inline(always)]
     pub(super) fn schedule_window(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
             self.windows.set(lock, &mut state.window_planned, state.fairness.deadline());
@@ -143,6 +146,7 @@ impl Parts {
     }
 
     /// Sets when the first lease of a lock ends; `None` if nobody waits for that, but maybe its owner, who is to be told.
+    #[inline(always)]
     pub(super) fn schedule_lease(&mut self, lock: LockIdx, end: Option<WallMs>) {
         let Some(state) = self.table.get_mut(lock) else { return };
         if end.is_none() && state.has_owners_to_tell() {
@@ -225,7 +229,7 @@ impl Parts {
     }
 
     /// A wait was decided: its client, which is blocked by it, is answered. Or it is told by a message.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide(&mut self, id: WaiterId, lock: LockIdx, request: &Request, decision: Decision) {
         match &request.notify {
             None => self.decisions.push_back((id, decision)),
@@ -313,6 +317,7 @@ impl Parts {
     }
 
     /// A wait has ended, with a grant or as its time was over.
+    #[inline(always)]
     pub(super) fn count_wait(&mut self, lock: LockIdx, waited: MonoUs) {
         let Some((name, state)) = self.table.named_state(lock) else { return };
         self.statistics.waited(name, &mut state.place_in_top, waited);
@@ -345,6 +350,7 @@ impl Parts {
 
     /// Adds a wait to the queue of its lock: a request, whose owner `holds` the lock or not, with its ticket and since when it
     /// waits.
+    #[inline(always)]
     pub(super) fn insert_wait(
         &mut self,
         lock: LockIdx,
@@ -372,6 +378,7 @@ impl Parts {
 
     /// A wait is granted: it leaves its queue, and the grant is on its way to the client. Returns how long it has waited, and
     /// whether its owner waits still.
+    #[inline(always)]
     pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) -> (MonoUs, bool) {
         let Some(ended) = self.waiters.grant(id, now.mono, begins) else {
             return defect!("an unknown wait is granted", (0, false));
@@ -381,6 +388,7 @@ impl Parts {
         (waited, waits_more)
     }
 
+    #[inline(always)]
     fn leave_queue(
         &mut self,
         id: WaiterId,
@@ -424,9 +432,10 @@ impl Parts {
     }
 
     /// Notes in the queues which waits are of owners who wait for other locks too.
+    #[inline(always)]
     pub(super) fn mark_crossing(&mut self, crossing: Crossing) {
         // Nearly every owner waits for one lock at a time.
-        if crossing == Crossing::default() {
+        if crossing.is_empty() {
             return;
         }
         for (ids, crosses) in [(crossing.begin, true), (crossing.cease, false)] {
@@ -510,7 +519,7 @@ impl Parts {
     }
 
     /// Ends the waits of those whose holds have ended although they wait still. Nearly always there are none.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end_lost(&mut self, lock: LockIdx, decision: &Decision) {
         if !self.lost_bundles.is_empty() {
             self.end_lost_bundles(decision);
@@ -547,6 +556,7 @@ impl Parts {
 
     /// A grant has reached its client, and nothing follows from that, as with nearly all. False if something may: nothing is
     /// done then.
+    #[inline(always)]
     pub(super) fn confirm_plain(&mut self, id: WaiterId) -> bool {
         let is_plain = |wait: &&Wait| {
             let Request { id, bind, notify, confirmed_later, .. } = wait.request();

@@ -35,6 +35,8 @@ pub(super) struct Step<'a> {
     pub(super) holders: &'a mut Holders,
     pub(super) records: &'a mut dyn Records,
     pub(super) now: Now,
+    /// The lock was granted to somebody who waited.
+    handed_over: bool,
 }
 
 /// What the caller of a step has to know of the lock when it has written it.
@@ -98,13 +100,14 @@ impl<'a> Step<'a> {
         now: Now,
     ) -> Step<'a> {
         let (name, lock) = (known.name(), parts.table.handle_of(known));
-        let mut step = Step { parts, name, lock, who, holders, records, now };
+        let mut step = Step { parts, name, lock, who, holders, records, now, handed_over: false };
         if let Some(lock) = lock {
             step.catch_up(lock);
         }
         step
     }
 
+    #[inline(always)]
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
         self.forget_voided(lock);
@@ -117,7 +120,7 @@ impl<'a> Step<'a> {
     }
 
     /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
-    #[inline]
+    #[inline(always)]
     fn forget_voided(&mut self, lock: LockIdx) {
         let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
             return;
@@ -191,6 +194,7 @@ impl<'a> Step<'a> {
         }
     }
 
+    #[inline(always)]
     fn put_away(&mut self, lock: LockIdx) -> InHand {
         if self.parts.tells_owners {
             self.settle_held(lock, self.who);
@@ -201,6 +205,7 @@ impl<'a> Step<'a> {
         let alone = self.holders.alone();
         let plain = alone.filter(|(_, token)| token.is_none()).map(|(hold, _)| hold);
         let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
+        let handed_over = self.handed_over;
         let bundles = &self.parts.waiters.bundles;
         let is_reserved = !bundles.is_empty() && self.holders.is_free() && bundles.is_reserved(lock);
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
@@ -208,7 +213,7 @@ impl<'a> Step<'a> {
             let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_on_its_way() || is_bound;
             let is_kept = is_wanted || state.plain_hold.is_some();
             let plain = plain.filter(|_| if forgets { !state.queue.is_empty() } else { is_kept });
-            if state.plain_hold.as_ref() != plain {
+            if handed_over || state.plain_hold.as_ref() != plain {
                 state.plain_hold = plain.map(|hold| Hold { renewed: false, ..hold.clone() });
             }
             if alone.is_none() {
@@ -238,6 +243,7 @@ impl<'a> Step<'a> {
     }
 
     /// Revokes the grants that did not reach their clients.
+    #[inline(always)]
     fn revoke(&mut self, lock: LockIdx) {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
@@ -274,6 +280,7 @@ impl<'a> Step<'a> {
     }
 
     /// Ends and renews the holds that depend on connections.
+    #[inline(always)]
     fn follow_connections(&mut self, lock: LockIdx) {
         if !self.parts.sessions.knows(lock) {
             return;
@@ -365,6 +372,7 @@ impl<'a> Step<'a> {
     }
 
     /// The wait that can be decided next. If that could be a part, its bundle is due.
+    #[inline(always)]
     fn next_in_line(&mut self, lock: LockIdx) -> Option<WaiterId> {
         let mut due = SmallVec::<[WaiterId; 4]>::new();
         let next = self.parts.state(lock)?.queue.next(|id| {
@@ -403,6 +411,7 @@ impl<'a> Step<'a> {
         waits: bool,
     ) -> Reply {
         let Grant { reply, set, before, written } = grant;
+        self.handed_over = true;
         let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
@@ -526,6 +535,7 @@ impl<'a> Step<'a> {
     }
 
     /// Grants a request that comes first, if the holders admit it.
+    #[inline(always)]
     fn grant(&mut self, request: &Request, to: To) -> Result<Grant, NotGranted> {
         let owner = request.owner.as_bytes();
         let holds = match self.admits(owner, request.wants) {
@@ -706,7 +716,7 @@ impl<'a> Step<'a> {
     /// Answers a call that came again, maybe on another connection because the first was lost: the hold depends on the
     /// connection that asks now, and is not revoked if the first answer did not arrive.
     pub(super) fn repeat(&mut self, request: &Request, reply: &Reply) {
-        let owner = reply.owner.as_ref().unwrap_or(&request.owner);
+        let owner = reply.owner.as_deref().unwrap_or(&request.owner);
         let Some(id) = &request.id else { return };
         let on_its_way = self.lock.and_then(|lock| self.parts.waiters.of_request(lock, id));
         let on_its_way = on_its_way.filter(|(_, wait)| wait.state() == WaitState::Granted).map(|(id, _)| id);
@@ -1008,6 +1018,7 @@ impl<'a> Step<'a> {
     }
 
     /// Forgets what is not needed any more of external clients, now or after a while.
+    #[inline(always)]
     fn settle_fairness(&mut self, lock: LockIdx) {
         let (is_free, now) = (self.holders.is_free(), self.now);
         let Some(state) = self.parts.state_mut(lock) else { return };
@@ -1018,12 +1029,19 @@ impl<'a> Step<'a> {
 
     /// Keeps an own deadline for the end of the first lease of every lock that somebody waits for. Returns whether there is
     /// one.
+    #[inline(always)]
     fn watch_lease(&mut self, lock: LockIdx) -> bool {
         let is_free = self.holders.is_free();
         let Some(state) = self.parts.state(lock) else { return false };
         let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
         if !is_waited_for && !state.has_owners_to_tell() {
-            self.parts.schedule_lease(lock, None);
+            if self.handed_over {
+                // The next call is likely to queue up again. Until the next step on the lock its plan stays, even if that leads to a
+                // look too many: to take it back and make it anew costs more.
+                self.parts.fragile.remove(lock);
+            } else {
+                self.parts.schedule_lease(lock, None);
+            }
             return false;
         }
         let ends_unheard = match self.holders {

@@ -21,6 +21,8 @@ pub(crate) struct Unseen {
     pub(crate) id: WaiterId,
     /// The waiter may wait for its own owner, which is to be searched for.
     pub(crate) may_be_in_cycle: bool,
+    /// There may be something to plan for it that was not before.
+    pub(crate) plans: bool,
 }
 
 /// See [`LockManager::queue_unseen`](super::LockManager::queue_unseen).
@@ -54,6 +56,7 @@ pub(super) fn queue(
     let holder_waits = parts.waiters.waits(hold.owner.as_bytes());
     let id = parts.waiters.next_id();
     parts.insert_wait(lock, (id, None), (request.clone(), false), deadline, (id.0, now.mono));
+    let planned = parts.state(lock).and_then(|state| state.lease_planned);
     if first_until.is_some() {
         // A plain hold does not outlive its field.
         parts.fragile.remove(lock);
@@ -61,5 +64,6 @@ pub(super) fn queue(
     }
     // As `may_be_in_cycle` has it.
     let may_be_in_cycle = holder_waits || parts.state(lock).is_some_and(|state| state.queue.has_crossing());
-    Some(Unseen { id, may_be_in_cycle })
+    let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));
+    Some(Unseen { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
 }

@@ -604,7 +604,7 @@ impl Model {
         let is_unconfirmed = by.is_some() && call.notify.is_some();
         let lease = if is_unconfirmed { Lease::AtLeast(now + call.grace()) } else { call.lease_from(now) };
         hold.set_lease(by, lease);
-        let owner = call.fence.then(|| Owner::new(OWNERS[call.owner]));
+        let owner = call.fence.then(|| Box::new(Owner::new(OWNERS[call.owner])));
         let mode = if call.shared { Mode::Shared } else { Mode::Exclusive };
         let reply = Reply { mode, holds: hold.exclusive + hold.shared, token, owner };
         if let Some(id) = call.id {

@@ -316,8 +316,11 @@ impl Real {
             None => Patience::Leaves,
         };
         let known = self.locks.look_up(at(key));
+        let planned = self.locks.next_wakeup(now, !self.paused);
         let (outcome, holders) = match self.locks.queue_unseen(known, &request, patience, false, now) {
-            Some(Unseen { id, may_be_in_cycle }) => {
+            Some(Unseen { id, may_be_in_cycle, plans }) => {
+                let wakeup = self.locks.next_wakeup(now, !self.paused);
+                assert!(plans || wakeup == planned, "something is to be planned");
                 let holders = visible(self, key).expect("a lock");
                 assert_eq!(may_be_in_cycle, self.locks.may_be_in_cycle(id, &holders));
                 (Outcome::Queued(id), holders)
