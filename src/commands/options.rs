@@ -327,7 +327,8 @@ impl Watchdog {
             return Ok(None);
         }
         let client = ctx.client_id();
-        if ctx.is_script() || !ctx.client_exists(client) {
+        // That of a script is not among the server's clients.
+        if !ctx.client_exists(client) {
             let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
             return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
         }

@@ -130,7 +130,6 @@ impl<S: Default> LockTable<S> {
     pub(super) fn insert(&mut self, lock: LockRef<'_>) -> LockIdx {
         self.changes += 1;
         let key: Rc<[u8]> = Rc::from(lock.key);
-        let named = Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() };
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -139,7 +138,12 @@ impl<S: Default> LockTable<S> {
             }
         };
         let place = &mut self.slots[slot as usize];
-        place.lock = Some(named);
+        // What is remembered of a lock is large: it is put together where it stays.
+        place.lock = Some(Named {
+            id: LockId { db: lock.db, key: key.clone() },
+            ready: None,
+            state: S::default(),
+        });
         let idx = LockIdx { slot, generation: place.generation };
         self.names.entry(lock.db).or_default().insert(key, idx);
         self.most = self.most.max(self.len());
@@ -182,7 +186,7 @@ impl<S: Default> LockTable<S> {
         else {
             return;
         };
-        let Some(named) = slot.lock.take() else { return };
+        let Some(named) = &slot.lock else { return };
         self.changes += 1;
         slot.generation = slot.generation.wrapping_add(1);
         if let Some(mark) = named.ready {
@@ -192,6 +196,8 @@ impl<S: Default> LockTable<S> {
         if let Some(in_db) = self.names.get_mut(&named.id.db) {
             in_db.remove(&named.id.key);
         }
+        // And dropped there.
+        slot.lock = None;
         if self.is_empty() && self.slots.len() > KEPT_SLOTS {
             self.names = BTreeMap::new();
             self.last = Cell::new(None);

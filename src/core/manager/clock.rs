@@ -17,6 +17,7 @@ const PAUSE_RETRY_MS: u64 = 2;
 
 /// See [`LockManager::tick`](super::LockManager::tick).
 pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> {
+    parts.watch_no_more();
     while let Some(id) = parts.deadlines.pop_due(now.mono) {
         if !parts.end_wait(id, Some(Decision::TimedOut)) {
             // It is the grace of a grant that is over.

@@ -74,6 +74,9 @@ pub(super) struct Parts {
     /// When the first lease ends of a lock that is held and that somebody waits for: natively or, as far as is known, as an
     /// external client. Or of which the owners are to be told.
     pub(super) leases: Calendar<WallMs, LockIdx>,
+    /// The lock that was handed over last, if that was to the last in line. It stays in `leases` until the timer comes or another
+    /// lock is handed over so: often somebody queues up again at once, and to take it out and put it back costs more.
+    pub(super) watched_on: Option<LockIdx>,
     /// When a fairness window is over, or forgotten that there were subscribers.
     pub(super) windows: Calendar<MonoUs, LockIdx>,
     /// Those of the locks with a lease on the schedule that can become free without an event.
@@ -194,6 +197,23 @@ impl Parts {
     pub(super) fn forget_held(&mut self, lock: LockIdx) {
         if let Some(state) = self.table.get_mut(lock) {
             state.held = Held::default();
+        }
+    }
+
+    /// Nobody waits for a lock any more that was handed over: see [`Parts::watched_on`].
+    pub(super) fn watch_on(&mut self, lock: LockIdx) {
+        if self.watched_on != Some(lock) {
+            self.watch_no_more();
+            self.watched_on = Some(lock);
+        }
+        self.fragile.remove(lock);
+    }
+
+    /// The end of that lock's lease is not watched any more, if nobody waits for it.
+    pub(super) fn watch_no_more(&mut self) {
+        if let Some(lock) = self.watched_on.take() {
+            self.unwatch_lease(lock);
+            self.drop_if_idle(lock);
         }
     }
 

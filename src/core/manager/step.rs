@@ -1035,10 +1035,8 @@ impl<'a> Step<'a> {
         let Some(state) = self.parts.state(lock) else { return false };
         let is_waited_for = !state.queue.is_empty() || (!is_free && state.fairness.has_subscribers());
         if !is_waited_for && !state.has_owners_to_tell() {
-            if self.handed_over {
-                // The next call is likely to queue up again. Until the next step on the lock its plan stays, even if that leads to a
-                // look too many: to take it back and make it anew costs more.
-                self.parts.fragile.remove(lock);
+            if self.handed_over && !is_free {
+                self.parts.watch_on(lock);
             } else {
                 self.parts.schedule_lease(lock, None);
             }

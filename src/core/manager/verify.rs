@@ -42,8 +42,8 @@ impl LockManager {
                 state.fairness.deadline(),
                 "the window of {id:?} is not scheduled"
             );
-            // One that was handed over to the last in line may keep its plan until the next step.
-            let watched = state.is_waited_for() || state.has_owners_to_tell() || state.plain_hold.is_some();
+            let watched = state.is_waited_for() || state.has_owners_to_tell();
+            let watched = watched || parts.watched_on == Some(lock);
             assert!(
                 watched || parts.table.is_ready(lock) || state.lease_planned.is_none(),
                 "{id:?} is watched for nobody"
