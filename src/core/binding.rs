@@ -199,10 +199,17 @@ impl Binding {
     }
 
     /// The connections that it depends on.
+    #[inline(always)]
     pub(super) fn connections(&self) -> Connections {
         let mut all = self.watchdogs.clone();
         self.ephemeral.iter().for_each(|connection| insert(&mut all, *connection));
         all
+    }
+
+    /// The same, one by one.
+    pub(super) fn each_connection(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        let only_ephemeral = self.ephemeral.iter().filter(|connection| !self.watchdogs.contains(connection));
+        self.watchdogs.iter().chain(only_ephemeral).copied()
     }
 
     /// When the hold was granted, if that is known.
@@ -256,9 +263,9 @@ impl Binding {
         self.requests.iter().any(|request| request.id == *id)
     }
 
-    /// The requests that bound it, and until when they may come again.
-    pub(super) fn into_requests(self) -> impl Iterator<Item = (RequestId, MonoUs)> {
-        self.requests.into_iter().map(|request| (request.id, request.until))
+    /// The binding ends. Returns the requests that it remembers, each with the time until when it may come again.
+    pub(super) fn take_requests(&mut self) -> impl Iterator<Item = (RequestId, MonoUs)> {
+        std::mem::take(&mut self.requests).into_iter().map(|request| (request.id, request.until))
     }
 
     /// The requests that are still remembered of those that made it end with their connection. One that is not remembered any

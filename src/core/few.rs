@@ -13,6 +13,18 @@ pub(super) enum Few<K, V> {
     Many(BTreeMap<K, V>),
 }
 
+impl<K: Ord + Clone, V> Few<K, V> {
+    /// The value of a key, which is made if there is none. `None` only if it has been lost.
+    pub(super) fn get_or_insert_with(&mut self, key: &K, new: impl FnOnce() -> V) -> Option<&mut V> {
+        if matches!(self, Few::None) {
+            *self = Few::One(key.clone(), new());
+        } else if self.get(key).is_none() {
+            self.insert(key.clone(), new());
+        }
+        self.get_mut(key)
+    }
+}
+
 impl<K: Ord, V> Few<K, V> {
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         match self {
@@ -59,6 +71,21 @@ impl<K: Ord, V> Few<K, V> {
                 }
                 value
             }
+        }
+    }
+
+    /// Drops the value of a key where it stands.
+    pub(super) fn discard(&mut self, key: &K) {
+        let is_empty = match self {
+            Few::None => true,
+            Few::One(one, _) => one == key,
+            Few::Many(many) => {
+                many.remove(key);
+                many.is_empty()
+            }
+        };
+        if is_empty {
+            *self = Few::None;
         }
     }
 
@@ -133,7 +160,17 @@ mod tests {
         few.retain(|key, value| *key < 3 && *value == 'e');
         few.insert(3, 'f');
         few.retain(|key, _| *key != 3);
-        assert_eq!((few.remove(&1), few.get(&2).copied(), few.remove(&2)), (Some('e'), Some('e'), Some('e')));
+        few.insert(4, 'g');
+        assert_eq!((few.get_or_insert_with(&4, || 'h').copied(), few.len()), (Some('g'), 3));
+        assert_eq!(few.get_or_insert_with(&6, || 'h').copied(), Some('h'));
+        few.discard(&6);
+        assert_eq!(Few::default().get_or_insert_with(&1, || 'i').copied(), Some('i'));
+        few.discard(&5);
+        few.discard(&4);
+        assert_eq!((few.remove(&1), few.get(&2).copied(), few.get(&4)), (Some('e'), Some('e'), None));
+        few.discard(&3);
+        assert_eq!(few.len(), 1);
+        few.discard(&2);
         assert!(few.is_empty());
     }
 }

@@ -248,6 +248,7 @@ impl Holders {
 
     /// Grants one more hold, which [`Holders::admits`] admits, to `owner` with a lease that ends at `expires_at`. A token that
     /// is given is the owner's from now on.
+    #[inline(always)]
     pub(super) fn add(&mut self, owner: &Owner, mode: Mode, expires_at: WallMs, token: Option<Token>) {
         if self.of(owner.as_bytes()).is_none() {
             let (exclusive, shared) = match mode {
@@ -276,6 +277,7 @@ impl Holders {
 
     /// Gives back a part of what `owner` holds; the lease of what is left is set anew if `expires_at` is
     /// given. Returns the holds that are left.
+    #[inline(always)]
     pub(crate) fn release(
         &mut self,
         owner: &[u8],

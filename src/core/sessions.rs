@@ -63,6 +63,7 @@ pub(super) struct Sessions {
 
 impl Sessions {
     /// True if a hold of this lock depends on a connection, or did.
+    #[inline(always)]
     pub(super) fn knows(&self, lock: LockIdx) -> bool {
         !self.of_locks.is_empty() && self.of_locks.contains_key(&lock)
     }
@@ -80,6 +81,7 @@ impl Sessions {
     }
 
     /// The owner's hold depends on a connection from now on.
+    #[inline(always)]
     pub(super) fn bind(
         &mut self,
         (lock, owner): (LockIdx, &Owner),
@@ -89,10 +91,8 @@ impl Sessions {
         now: Now,
     ) {
         let bindings = &mut self.of_locks.entry(lock).or_default().bindings;
-        if bindings.get(owner).is_none() {
-            bindings.insert(owner.clone(), Binding::new(lease, bind.begins.then_some(bind.since)));
-        }
-        let Some(binding) = bindings.get_mut(owner) else {
+        let new = || Binding::new(lease, bind.begins.then_some(bind.since));
+        let Some(binding) = bindings.get_or_insert_with(owner, new) else {
             return defect!("a binding is not where it was put");
         };
         let hold = (lock, owner.clone());
@@ -241,31 +241,35 @@ impl Sessions {
     }
 
     /// Takes a binding out of every index.
-    fn take(&mut self, hold: &BoundHold) -> Option<Binding> {
+    #[inline(always)]
+    fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
         let of_lock = self.of_locks.get_mut(&hold.0)?;
-        let binding = of_lock.bindings.remove(&hold.1)?;
+        let binding = of_lock.bindings.get_mut(&hold.1)?;
         of_lock.closed -= usize::from(binding.is_closed());
         self.ephemeral -= usize::from(binding.is_ephemeral());
+        plan(&mut self.renewals, hold, binding.due(), None);
+        plan(&mut self.sweeps, hold, binding.sweep_at(), None);
+        for connection in binding.each_connection() {
+            unlink(&mut self.by_connection, connection, hold);
+        }
+        let requests = binding.take_requests();
+        of_lock.bindings.discard(&hold.1);
         if of_lock.bindings.is_empty() {
             self.of_locks.remove(&hold.0);
         }
-        plan(&mut self.renewals, hold, binding.due(), None);
-        plan(&mut self.sweeps, hold, binding.sweep_at(), None);
-        for connection in binding.connections() {
-            unlink(&mut self.by_connection, connection, hold);
-        }
-        Some(binding)
+        Some(requests)
     }
 
     /// The owner holds nothing any more.
+    #[inline(always)]
     fn unbind(&mut self, hold: &BoundHold, name: &LockId) {
-        let Some(binding) = self.take(hold) else { return };
-        for (request, until) in binding.into_requests() {
+        for (request, until) in self.take(hold).into_iter().flatten() {
             self.ended.insert(name.clone(), request, until);
         }
     }
 
     /// Ends the bindings of those who hold nothing any more, of whom that may be so.
+    #[inline(always)]
     pub(super) fn unbind_ended(
         &mut self,
         lock: LockIdx,
@@ -316,6 +320,7 @@ impl Sessions {
     }
 
     /// Ends the holds whose connection has closed, and renews those whose time it is. Returns the leases that were set so.
+    #[inline(always)]
     pub(super) fn follow(
         &mut self,
         (lock, name): (LockIdx, &LockId),
@@ -458,6 +463,7 @@ impl Sessions {
 }
 
 /// Something that was planned for one time is planned for another.
+#[inline(always)]
 fn plan(
     planned: &mut BTreeSet<(MonoUs, BoundHold)>,
     hold: &BoundHold,
@@ -475,6 +481,7 @@ fn plan(
     }
 }
 
+#[inline(always)]
 fn unlink(
     by_connection: &mut HashMap<ConnectionId, Few<BoundHold, ()>>,
     connection: ConnectionId,

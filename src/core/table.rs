@@ -139,11 +139,8 @@ impl<S: Default> LockTable<S> {
         };
         let place = &mut self.slots[slot as usize];
         // What is remembered of a lock is large: it is put together where it stays.
-        place.lock = Some(Named {
-            id: LockId { db: lock.db, key: key.clone() },
-            ready: None,
-            state: S::default(),
-        });
+        place.lock =
+            Some(Named { id: LockId { db: lock.db, key: key.clone() }, ready: None, state: S::default() });
         let idx = LockIdx { slot, generation: place.generation };
         self.names.entry(lock.db).or_default().insert(key, idx);
         self.most = self.most.max(self.len());

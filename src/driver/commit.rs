@@ -18,6 +18,7 @@ pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut 
 
 /// Writes a lock, and sees to it that external clients are told what they have to know: that it is free, also if
 /// it is only now that anybody sees so; or when its first lease ends, if that is `shortened`.
+#[inline(always)]
 pub(super) fn store(
     ctx: Ctx<'_>,
     at: LockRef<'_>,
