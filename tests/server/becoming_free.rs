@@ -29,7 +29,22 @@ crate::on_every_server!(
     a_string_set_over_it_is_noticed_when_the_lease_ends,
     among_twenty_thousand_volatile_keys,
     what_is_remembered_of_a_hand_over_is_compared_with_the_key,
+    a_newcomer_sees_what_stands_over_a_lock,
 );
+
+/// A newcomer does not look at the key if another one has just done so. What raises no event is seen soon all the same.
+fn a_newcomer_sees_what_stands_over_a_lock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        assert_eq!(a.call("SET k v"), "OK");
+        until("a newcomer looks", || a.call("LOCK.ACQUIRE k c BLOCK 1").starts_with("WRONGTYPE"));
+        assert!(b.recv().starts_with("WRONGTYPE"));
+        assert_eq!(a.call("DEL k"), "1");
+        until("nothing is remembered", || a.info("lock", "lock_table_locks") == "0");
+    });
+}
 
 /// The hold of a lock that was handed over is remembered until the lock is free. The key is the truth all the same.
 fn what_is_remembered_of_a_hand_over_is_compared_with_the_key(flavor: Flavor) {

@@ -578,6 +578,52 @@ fn a_hold_that_was_handed_over_is_remembered() {
     }
 }
 
+#[test]
+fn a_newcomer_takes_for_granted_what_another_has_just_seen() {
+    let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
+    let waits = Patience::Waits { deadline: None, at_most: Some(5), on_primary: true };
+    let call = |owner| Call { owner, lease: 10_000, ..Call::default() }.request();
+    let with_id = || Call { owner: 3, id: Some(0), ..Call::default() }.request();
+    let mut holders = Holders::Exclusive(Hold { expires_at: 1_000, ..hold(OWNERS[0], 1, 0) });
+    let mut beside = Beside::default();
+    let mut locks = LockManager::default();
+    let known = |locks: &LockManager| locks.look_up(at(b"k"));
+    let unseen = |locks: &mut LockManager, request: &Request, patience, ms| {
+        let queued = locks.queue_unseen(known(locks), request, patience, false, at_ms(ms));
+        locks.verify();
+        queued.map(|unseen| unseen.id)
+    };
+    assert_eq!(unseen(&mut locks, &call(1), waits, 0), None, "nothing is known of it");
+    let mut looks = |locks: &mut LockManager, owner, ms| {
+        let known = locks.look_up(at(b"k"));
+        let (outcome, _) = locks.acquire(known, &mut holders, &mut beside, &call(owner), waits, at_ms(ms));
+        let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
+        locks.verify();
+        id
+    };
+    let first = looks(&mut locks, 1, 0);
+    let second = unseen(&mut locks, &call(2), waits, 99).expect("it is known that it has to wait");
+    assert_eq!(locks.waiters_of(at(b"k")), [first, second]);
+    // The holder may re-enter, who does not wait is told so, a call with an id may be a retry, and there may be too many.
+    assert_eq!(unseen(&mut locks, &call(0), waits, 99), None);
+    assert_eq!(unseen(&mut locks, &call(3), Patience::Leaves, 99), None);
+    assert_eq!(unseen(&mut locks, &with_id(), waits, 99), None);
+    let few = Patience::Waits { deadline: None, at_most: Some(2), on_primary: true };
+    assert_eq!(unseen(&mut locks, &call(3), few, 99), None);
+    let on_replica = Patience::Waits { deadline: None, at_most: None, on_primary: false };
+    assert_eq!(unseen(&mut locks, &call(3), on_replica, 99), None);
+    // That was long ago.
+    assert_eq!(unseen(&mut locks, &call(3), waits, 100), None);
+    let third = looks(&mut locks, 3, 990);
+    assert_eq!(locks.waiters_of(at(b"k")), [first, second, third]);
+    assert_eq!(unseen(&mut locks, &call(2), waits, 1_000), None, "the lease is over");
+    locks.quarantine(Some(2_000_000), at_ms(991));
+    assert_eq!(unseen(&mut locks, &call(2), waits, 991), None, "others may hold it");
+    locks.quarantine(None, at_ms(992));
+    locks.key_changed(at(b"k"), KeyChange::Changed, at_ms(993));
+    assert_eq!(unseen(&mut locks, &call(2), waits, 993), None, "somebody has changed it");
+}
+
 /// External clients wait for the end of a lease. The timer is late, and the server's clock older than ours: it shows the hold
 /// once more.
 #[test]
