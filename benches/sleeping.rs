@@ -43,13 +43,30 @@ fn main() -> Outcome<()> {
 }
 
 fn instructions(sizes: &[usize], results: &mut Results) -> Outcome<()> {
+    let mut of_few = None;
     for size in sizes.iter().filter(|size| !is_quick() || **size <= 200) {
         let (module, floor) = sleeping::count_both(*size)?;
         let clients = thousands(*size);
         eprintln!("{clients} clients: {:.2} turns of the event loop, floor {:.2}", module.turns, floor.turns);
         let what = format!("sleeping: instructions, {clients} clients");
         let base = ("floor", floor.instructions);
-        results.ratio(&what, Unit::Instructions, module.instructions, base, Target::None);
+        results.ratio(
+            &what,
+            Unit::Instructions,
+            module.instructions,
+            base,
+            if *size <= 200 { Target::AtMost(2.0) } else { Target::None },
+        );
+        let few = *of_few.get_or_insert(module.instructions);
+        if *size == SIZES[SIZES.len() - 1] {
+            results.ratio(
+                &what,
+                Unit::Instructions,
+                module.instructions,
+                ("2 clients", few),
+                Target::AtMost(1.25),
+            );
+        }
     }
     Ok(())
 }

@@ -40,10 +40,9 @@ pub(super) fn notify(
     if rest.acknowledged {
         return Err(args.excluded("NOTIFY", "REPLICAS"));
     }
-    let client = ctx.client_id();
-    if ctx.is_script() || !ctx.client_exists(client) {
+    let Some(client) = ctx.connection() else {
         return refuse("NOTIFY needs a connection, which a script does not have,");
-    }
+    };
     Ok(Rc::new(Notify {
         inbox: driver::inbox(ctx, inbox)?,
         connection: ConnectionId(client),

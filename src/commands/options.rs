@@ -326,12 +326,10 @@ impl Watchdog {
         if !watchdog && !ephemeral {
             return Ok(None);
         }
-        let client = ctx.client_id();
-        // That of a script is not among the server's clients.
-        if !ctx.client_exists(client) {
+        let Some(client) = ctx.connection() else {
             let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
             return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
-        }
+        };
         let max_ms = self.max_ms.or_else(config::max_watchdog);
         Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
     }

@@ -94,6 +94,7 @@ impl Binding {
     }
 
     /// Makes the hold depend on a connection. Returns those on which it does not depend any more.
+    #[inline(always)]
     pub(super) fn bind(
         &mut self,
         NewBind { bind, takes, since, .. }: NewBind,

@@ -15,6 +15,7 @@ pub(super) enum Few<K, V> {
 
 impl<K: Ord + Clone, V> Few<K, V> {
     /// The value of a key, which is made if there is none. `None` only if it has been lost.
+    #[inline(always)]
     pub(super) fn get_or_insert_with(&mut self, key: &K, new: impl FnOnce() -> V) -> Option<&mut V> {
         if matches!(self, Few::None) {
             *self = Few::One(key.clone(), new());
@@ -26,6 +27,7 @@ impl<K: Ord + Clone, V> Few<K, V> {
 }
 
 impl<K: Ord, V> Few<K, V> {
+    #[inline(always)]
     pub(super) fn get(&self, key: &K) -> Option<&V> {
         match self {
             Few::None => None,
@@ -34,6 +36,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         match self {
             Few::None => None,
@@ -75,6 +78,7 @@ impl<K: Ord, V> Few<K, V> {
     }
 
     /// Drops the value of a key where it stands.
+    #[inline(always)]
     pub(super) fn discard(&mut self, key: &K) {
         let is_empty = match self {
             Few::None => true,

@@ -367,6 +367,7 @@ impl Sessions {
     }
 
     /// Ends the holds whose connection has closed. Returns how many.
+    #[inline(always)]
     fn end_closed(
         &mut self,
         lock: LockIdx,
@@ -390,6 +391,7 @@ impl Sessions {
     }
 
     /// Ends the bindings that are about other holds than those that there are now.
+    #[inline(always)]
     fn settle_doubts(&mut self, lock: LockIdx, name: &LockId, holders: &Holders, now: Now) {
         let Some(of_lock) = self.of_locks.get_mut(&lock) else { return };
         if !std::mem::take(&mut of_lock.doubtful) {
