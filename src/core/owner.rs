@@ -92,7 +92,7 @@ mod tests {
     fn an_owner_is_its_bytes_however_long() {
         let names: Vec<Vec<u8>> = [0, 1, SHORT - 1, SHORT, SHORT + 1, 255, 256, 1024]
             .into_iter()
-            .map(|len| (0..len).map(|at| (at % 251) as u8).collect())
+            .map(|len| (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect())
             .collect();
         let by_owner: HashMap<Owner, usize> =
             names.iter().map(|name| (Owner::new(name), name.len())).collect();
