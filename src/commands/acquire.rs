@@ -71,7 +71,7 @@ impl Command for Acquire {
         let remembered = super::look_up(ctx, &call.key);
         let unseen = driver::queue_unseen(ctx, &remembered, &call.request, patience, now);
         if let Some(Unseen { id, may_be_in_cycle, plans }) = unseen {
-            refuse_deadlock(ctx, id, may_be_in_cycle)?;
+            let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
             return driver::block(ctx, id, call.wanted, (now, plans));
         }
         let (outcome, may_be_in_cycle) = look_and_acquire(ctx, &call, remembered, patience, now)?;
@@ -91,7 +91,7 @@ impl Command for Acquire {
             Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted, (now, true)),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
-                refuse_deadlock(ctx, id, may_be_in_cycle)?;
+                let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
                 // Both pass on what was decided, too.
                 if call.request.notify.is_none() {
                     return driver::block(ctx, id, call.wanted, (now, true));
@@ -109,14 +109,17 @@ impl Command for Acquire {
     }
 }
 
-/// Fails if the waiter waits for its own owner, which is searched for if it may.
+/// Fails if the waiter waits for its own owner, which is searched for if it may. Returns the time after that: a search can be long.
 #[inline]
-fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool) -> Result<(), Error> {
+fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) -> Result<Now, Error> {
     let reported = config::deadlock_detection();
     if !may_be_in_cycle || !(reported || driver::with(ctx, |driver| driver.locks.has_bundles())) {
-        return Ok(());
+        return Ok(now);
     }
-    driver::deadlock_of(ctx, id, reported).map_or(Ok(()), |cycle| Err(Error::Deadlock(cycle)))
+    match driver::deadlock_of(ctx, id, reported) {
+        Some(cycle) => Err(Error::Deadlock(cycle)),
+        None => Ok(ctx.now()),
+    }
 }
 
 /// Opens the lock, and takes it or queues up for it. If it is queued: whether it may wait for its own owner.

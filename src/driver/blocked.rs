@@ -60,6 +60,11 @@ impl Wait {
         self.socket.is_some_and(Socket::is_hung_up)
     }
 
+    /// The client that it blocks, by its id.
+    pub(super) fn client(&self) -> u64 {
+        self.client
+    }
+
     /// True if it was granted the lock, told or not.
     pub(super) fn has_grant(&self) -> bool {
         self.ended.as_ref().is_some_and(Ended::is_grant)

@@ -48,6 +48,7 @@ pub(crate) fn block_until_acknowledged(
     block_client(ctx, id, Some(wanted), |driver| {
         driver.acknowledgements.insert(id, wanted, Written::Hold(standing), now.mono);
         driver.acknowledgements.listen(ctx);
+        driver.listen_to_clients(ctx);
         driver.plan_at(ctx, now, None);
     })
 }
@@ -135,6 +136,11 @@ impl BlockedClient for Waits {
             let wait = if was_told { None } else { driver.blocked.remove(id) };
             if driver.blocked.is_empty() {
                 driver.locks.give_memory_back();
+            }
+            if gone {
+                if let Some(wait) = &wait {
+                    driver.waiting_clients.forget(wait.client());
+                }
             }
             if wait.is_some_and(|wait| wait.has_grant()) {
                 driver.revoke(id);

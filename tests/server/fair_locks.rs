@@ -2,12 +2,13 @@
 
 //! Redisson's fair locks, by what they store; the real ones are in `redisson::other_locks`.
 
-use crate::support::{in_world, Client, Flavor};
+use crate::support::{in_world, until, Client, Flavor};
 
 crate::on_every_server!(
     only_who_still_waits_makes_a_fair_lock,
     who_holds_the_lock_can_always_give_it_back,
     a_retry_is_answered_all_the_same,
+    a_newcomer_sees_who_waits_as_for_a_fair_lock,
 );
 
 const COMMANDS: [&str; 6] = [
@@ -18,6 +19,24 @@ const COMMANDS: [&str; 6] = [
     "LOCK.BREAK k",
     "LOCK.INFO k",
 ];
+
+/// Not every newcomer looks at the lock, but soon one does, also where its holder has to do with it all the time.
+fn a_newcomer_sees_who_waits_as_for_a_fair_lock(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        assert_eq!(a.call("LOCK.ACQUIRE k a WATCHDOG"), "1");
+        let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        waits_for(&mut a, 100_000);
+        until("a newcomer looks", || {
+            a.call("LOCK.ACQUIRE k a");
+            a.call("LOCK.ACQUIRE k c BLOCK 1").starts_with("WRONGTYPE")
+        });
+        assert_eq!(a.call("LOCK.RELEASE k a ALL"), "0");
+        assert_eq!(b.recv(), "1");
+        a.call("DEL redisson_lock_timeout:{k}");
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0");
+    });
+}
 
 /// Somebody waits in the fair lock `k` until then, in milliseconds from now.
 fn waits_for(client: &mut Client, ms: i64) {

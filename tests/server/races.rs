@@ -16,6 +16,7 @@ crate::on_every_server!(
     a_grant_to_the_last_client_is_revoked,
     a_deadline_in_the_turn_of_a_release_counts,
     an_unblock_in_the_turn_of_a_release_has_one_outcome,
+    a_client_that_is_unblocked_and_killed_is_forgotten,
     a_grant_that_was_given_back_meanwhile_is_not_revoked_twice,
     a_client_that_got_its_answer_and_left_keeps_the_lock,
     many_waiters_come_and_go,
@@ -188,6 +189,40 @@ fn an_unblock_in_the_turn_of_a_release_has_one_outcome(flavor: Flavor) {
             assert_eq!(b.call("PING"), "PONG");
             assert_eq!(a.call("LOCK.RELEASE k c"), "0");
         }
+    });
+}
+
+/// What is known of clients that have waited goes with them, however they go, also while others wait.
+fn a_client_that_is_unblocked_and_killed_is_forgotten(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        a.call("LOCK.ACQUIRE k a");
+        let mut stays = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
+        for ends in [
+            &["CLIENT UNBLOCK", "CLIENT KILL ID"][..],
+            &["CLIENT KILL ID"],
+            &["LOCK.BREAK l", "CLIENT KILL ID"],
+        ] {
+            a.call("LOCK.ACQUIRE l a");
+            let goes = world.waiting("LOCK.ACQUIRE l c BLOCK 0");
+            let lines: Vec<String> =
+                ends.iter()
+                    .map(|end| {
+                        if end.starts_with("LOCK") {
+                            (*end).to_owned()
+                        } else {
+                            format!("{end} {}", goes.id)
+                        }
+                    })
+                    .collect();
+            a.send_at_once(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+            lines.iter().for_each(|_| drop(a.recv()));
+            until("one client is known", || a.info("lock", "lock_table_sockets") == "1");
+            a.call("LOCK.BREAK l");
+        }
+        assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+        assert_eq!(stays.recv(), "1");
+        assert_eq!(a.call("LOCK.RELEASE k b"), "0");
     });
 }
 

@@ -85,8 +85,12 @@ impl LockManager {
         let who = MayHaveEnded::Of(&request.owner);
         let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         step.serve_first();
+        // Of a holder, and of a call that may be a retry, it is not looked whether others wait in an order of theirs.
+        let looks = request.id.is_none() && !step.wants_more(request);
         let outcome = calls::acquire(&mut step, request, patience);
-        step.was_seen();
+        if looks {
+            step.was_seen();
+        }
         (outcome, step.let_go())
     }
 

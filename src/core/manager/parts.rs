@@ -35,7 +35,7 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
     /// When the exclusive hold was granted that is there, as far as is known.
     pub(super) held_since: Option<MonoUs>,
-    /// When an acquire has looked at the key last.
+    /// When a newcomer has looked at the key last, and at what stands beside it.
     pub(super) seen: Option<MonoUs>,
     /// For when it stands in [`Parts::leases`].
     pub(super) lease_planned: Option<WallMs>,

@@ -1003,7 +1003,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// An acquire has looked at the key, and at what stands beside it.
+    /// A newcomer has looked at the key, and at what stands beside it.
     pub(super) fn was_seen(&mut self) {
         let now = self.now.mono;
         if let Some(state) = self.state_mut() {
