@@ -36,6 +36,7 @@ NEEDED = {
     "quarantine-skipped": "a restart without data",
     "deletion-unnoticed": "strangers who write to keys",
     "memory-before-the-key": "strangers who write to keys",
+    "newcomers-never-look": "strangers who write to keys",
     "token-begins-anew": "strangers who write to keys",
     "write-in-a-notification": "strangers who write to keys",
     "guard-trusts-the-first-look": "guarded scripts",
