@@ -9,7 +9,7 @@ use crate::config;
 use crate::core::{ConnectionId, Notify};
 use crate::driver;
 use crate::error::Error;
-use crate::server::Ctx;
+use crate::server::{caller, Ctx};
 
 /// What the rest of the call says.
 pub(super) struct Rest<'a> {
@@ -40,7 +40,7 @@ pub(super) fn notify(
     if rest.acknowledged {
         return Err(args.excluded("NOTIFY", "REPLICAS"));
     }
-    let Some(client) = ctx.connection() else {
+    let Some(client) = caller::connection(ctx) else {
         return refuse("NOTIFY needs a connection, which a script does not have,");
     };
     Ok(Rc::new(Notify {

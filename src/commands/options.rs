@@ -11,7 +11,7 @@ use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope, Wants};
 use crate::driver::{self, Acknowledgement};
 use crate::error::Error;
 use crate::server::arguments::{text, Argument, Kind};
-use crate::server::{replication, Ctx};
+use crate::server::{caller, replication, Ctx};
 
 /// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
 const WITHIN_MS: u32 = 1000;
@@ -326,7 +326,7 @@ impl Watchdog {
         if !watchdog && !ephemeral {
             return Ok(None);
         }
-        let Some(client) = ctx.connection() else {
+        let Some(client) = caller::connection(ctx) else {
             let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
             return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
         };

@@ -2,13 +2,14 @@
 
 //! Who calls: the user, the address, and what that user may read.
 
+use std::cell::{Cell, OnceCell};
 use std::ffi::c_int;
 use std::ptr;
 
 use redis_module::raw;
 
 use crate::server::ask::reply_type;
-use crate::server::{string, Ctx, Str, OK};
+use crate::server::{info, string, Ctx, ServerCell, Str, OK};
 use crate::server::{version, version::Version};
 
 /// Since when every server answers null for the name of a user that there is not: before, most end.
@@ -19,6 +20,30 @@ const CHANNEL_SUBSCRIBE: u64 = 1 << 2;
 
 /// What `CLIENT LIST` calls the user of a connection that may do everything.
 const NO_USER: &[u8] = b"(superuser)";
+
+/// The client that calls, by its id, if it is a connection. Another module calls as a client of its own, and so does a script: that
+/// client is none of those that the server lists. Valkey 9 finds it there all the same. So where that is not known, it is asked
+/// whether a script calls.
+#[inline]
+pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
+    static ARE_APART: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
+    /// Ids of clients that were connected when they called. No id is ever another client's, and who calls is connected still: so
+    /// it needs not be asked again.
+    static SEEN: ServerCell<[Cell<u64>; 64]> = ServerCell::new([const { Cell::new(0) }; 64]);
+    let are_apart = || info::is_redis() && version::server_version().is_some_and(version::is_known);
+    if !ARE_APART.get(ctx).get_or_init(are_apart) && ctx.is_script() {
+        return None;
+    }
+    let id = ctx.client_id();
+    let seen = &SEEN.get(ctx)[(id % 64) as usize];
+    if seen.get() != id || id == 0 {
+        if !ctx.client_exists(id) {
+            return None;
+        }
+        seen.set(id);
+    }
+    Some(id)
+}
 
 /// A client's line in `CLIENT LIST`; `None` if there is none with this id, or if the server has no such command.
 pub(super) fn line_of(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {

@@ -2,7 +2,7 @@
 
 //! The context of a callback: where it runs, what time it is, and what leaves the server from it.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::OnceCell;
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -129,23 +129,6 @@ impl<'a> Ctx<'a> {
     pub(crate) fn client_exists(self, id: u64) -> bool {
         // SAFETY: without a place for the answer, the function only looks the id up.
         unsafe { call!(RedisModule_GetClientInfoById(ptr::null_mut(), id)) == OK }
-    }
-
-    /// The client that calls, if it is a connection: a script calls as a client of its own, and so does another module.
-    #[inline]
-    pub(crate) fn connection(self) -> Option<u64> {
-        /// Ids of clients that were connected when they called. No id is ever another client's, and who calls is connected
-        /// still: so it needs not be asked again.
-        static SEEN: ServerCell<[Cell<u64>; 64]> = ServerCell::new([const { Cell::new(0) }; 64]);
-        let id = self.client_id();
-        let seen = &SEEN.get(self)[(id % 64) as usize];
-        if seen.get() != id || id == 0 {
-            if !self.client_exists(id) {
-                return None;
-            }
-            seen.set(id);
-        }
-        Some(id)
     }
 
     pub(crate) fn now(self) -> Now {
