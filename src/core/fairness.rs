@@ -26,7 +26,8 @@ const LONGEST_RUN: u32 = 60;
 /// listen never have to be let in.
 const FIRST_RUN: u32 = 16;
 
-/// If nobody has subscribed, how long it is not asked again, in microseconds: to ask costs as much as a fifth of a hand-over.
+/// If nobody has subscribed, how long it is not asked again, in microseconds, unless there were [`LONGEST_RUN`] grants here since: to
+/// ask costs as much as a sixth of a hand-over.
 const ASKED_US: MonoUs = 50_000;
 
 /// How long a window lasts, in microseconds: enough for a message, a thread that wakes up and a command, and with the
@@ -98,6 +99,8 @@ pub(super) struct Fairness {
     /// How many in a row were missed.
     misses: u32,
     not_before: MonoUs,
+    /// Nobody had subscribed: until then that is not asked again.
+    not_asked_before: MonoUs,
     /// When the lock was last granted, taken, or announced to be free.
     last_seen: MonoUs,
     /// When the window is over, or forgotten that there were subscribers.
@@ -166,8 +169,8 @@ impl Fairness {
 
     /// There are no subscribers.
     pub(super) fn nobody_listens(&mut self, now: Now) {
-        let not_before = now.mono.saturating_add(ASKED_US);
-        *self = Fairness { deadline: self.deadline, not_before, ..Fairness::default() };
+        let not_asked_before = now.mono.saturating_add(ASKED_US);
+        *self = Fairness { deadline: self.deadline, not_asked_before, ..Fairness::default() };
     }
 
     /// Somebody here got the lock.
@@ -273,6 +276,7 @@ impl Fairness {
         !self.just_taken
             && self.run >= (if self.met { RUN } else { FIRST_RUN })
             && self.not_before <= now.mono
+            && (self.not_asked_before <= now.mono || self.run >= LONGEST_RUN)
     }
 
     fn next_length(&self) -> MonoUs {
