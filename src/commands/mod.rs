@@ -112,6 +112,7 @@ fn look_up<'a>(ctx: Ctx<'a>, key: &'a Str<'a>) -> driver::Remembered<'a> {
     driver::Remembered::of(ctx, LockRef { db: ctx.db(), key: key.as_bytes() })
 }
 
+/// Opens a lock that was looked up, lets `call` change it, and writes what has changed. Those who wait for several locks are not served.
 #[inline(always)]
 fn take_in_hand<'a, T>(
     ctx: Ctx<'a>,

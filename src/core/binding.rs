@@ -202,9 +202,7 @@ impl Binding {
     /// The connections that it depends on.
     #[inline(always)]
     pub(super) fn connections(&self) -> Connections {
-        let mut all = self.watchdogs.clone();
-        self.ephemeral.iter().for_each(|connection| insert(&mut all, *connection));
-        all
+        self.each_connection().collect()
     }
 
     /// The same, one by one.

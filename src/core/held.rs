@@ -171,7 +171,7 @@ impl Held {
                     before.end = hold.expires_at;
                     known.first_end = known.first_end.min(hold.expires_at);
                 }
-                (None, Some(_)) => drop(known.holds.remove(owner)),
+                (None, Some(_)) => known.holds.discard(owner),
                 (_, None) => {}
             },
             MayHaveEnded::Any => known.compare(holders, false, |_, _| ()),

@@ -445,7 +445,7 @@ impl Sessions {
             assert_eq!(of_lock.closed, closed, "the closed bindings of {lock:?} are miscounted");
             for (owner, binding) in of_lock.bindings.iter() {
                 let hold = (*lock, owner.clone());
-                links.extend(binding.connections().into_iter().map(|connection| (connection, hold.clone())));
+                links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
                 renewals.extend(binding.due().map(|at| (at, hold.clone())));
                 sweeps.extend(binding.sweep_at().map(|at| (at, hold.clone())));
                 ephemeral += usize::from(binding.is_ephemeral());
@@ -490,7 +490,7 @@ fn unlink(
     hold: &BoundHold,
 ) {
     if let Some(holds) = by_connection.get_mut(&connection) {
-        holds.remove(hold);
+        holds.discard(hold);
         if holds.is_empty() {
             by_connection.remove(&connection);
         }

@@ -42,8 +42,8 @@ impl LockManager {
                 state.fairness.deadline(),
                 "the window of {id:?} is not scheduled"
             );
-            let watched = state.is_waited_for() || state.has_owners_to_tell();
-            let watched = watched || parts.watched_on == Some(lock);
+            let watched =
+                state.is_waited_for() || state.has_owners_to_tell() || parts.watched_on == Some(lock);
             assert!(
                 watched || parts.table.is_ready(lock) || state.lease_planned.is_none(),
                 "{id:?} is watched for nobody"
