@@ -69,10 +69,10 @@ impl Command for Acquire {
             How::Notified(..) => super::patience_of_notified(ctx),
         };
         let remembered = super::look_up(ctx, &call.key);
-        let unseen = driver::queue_unseen(ctx, &remembered, &call.request, patience, now);
+        let unseen = driver::queue_unseen(ctx, (&call.key, &remembered), &call.request, patience, now);
         if let Some(Unseen { id, may_be_in_cycle, plans }) = unseen {
             let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
-            return driver::block(ctx, id, call.wanted, (now, plans));
+            return wait(ctx, &call, id, (now, plans));
         }
         let (outcome, may_be_in_cycle) = look_and_acquire(ctx, &call, remembered, patience, now)?;
         if !matches!(outcome, Outcome::Queued(_) | Outcome::InFlight(_)) {
@@ -92,12 +92,7 @@ impl Command for Acquire {
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
-                // Both pass on what was decided, too.
-                if call.request.notify.is_none() {
-                    return driver::block(ctx, id, call.wanted, (now, true));
-                }
-                driver::await_message(ctx);
-                ctx.reply_integer(0);
+                return wait(ctx, &call, id, (now, true));
             }
             Outcome::Busy => ctx.reply_null(),
             Outcome::Quarantined => {
@@ -107,6 +102,18 @@ impl Command for Acquire {
         }
         Ok(())
     }
+}
+
+/// The call waits: its client is blocked, or will be told by a message. Passes on what was decided, too. `plans` if there may be
+/// something to plan for it.
+#[inline(always)]
+fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
+    if call.request.notify.is_none() {
+        return driver::block(ctx, id, call.wanted, (now, plans));
+    }
+    driver::await_message(ctx, (now, plans));
+    ctx.reply_integer(0);
+    Ok(())
 }
 
 /// Fails if the waiter waits for its own owner, which is searched for if it may. Returns the time after that: a search can be long.

@@ -20,12 +20,7 @@ pub(crate) fn block(
     wanted: Option<Acknowledgement>,
     (now, plans): (Now, bool),
 ) -> Result<(), Error> {
-    let blocked = block_client(ctx, id, wanted, |driver| {
-        driver.begin_wait(ctx);
-        if plans || driver.in_cluster || !driver.alarm.is_set() {
-            driver.plan_at(ctx, now, None);
-        }
-    });
+    let blocked = block_client(ctx, id, wanted, |driver| driver.begin_wait(ctx, (now, plans)));
     if blocked.is_err() {
         with(ctx, |driver| {
             if !driver.locks.leave(id) {

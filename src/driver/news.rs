@@ -9,7 +9,7 @@
 use std::rc::Rc;
 
 use super::state::with;
-use crate::core::{Message, MonoUs, News, WaiterId};
+use crate::core::{Message, MonoUs, News, Now, WaiterId};
 use crate::error::Error;
 use crate::server::caller::Caller;
 use crate::server::{ask, event_loop, Ctx, Str};
@@ -33,11 +33,8 @@ pub(crate) fn inbox(ctx: Ctx<'_>, name: &[u8]) -> Result<Rc<[u8]>, Error> {
 }
 
 /// A call waits that is told by a message.
-pub(crate) fn await_message(ctx: Ctx<'_>) {
-    with(ctx, |driver| {
-        driver.begin_wait(ctx);
-        driver.plan(ctx);
-    });
+pub(crate) fn await_message(ctx: Ctx<'_>, (now, plans): (Now, bool)) {
+    with(ctx, |driver| driver.begin_wait(ctx, (now, plans)));
 }
 
 /// The event loop has carried out what it has read, and has not written to clients yet.

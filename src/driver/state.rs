@@ -14,11 +14,11 @@ use super::looks::Looks;
 use super::waiting_clients::WaitingClients;
 use crate::config;
 use crate::core::{
-    ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, Unseen,
-    WaiterId,
+    ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, RequestId,
+    Unseen, WaiterId,
 };
-use crate::keyspace::Memory;
-use crate::server::{event_loop, events, key, Ctx, InCallback, Obstacle, ServerCell};
+use crate::keyspace::{granted, Memory};
+use crate::server::{event_loop, events, key, Ctx, InCallback, Obstacle, ServerCell, Str};
 use crate::stats::Stats;
 
 /// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
@@ -124,13 +124,16 @@ impl Driver {
         }
     }
 
-    /// Somebody waits from now on.
-    pub(super) fn begin_wait(&mut self, ctx: Ctx<'_>) {
+    /// Somebody waits from now on. `plans` if there may be something to plan for that.
+    pub(super) fn begin_wait(&mut self, ctx: Ctx<'_>, (now, plans): (Now, bool)) {
         self.listen_to_clients(ctx);
         if self.in_cluster {
             self.looks.plan_all(ctx.now().mono);
         }
         self.pass_on_decisions(ctx);
+        if plans || self.in_cluster || !self.alarm.is_set() {
+            self.plan_at(ctx, now, None);
+        }
     }
 
     /// Goes on if this server is the primary again, should that not have been told.
@@ -315,7 +318,7 @@ impl Memory for Remembered<'_> {
 #[inline(always)]
 pub(crate) fn queue_unseen(
     ctx: Ctx<'_>,
-    lock: &Remembered<'_>,
+    (name, lock): (&Str<'_>, &Remembered<'_>),
     request: &Request,
     patience: Patience,
     now: Now,
@@ -325,9 +328,10 @@ pub(crate) fn queue_unseen(
     }
     // A field may end before the lock's lease does. Who is first in line has to see when.
     let looks_first = key::fields_may_end(ctx);
+    let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
     with(ctx, |driver| {
         driver.keep_quarantine(now);
-        driver.locks.queue_unseen(lock.lock, request, patience, looks_first, now)
+        driver.locks.queue_unseen(lock.lock, request, patience, (looks_first, is_new), now)
     })
 }
 

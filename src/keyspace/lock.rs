@@ -174,12 +174,12 @@ impl<'a> Lock<'a> {
     }
 
     /// The end of the first lease, if the lock will be free earlier than the stored TTL says. An external client that has
-    /// read that TTL would sleep too long.
+    /// read that TTL would sleep too long. `foreseen_end` is when the lease will end, if not when it is written to.
     #[inline(always)]
-    pub(crate) fn shortened_to(&self) -> Option<i64> {
+    pub(crate) fn shortened_to(&self, foreseen_end: Option<i64>) -> Option<i64> {
         let stored_end = self.stored_end?;
         let first_end = self.holders.first_end()?;
-        (Some(stored_end) > self.holders.expires_at()).then_some(first_end)
+        (Some(stored_end) > foreseen_end.or(self.holders.expires_at())).then_some(first_end)
     }
 
     /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.

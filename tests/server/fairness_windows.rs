@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
 use std::thread;
 
+use crate::notify::inbox;
 use crate::support::server::{load_module, unload_module};
 use crate::support::{in_world, until, Client, Flavor, Server};
 
@@ -23,6 +24,7 @@ crate::on_every_server!(
     the_release_of_an_external_client_is_announced_by_it_alone,
     a_flush_is_announced_for_locks_that_nobody_here_takes,
     the_end_of_the_next_ones_shorter_lease_is_announced_at_once,
+    the_end_of_a_grant_by_message_is_announced_at_once,
 );
 
 const ACQUIRE: &str = include_str!("scripts/acquire.lua");
@@ -341,6 +343,35 @@ fn the_end_of_the_next_ones_shorter_lease_is_announced_at_once(flavor: Flavor) {
         external.unlock();
         assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
     });
+}
+
+/// The lease of who is told by a message is short at first, and longer when the grant is confirmed; or not.
+fn the_end_of_a_grant_by_message_is_announced_at_once(flavor: Flavor) {
+    for (grace, then, holds) in [
+        ("GRACE 100", "", ""),
+        ("GRACE 10000", "LOCK.ACQUIRE k b NOTIFY w ID r PX 300", "1"),
+        ("GRACE 200", "LOCK.RENEW k b PX 300", "1"),
+        ("GRACE 200", "LOCK.ACQUIRE k b PX 300", "2"),
+    ] {
+        // A server of its own: once it is known that somebody has subscribed, the end of every lease is watched.
+        in_world(flavor, |world| {
+            let mut external = External::new(world, "s");
+            let (mut a, mut b) = (world.client(), inbox(world, "w"));
+            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            assert_eq!(b.call(&format!("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 {grace}")), "0");
+            // It has seen for how long the lock is held, and sleeps.
+            assert_ne!(external.eval(ACQUIRE), "nil");
+            assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+            assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
+            if !then.is_empty() {
+                assert_eq!(a.call(then), holds);
+            }
+            external.lock();
+            external.unlock();
+            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
+        });
+    }
 }
 
 fn nothing_is_remembered_for_long(flavor: Flavor) {

@@ -99,7 +99,7 @@ pub(super) fn renew(step: &mut Step<'_>, renewal: &Renewal) -> Result<i64, NotOw
     let lease = Lease::new(*lease_ms, step.now.wall.saturating_add(*lease_ms));
     // First: what it confirms may set the lease, too, and the renewal comes after that.
     if step.any_notified() {
-        step.confirm_all_of(owner);
+        step.confirm_all_of(owner, *lease_ms);
     }
     let holds = step.holders.renew(owner.as_bytes(), lease.end)?;
     step.renewed(owner, lease, *bind, *client);

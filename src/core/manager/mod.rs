@@ -85,10 +85,10 @@ impl LockManager {
         let who = MayHaveEnded::Of(&request.owner);
         let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         step.serve_first();
-        // Of a holder, and of a call that may be a retry, it is not looked whether others wait in an order of theirs.
-        let looks = request.id.is_none() && !step.wants_more(request);
+        // Of a holder, and of a call that has been answered before, it is not looked whether others wait in an order of theirs.
+        let looks = !step.wants_more(request);
         let outcome = calls::acquire(&mut step, request, patience);
-        if looks {
+        if looks && (request.id.is_none() || matches!(outcome, Outcome::Queued(_))) {
             step.was_seen();
         }
         (outcome, step.let_go())
@@ -96,17 +96,17 @@ impl LockManager {
 
     /// Queues a request without a look at its lock's key, if it is certain enough that it has to wait and that nothing else is to
     /// be done: see [`unseen`]. `None` if it is not; then nothing has changed. `looks_first` if the first in line has to look all
-    /// the same.
+    /// the same; `is_new` is asked whether nothing is remembered of a request, if it has an id.
     #[inline(always)]
     pub(crate) fn queue_unseen(
         &mut self,
         lock: Known<'_>,
         request: &Request,
         patience: Patience,
-        looks_first: bool,
+        (looks_first, is_new): (bool, impl FnOnce(&RequestId) -> bool),
         now: Now,
     ) -> Option<Unseen> {
-        unseen::queue(&mut self.parts, lock, request, patience, looks_first, now)
+        unseen::queue(&mut self.parts, lock, request, patience, (looks_first, is_new), now)
     }
 
     /// Gives back what `release` says, and hands the lock on if that made way for somebody. Returns what is

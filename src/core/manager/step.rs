@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use super::parts::{LockState, Parts};
+use super::unseen::has_too_many;
 use crate::core::binding::{NewBind, Takes};
 use crate::core::bundles::{NewBundle, Verdict};
 use crate::core::fairness::WhenFree;
@@ -37,6 +38,8 @@ pub(super) struct Step<'a> {
     pub(super) now: Now,
     /// The lock was granted to somebody who waited.
     handed_over: bool,
+    /// See [`InHand::foreseen_end`].
+    foreseen_end: Option<WallMs>,
 }
 
 /// What the caller of a step has to know of the lock when it has written it.
@@ -50,6 +53,10 @@ pub(crate) struct InHand {
     pub(crate) unannounced: bool,
     /// It is free, and somebody may get it in this very moment who waits for several: until that is tried, it is not announced.
     pub(crate) is_reserved: bool,
+    /// When its lease ends as far as external clients have to know, if not when it is written to end: who is told by a message
+    /// of a grant has a short one until that is confirmed, and the end of that is watched. The least time there is, if the lease may end
+    /// sooner than they were told, although it was prolonged now.
+    pub(crate) foreseen_end: Option<WallMs>,
 }
 
 impl InHand {
@@ -100,7 +107,8 @@ impl<'a> Step<'a> {
         now: Now,
     ) -> Step<'a> {
         let (name, lock) = (known.name(), parts.table.handle_of(known));
-        let mut step = Step { parts, name, lock, who, holders, records, now, handed_over: false };
+        let mut step =
+            Step { parts, name, lock, who, holders, records, now, handed_over: false, foreseen_end: None };
         if let Some(lock) = lock {
             step.catch_up(lock);
         }
@@ -190,7 +198,13 @@ impl<'a> Step<'a> {
     pub(super) fn let_go(mut self) -> InHand {
         match self.lock {
             Some(lock) => self.put_away(lock),
-            None => InHand { lock: None, watches_lease: false, unannounced: false, is_reserved: false },
+            None => InHand {
+                lock: None,
+                watches_lease: false,
+                unannounced: false,
+                is_reserved: false,
+                foreseen_end: None,
+            },
         }
     }
 
@@ -222,7 +236,7 @@ impl<'a> Step<'a> {
             !is_reserved && std::mem::take(&mut state.unannounced)
         });
         self.parts.drop_if_idle(lock);
-        InHand { lock: Some(lock), watches_lease, unannounced, is_reserved }
+        InHand { lock: Some(lock), watches_lease, unannounced, is_reserved, foreseen_end: self.foreseen_end }
     }
 
     /// The lock's handle; from now on something is remembered about it.
@@ -406,12 +420,14 @@ impl<'a> Step<'a> {
         &mut self,
         lock: LockIdx,
         id: WaiterId,
-        Request { owner, confirmed_later, notify, .. }: &Request,
+        Request { owner, wants, lease_ms, confirmed_later, notify, .. }: &Request,
         grant: Grant,
         waits: bool,
     ) -> Reply {
         let Grant { reply, set, before, written } = grant;
         self.handed_over = true;
+        let is_told = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
+        self.foreseen_end = is_told.then(|| self.now.wall.saturating_add(*lease_ms));
         let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
@@ -525,7 +541,7 @@ impl<'a> Step<'a> {
 
     /// True if as many waits that are told by messages belong to this connection as may.
     pub(super) fn has_too_many(&self, notify: &Notify) -> bool {
-        notify.at_most.is_some_and(|most| self.parts.waiters.notified.of(notify.connection) >= most)
+        has_too_many(self.parts, notify)
     }
 
     /// True if this request stands in the queue, on another connection.
@@ -609,6 +625,10 @@ impl<'a> Step<'a> {
         let lease = request.lease(written, self.now);
         if let Some(lock) = self.lock {
             if before.is_some() {
+                if self.any_notified() {
+                    // What the owner holds by the lease of this call alone may end when a grace does.
+                    self.foreseen_end = Some(WallMs::MIN);
+                }
                 self.parts.was_set(lock, &request.owner, Some((set.lease, written)), set.token);
             }
             self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
@@ -760,7 +780,7 @@ impl<'a> Step<'a> {
         if wait.state() != WaitState::Granted || wait.request().notify.is_none() {
             return None;
         }
-        let (reply, wait) = self.confirm_wait(granted)?;
+        let (reply, wait) = self.confirm_wait(granted, request.lease_ms)?;
         let lease = self.set_whole_lease(request)?;
         if let Some(bind) = request.bind {
             let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
@@ -785,12 +805,12 @@ impl<'a> Step<'a> {
 
     /// The owner knows that it holds the lock. If it holds nothing else, it knows of the grants of which it was told by messages:
     /// these are confirmed.
-    pub(super) fn confirm_all_of(&mut self, owner: &Owner) {
+    pub(super) fn confirm_all_of(&mut self, owner: &Owner, lease_ms: i64) {
         let granted = self.notified_grants(owner);
         let holds = self.holders.of(owner.as_bytes()).map_or(0, Hold::total);
         if i64::try_from(granted.len()).is_ok_and(|granted| granted == holds) {
             granted.into_iter().for_each(|(id, _)| {
-                self.confirm_wait(id);
+                self.confirm_wait(id, lease_ms);
             });
         }
     }
@@ -841,9 +861,12 @@ impl<'a> Step<'a> {
         self.holders.of(owner.as_bytes()).map_or(0, Hold::total)
     }
 
-    /// A grant is final of which its client was told by a message. Returns what it got.
-    fn confirm_wait(&mut self, granted: WaiterId) -> Option<(Reply, Wait)> {
+    /// A grant is final of which its client was told by a message, and its hold has such a lease from now on. Returns what it got.
+    fn confirm_wait(&mut self, granted: WaiterId, lease_ms: i64) -> Option<(Reply, Wait)> {
         let (wait, _) = self.parts.confirm(granted, self.now)?;
+        if lease_ms < wait.request().lease_ms {
+            self.foreseen_end = Some(WallMs::MIN);
+        }
         // The lease may be settled now.
         self.revoke(wait.lock());
         let request = wait.request();

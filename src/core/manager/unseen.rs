@@ -10,7 +10,7 @@
 
 use super::parts::Parts;
 use crate::core::table::Known;
-use crate::core::{MonoUs, Now, Patience, Request, WaiterId};
+use crate::core::{MonoUs, Notify, Now, Patience, Request, RequestId, WaiterId};
 
 /// For how long newcomers take for granted what one of them has seen, in microseconds.
 const SEEN_US: MonoUs = 100_000;
@@ -32,13 +32,12 @@ pub(super) fn queue(
     lock: Known<'_>,
     request: &Request,
     patience: Patience,
-    looks_first: bool,
+    (looks_first, is_new): (bool, impl FnOnce(&RequestId) -> bool),
     now: Now,
 ) -> Option<Unseen> {
     let Patience::Waits { deadline, at_most, on_primary: true } = patience else { return None };
     let lock = parts.table.handle_of(lock)?;
-    let is_plain = request.id.is_none()
-        && !parts.tells_owners
+    let is_plain = !parts.tells_owners
         && !parts.demoted
         && parts.quarantined_until.is_none()
         && parts.waiters.bundles.is_empty()
@@ -49,10 +48,16 @@ pub(super) fn queue(
     let is_first = state.queue.is_empty();
     let hold = state.plain_hold.as_ref().filter(|hold| hold.expires_at > now.wall)?;
     let must_look = !was_seen || !has_place || (is_first && looks_first) || hold.owner == request.owner;
-    if must_look {
+    if must_look || request.notify.as_ref().is_some_and(|notify| has_too_many(parts, notify)) {
         return None;
     }
     let first_until = is_first.then_some(hold.expires_at);
+    // Last, as a record is read: a call that comes again keeps its place, or gets its answer again.
+    if let Some(id) = &request.id {
+        if parts.waiters.of_request(lock, id).is_some() || !is_new(id) {
+            return None;
+        }
+    }
     let holder_waits = parts.waiters.waits(hold.owner.as_bytes());
     let id = parts.waiters.next_id();
     parts.insert_wait(lock, (id, None), (request.clone(), false), deadline, (id.0, now.mono));
@@ -66,4 +71,9 @@ pub(super) fn queue(
     let may_be_in_cycle = holder_waits || parts.state(lock).is_some_and(|state| state.queue.has_crossing());
     let is_planned = first_until.is_none_or(|until| planned.is_some_and(|planned| planned <= until));
     Some(Unseen { id, may_be_in_cycle, plans: !is_planned || deadline.is_some() })
+}
+
+/// As many waits that are told by messages belong to this connection as may.
+pub(super) fn has_too_many(parts: &Parts, notify: &Notify) -> bool {
+    notify.at_most.is_some_and(|most| parts.waiters.notified.of(notify.connection) >= most)
 }

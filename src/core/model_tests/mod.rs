@@ -583,13 +583,21 @@ fn a_newcomer_takes_for_granted_what_another_has_just_seen() {
     let at_ms = |ms: i64| Now { wall: ms, mono: ms.unsigned_abs() * 1000 };
     let waits = Patience::Waits { deadline: None, at_most: Some(5), on_primary: true };
     let call = |owner| Call { owner, lease: 10_000, ..Call::default() }.request();
-    let with_id = || Call { owner: 3, id: Some(0), ..Call::default() }.request();
+    let with_id = |owner, id| Call { owner, lease: 10_000, id: Some(id), ..Call::default() }.request();
+    let granted_before = with_id(3, 1);
+    let known_id = granted_before.id.as_ref().map(RequestId::id).expect("an id");
     let mut holders = Holders::Exclusive(Hold { expires_at: 1_000, ..hold(OWNERS[0], 1, 0) });
     let mut beside = Beside::default();
     let mut locks = LockManager::default();
     let known = |locks: &LockManager| locks.look_up(at(b"k"));
     let unseen = |locks: &mut LockManager, request: &Request, patience, ms| {
-        let queued = locks.queue_unseen(known(locks), request, patience, false, at_ms(ms));
+        let queued = locks.queue_unseen(
+            known(locks),
+            request,
+            patience,
+            (false, |id: &RequestId| id.id() != known_id),
+            at_ms(ms),
+        );
         locks.verify();
         queued.map(|unseen| unseen.id)
     };
@@ -604,14 +612,18 @@ fn a_newcomer_takes_for_granted_what_another_has_just_seen() {
     let first = looks(&mut locks, 1, 0);
     let second = unseen(&mut locks, &call(2), waits, 99).expect("it is known that it has to wait");
     assert_eq!(locks.waiters_of(at(b"k")), [first, second]);
-    // The holder may re-enter, who does not wait is told so, a call with an id may be a retry, and there may be too many.
+    // The holder may re-enter, who does not wait is told so, and there may be too many.
     assert_eq!(unseen(&mut locks, &call(0), waits, 99), None);
     assert_eq!(unseen(&mut locks, &call(3), Patience::Leaves, 99), None);
-    assert_eq!(unseen(&mut locks, &with_id(), waits, 99), None);
     let few = Patience::Waits { deadline: None, at_most: Some(2), on_primary: true };
     assert_eq!(unseen(&mut locks, &call(3), few, 99), None);
     let on_replica = Patience::Waits { deadline: None, at_most: None, on_primary: false };
     assert_eq!(unseen(&mut locks, &call(3), on_replica, 99), None);
+    // A call that comes again is answered again, or keeps its place.
+    assert_eq!(unseen(&mut locks, &granted_before, waits, 99), None);
+    let with_new_id = unseen(&mut locks, &with_id(3, 0), waits, 99).expect("nobody knows that id");
+    assert_eq!(unseen(&mut locks, &with_id(3, 0), waits, 99), None);
+    assert!(locks.leave(with_new_id));
     // That was long ago.
     assert_eq!(unseen(&mut locks, &call(3), waits, 100), None);
     let third = looks(&mut locks, 3, 990);

@@ -207,7 +207,8 @@ impl Real {
             self.messages.push(key);
             self.locks.announced(at(key), in_hand, self.listeners, now);
         }
-        if let Some(end) = holders.first_end().filter(|_| end_before > holders.expires_at()) {
+        let foreseen_end = in_hand.foreseen_end.or(holders.expires_at());
+        if let Some(end) = holders.first_end().filter(|_| end_before > foreseen_end) {
             if self.listeners {
                 self.locks.lease_shortened(at(key), in_hand, end);
             }
@@ -317,7 +318,11 @@ impl Real {
         };
         let known = self.locks.look_up(at(key));
         let planned = self.locks.next_wakeup(now, !self.paused);
-        let (outcome, holders) = match self.locks.queue_unseen(known, &request, patience, false, now) {
+        let beside = self.beside.entry(key).or_default();
+        beside.now = now.wall;
+        let is_new = |id: &RequestId| matches!(beside.granted(id), Ok(None));
+        let unseen = self.locks.queue_unseen(known, &request, patience, (false, is_new), now);
+        let (outcome, holders) = match unseen {
             Some(Unseen { id, may_be_in_cycle, plans }) => {
                 let wakeup = self.locks.next_wakeup(now, !self.paused);
                 assert!(plans || wakeup == planned, "something is to be planned");
