@@ -105,7 +105,7 @@ mutants: ## Do the tests find the bugs of tests/mutants? With WORDS=token only t
 	@$(call install,rust cc libclang redis)
 	python3 tests/mutants/run.py $(WORDS)
 
-porcupine: ## Histories of exclusive locks, judged by Porcupine, too: a checker for linearizability that others wrote
+porcupine: ## Histories of plain locks, judged by Porcupine, too: a checker for linearizability that others wrote
 	@$(call install,rust cc libclang redis)
 	($(call install,go)) || true
 	python3 tests/porcupine.py

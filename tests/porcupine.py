@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs loads of exclusive locks on the installed redis-server, and has two checkers judge what the clients saw: the one of
-tests/history, and Porcupine, which others have written.
+"""Runs loads of exclusive locks, and of these and shared ones, on the installed redis-server, and has two checkers judge what the
+clients saw: the one of tests/history, and Porcupine, which others have written.
 
     tests/porcupine.py        four loads of 15 s
     tests/porcupine.py 8 30   eight of 30 s
@@ -112,7 +112,7 @@ def stopping(process, stops):
 
 
 def porcupine(history):
-    """What Porcupine says of a history of exclusive locks; nothing if there is no Porcupine."""
+    """What Porcupine says of a history of plain locks; nothing if there is no Porcupine."""
     if shutil.which("go") is None:
         return None
     return judge([PORCUPINE, "-timeout", "20s", history], None)
@@ -139,14 +139,15 @@ def main(loads=4, seconds=15):
     for number in range(loads + 1):
         seed = first + number
         # The last is of everything.
-        is_exclusive = number < loads
-        stops = None if is_exclusive and number % 2 == 0 else random.Random(seed)
+        is_plain = number < loads
+        stops = None if is_plain and number % 2 == 0 else random.Random(seed)
         with tempfile.TemporaryDirectory() as folder:
             history = Path(folder, "history.jsonl")
             with server(TARGET / "release/libredis_lock.so") as port:
-                how = "--exclusive" if is_exclusive else "--faults"
+                plain = "--exclusive" if number % 4 < 2 else "--readers"
+                how = plain if is_plain else "--faults"
                 verdicts = [load(port, seed, seconds, history, how, stops=stops)]
-            if is_exclusive and history.exists():
+            if is_plain and history.exists():
                 verdicts.append(porcupine(history))
         verdicts = [verdict for verdict in verdicts if verdict]
         grants = re.search(r", (\d+) grants, ", verdicts[0].last_line())

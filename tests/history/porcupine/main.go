@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-// A second opinion on histories of exclusive locks, by Porcupine, a checker for linearizability that others have written.
+// A second opinion on histories of exclusive and shared locks, by Porcupine, a checker for linearizability that others have written.
 //
 // Each lock is checked on its own: is there an order of all calls, each somewhere between its sending and its reply, in which
-// a plain lock with hold counts and tokens answers the same? What a point in time cannot decide is left out: nil, as it
+// a plain lock with readers, limits, hold counts and tokens answers the same? What a point in time cannot decide is left out: nil, as it
 // depends on the queue, and times to wait.
 //
 //	go run . [-timeout 60s] history.jsonl
@@ -35,6 +35,7 @@ type call struct {
 	All          bool            `json:"all"`
 	Several      bool            `json:"several"`
 	Shared       bool            `json:"shared"`
+	Limit        *int64          `json:"limit"`
 	Once         bool            `json:"once"`
 	Fence        bool            `json:"fence"`
 	Watchdog     bool            `json:"watchdog"`
@@ -65,6 +66,8 @@ type input struct {
 	all    bool
 	fence  bool
 	sets   bool
+	shared bool
+	limit  int64
 	token  int64
 	// When the lease that it sets ends: not before, and not after.
 	early, late int64
@@ -78,14 +81,23 @@ type output struct {
 	token    int64
 }
 
-// A lock. The lease is the number of the operation that has set it.
+// What one owner has of a lock. The lease is the number of the operation that has set it.
+type hold struct {
+	owner             string
+	exclusive, shared int64
+	lease             int
+	early, late       int64
+	token             int64
+}
+
+func (h hold) total() int64 {
+	return h.exclusive + h.shared
+}
+
+// A lock: who holds it, in the order of their names, and the greatest token that was told. It is never changed, but made anew.
 type state struct {
-	owner       string
-	count       int64
-	lease       int
-	early, late int64
-	token       int64
-	last        int64
+	holds []hold
+	last  int64
 }
 
 const (
@@ -96,28 +108,52 @@ const (
 	untold = -1
 )
 
-func free(s state) state {
-	return state{last: s.last, lease: -1}
+func (s state) of(owner string) (hold, bool) {
+	for _, one := range s.holds {
+		if one.owner == owner {
+			return one, true
+		}
+	}
+	return hold{owner: owner}, false
 }
 
-// The state with the lease that an operation sets.
-func (s state) leased(in input) state {
-	s.lease, s.early, s.late = in.number, in.early, in.late
-	return s
+// The state with this hold, or without any of its owner if it is empty.
+func (s state) with(changed hold) state {
+	holds := make([]hold, 0, len(s.holds)+1)
+	for _, one := range s.holds {
+		if one.owner != changed.owner {
+			holds = append(holds, one)
+		}
+	}
+	if changed.total() > 0 {
+		at := sort.Search(len(holds), func(at int) bool { return holds[at].owner > changed.owner })
+		holds = append(holds, hold{})
+		copy(holds[at+1:], holds[at:])
+		holds[at] = changed
+	}
+	return state{holds: holds, last: s.last}
+}
+
+// The hold with the lease that an operation sets.
+func (h hold) leased(in input) hold {
+	h.lease, h.early, h.late = in.number, in.early, in.late
+	return h
 }
 
 func step(s state, in input, out output) []state {
 	switch in.what {
 	case "expire":
-		if s.lease == in.number {
-			return []state{free(s)}
+		for _, one := range s.holds {
+			if one.lease == in.number {
+				return []state{s.with(hold{owner: one.owner})}
+			}
 		}
 		return []state{s}
 	case "break":
-		if !out.unknown && (out.count > 0) != (s.owner != "") {
+		if !out.unknown && (out.count > 0) != (len(s.holds) > 0) {
 			return nil
 		}
-		return []state{free(s)}
+		return []state{{last: s.last}}
 	case "token":
 		if !out.notOwner && !out.unknown && in.token < s.last {
 			return nil
@@ -127,7 +163,8 @@ func step(s state, in input, out output) []state {
 		return acquire(s, in, out)
 	}
 	// The others are for holders only.
-	if s.owner != in.owner {
+	held, holds := s.of(in.owner)
+	if !holds {
 		if out.unknown || out.notOwner {
 			return []state{s}
 		}
@@ -136,74 +173,112 @@ func step(s state, in input, out output) []state {
 	if out.notOwner {
 		return nil
 	}
-	next := s
 	switch in.what {
 	case "check":
-		if !out.unknown && !in.fence && out.count != s.count {
+		if !out.unknown && !in.fence && out.count != held.total() {
 			return nil
 		}
 	case "renew":
-		if !out.unknown && out.count != s.count {
+		if !out.unknown && out.count != held.total() {
 			return nil
 		}
-		next = next.leased(in)
+		held = held.leased(in)
 	case "release":
-		left := s.count - 1
-		if in.all {
-			left = 0
+		switch {
+		case in.all:
+			held.exclusive, held.shared = 0, 0
+		case held.exclusive > 0:
+			held.exclusive--
+		default:
+			held.shared--
 		}
-		if !out.unknown && out.count != left {
+		if !out.unknown && out.count != held.total() {
 			return nil
 		}
-		if left == 0 {
-			return []state{free(s)}
-		}
-		next.count = left
 		if in.sets {
-			next = next.leased(in)
+			held = held.leased(in)
 		}
 	}
-	return []state{next}
+	return []state{s.with(held)}
+}
+
+// Whether others keep the owner from what it asks for.
+func (s state) excludes(in input) bool {
+	others := int64(0)
+	for _, one := range s.holds {
+		if one.owner == in.owner {
+			continue
+		}
+		others++
+		if one.exclusive > 0 || !in.shared {
+			return true
+		}
+	}
+	// Who has a permit already needs no other.
+	return in.limit > 0 && others >= in.limit && others == int64(len(s.holds))
 }
 
 func acquire(s state, in input, out output) []state {
-	if s.owner != "" && s.owner != in.owner {
+	if s.excludes(in) {
 		// It waited in vain, or was never carried out.
 		if out.unknown {
 			return []state{s}
 		}
 		return nil
 	}
-	next := s
-	next.owner = in.owner
-	next.count++
-	if !out.unknown && out.count != next.count {
+	held, holds := s.of(in.owner)
+	// Others got newer tokens since a reader came that becomes the writer.
+	if !in.shared && held.exclusive == 0 {
+		held.token = 0
+	}
+	if in.shared {
+		held.shared++
+	} else {
+		held.exclusive++
+	}
+	if !out.unknown && out.count != held.total() {
 		return nil
 	}
-	isNew := s.owner == ""
-	if isNew {
-		next.token = 0
-	}
-	if in.fence && out.unknown && next.token == 0 {
-		next.token = untold
+	next := state{holds: s.holds, last: s.last}
+	if in.fence && out.unknown && held.token == 0 {
+		held.token = untold
 	}
 	if in.fence && !out.unknown {
-		if next.token > 0 && out.token != next.token || next.token <= 0 && out.token <= s.last {
+		if held.token > 0 && out.token != held.token || held.token <= 0 && out.token <= s.last {
 			return nil
 		}
-		next.token = out.token
+		held.token = out.token
 		next.last = max(next.last, out.token)
 	}
-	same := next
-	next = next.leased(in)
+	same, longer := next.with(held), next.with(held.leased(in))
 	// Without a lease a re-entry shortens none: the longer one counts, whichever that is.
 	switch {
-	case isNew || in.sets || in.early >= s.late:
-		return []state{next}
-	case s.early >= in.late:
+	case !holds || in.sets || in.early >= held.late:
+		return []state{longer}
+	case held.early >= in.late:
 		return []state{same}
 	}
-	return []state{same, next}
+	return []state{same, longer}
+}
+
+func equal(a, b state) bool {
+	if a.last != b.last || len(a.holds) != len(b.holds) {
+		return false
+	}
+	for at := range a.holds {
+		if a.holds[at] != b.holds[at] {
+			return false
+		}
+	}
+	return true
+}
+
+func hashed(s state) uint64 {
+	hash := uint64(s.last) * 31
+	for _, one := range s.holds {
+		hash = (hash^uint64(one.lease))*1099511628211 + uint64(one.exclusive)*7 + uint64(one.shared)
+	}
+	return hash
 }
 
 func max(a, b int64) int64 {
@@ -215,7 +290,9 @@ func max(a, b int64) int64 {
 
 func model() porcupine.Model {
 	nondeterministic := porcupine.NondeterministicModel{
-		Init: func() []interface{} { return []interface{}{state{lease: -1}} },
+		Init:  func() []interface{} { return []interface{}{state{}} },
+		Equal: func(a, b interface{}) bool { return equal(a.(state), b.(state)) },
+		Hash:  func(one interface{}) uint64 { return hashed(one.(state)) },
 		Step: func(s, in, out interface{}) []interface{} {
 			var next []interface{}
 			for _, one := range step(s.(state), in.(input), out.(output)) {
@@ -281,6 +358,9 @@ func count(reply json.RawMessage) (output, bool) {
 
 func (c call) input(number int) (in input, lock string, known bool) {
 	in = input{what: c.Command, number: number, owner: c.Owner, all: c.All, fence: c.Fence, sets: c.Lease != nil}
+	if in.shared = c.Shared; c.Limit != nil {
+		in.limit = *c.Limit
+	}
 	lock = c.Key
 	switch c.Command {
 	case "acquire", "release", "renew":
@@ -380,7 +460,7 @@ func operations(calls []call, opened map[int64]int64, lease int64) (map[string][
 	for at := range calls {
 		c := calls[at]
 		_, _, known := c.input(0)
-		if c.Several || c.Shared || c.Once || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
+		if c.Several || c.Once || c.Shared && c.Command != "acquire" || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
 			return nil, fmt.Errorf("the history has %s with options that this model does not know", c.Command)
 		}
 		if !known || c.Outcome == "unsent" {

@@ -73,6 +73,9 @@ struct Run {
     /// Exclusive locks only, as porcupine can check them.
     #[arg(long)]
     exclusive: bool,
+    /// Exclusive and shared locks, with limits, only, as porcupine can check them.
+    #[arg(long, conflicts_with = "exclusive")]
+    readers: bool,
     /// Kills, unblocks and pauses clients meanwhile.
     #[arg(long)]
     faults: bool,
@@ -114,18 +117,24 @@ fn read(file: &PathBuf) -> Result<Vec<Record>, String> {
 fn run_load(run: &Run) -> Result<(Vec<Record>, i64), String> {
     let mut addresses = run.server.to_socket_addrs().map_err(|error| error.to_string())?;
     let server = addresses.next().ok_or("no such server")?;
+    let is_plain = run.exclusive || run.readers;
+    let features = match (run.exclusive, run.readers) {
+        (true, _) => Features::EXCLUSIVE,
+        (_, true) => Features::READERS,
+        _ => Features::ALL,
+    };
     let settings = Settings {
         seed: run.seed,
         clients: run.clients,
-        listeners: if run.exclusive { 0 } else { run.listeners },
-        scenes: if run.exclusive { 0 } else { run.scenes },
+        listeners: if is_plain { 0 } else { run.listeners },
+        scenes: if is_plain { 0 } else { run.scenes },
         calls: run.calls,
         at_most: Duration::from_secs(run.seconds),
         keys: run.keys,
         calls_per_key: run.calls_per_key,
         owners: run.owners,
         broken: run.broken,
-        features: if run.exclusive { Features::EXCLUSIVE } else { Features::ALL },
+        features,
         faults: Faults { kill: run.faults, unblock: run.faults, pause: run.faults },
         ..Settings::default()
     };

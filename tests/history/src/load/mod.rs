@@ -118,6 +118,8 @@ impl Features {
         cancel: false,
         guard: true,
     };
+    /// The same, and shared ones with limits.
+    pub const READERS: Features = Features { shared: true, ..Features::EXCLUSIVE };
 }
 
 /// What a client waits for before it takes a lock for its own.

@@ -33,11 +33,13 @@ const LOOKS_LONGER: usize = 2_000;
 
 type Scene = fn(&mut Stage<'_>);
 
-const SCENES: [Scene; 24] = [
+const SCENES: [Scene; 27] = [
     a_writer_gives_up_before_readers,
     permits_end_one_by_one,
     permits_that_are_over,
+    permits_that_are_over_and_looked_at,
     an_upgrade_before_the_queue,
+    an_upgrade_of_one_of_two,
     two_upgrades,
     a_circle,
     a_circle_of_three,
@@ -54,6 +56,7 @@ const SCENES: [Scene; 24] = [
     a_guard_after_its_lease,
     a_wait_of_one_who_is_gone,
     a_retry_in_the_queue,
+    a_retry_of_the_past,
     a_turn_that_nobody_takes,
     a_reader_behind_a_writer,
     a_re_entry_without_a_lease,
@@ -212,11 +215,44 @@ fn permits_that_are_over(stage: &mut Stage<'_>) {
     }
 }
 
+/// The same, and it is looked who holds a permit before the first one asks anew.
+fn permits_that_are_over_and_looked_at(stage: &mut Stage<'_>) {
+    let of_many = Acquire { shared: true, limit: Some(12), ..stage.acquire("", &["x"]) };
+    for number in 0..12 {
+        let lease = Some(if number < 10 { LONG } else { BRIEF / 8 });
+        stage.take(0, Acquire { owner: stage.owner(&format!("a{number}")), lease, ..of_many.clone() });
+    }
+    stage.pause(BRIEF / 4);
+    for _ in 0..3 {
+        stage.check(1, "a0", "x");
+        stage.pause(2);
+    }
+    for number in 0..4 {
+        stage.take(1, Acquire { owner: stage.owner(&format!("b{number}")), ..of_many.clone() });
+    }
+    for number in 0..10 {
+        stage.check(0, &format!("a{number}"), "x");
+    }
+}
+
 /// A reader alone wants to write, and a writer waits for it.
 fn an_upgrade_before_the_queue(stage: &mut Stage<'_>) {
     stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
     let writer = stage.begin(1, stage.wait("b", &["x"]));
     stage.take(0, stage.wait("a", &["x"]));
+    stage.release(0, "a", "x");
+    stage.release(0, "a", "x");
+    stage.end(1, writer);
+}
+
+/// One of two readers wants to write when the other is done, and a writer waits for both.
+fn an_upgrade_of_one_of_two(stage: &mut Stage<'_>) {
+    stage.take(0, Acquire { shared: true, ..stage.acquire("a", &["x"]) });
+    stage.take(2, Acquire { shared: true, ..stage.acquire("b", &["x"]) });
+    let writer = stage.begin(1, stage.wait("c", &["x"]));
+    let upgrade = stage.begin(0, stage.wait("a", &["x"]));
+    stage.release(2, "b", "x");
+    stage.end(0, upgrade);
     stage.release(0, "a", "x");
     stage.release(0, "a", "x");
     stage.end(1, writer);
@@ -423,6 +459,23 @@ fn a_retry_in_the_queue(stage: &mut Stage<'_>) {
     stage.end(2, behind);
 }
 
+/// A call that was granted, and given back since, comes again while others hold the lock and wait for it.
+fn a_retry_of_the_past(stage: &mut Stage<'_>) {
+    let first = Acquire { id: Some("1".to_owned()), ..stage.wait("a", &["x"]) };
+    stage.take(0, first.clone());
+    stage.release(0, "a", "x");
+    stage.take(1, stage.acquire("b", &["x"]));
+    let behind = stage.begin(2, stage.wait("c", &["x"]));
+    let again = stage.lines[3].send(Command::Acquire(first));
+    stage.pause(1);
+    stage.release(1, "b", "x");
+    stage.end(2, behind);
+    stage.release(2, "c", "x");
+    stage.end(3, again);
+    stage.check(3, "a", "x");
+    stage.take(0, stage.acquire("d", &["x"]));
+}
+
 /// Somebody who waits for a message does not take its turn: it hears the message, nobody does, or its connection has ended.
 fn a_turn_that_nobody_takes(stage: &mut Stage<'_>) {
     for name in ["x", "y", "z"] {
@@ -480,17 +533,21 @@ fn a_lease_that_ends_in_a_pause(stage: &mut Stage<'_>) {
     let from = recorder.now();
     let is_paused = wire.ask("CLIENT PAUSE 60000 WRITE").is_some();
     let certain_from = recorder.now();
-    for _ in 0..2 {
-        stage.until(&stage.key("x"), &stage.owner("b"), true);
-        stage.pause(BRIEF);
-    }
-    let certain_until = recorder.now();
-    let is_over = wire.ask("CLIENT UNPAUSE").is_some();
-    recorder.add(Record::Fault(Fault { what: Disturbance::Pause, from, until: recorder.now() }));
+    // Whenever the answer comes, it is read.
+    let mut line = std::mem::replace(&mut stage.lines[1], Line::new(shared, stage.client));
+    let (certain_until, is_over, until) = thread::scope(|scope| {
+        scope.spawn(|| next.map(|next| line.receive(next)));
+        for _ in 0..2 {
+            stage.until(&stage.key("x"), &stage.owner("b"), true);
+            stage.pause(BRIEF);
+        }
+        (recorder.now(), wire.ask("CLIENT UNPAUSE").is_some(), recorder.now())
+    });
+    stage.lines[1] = line;
+    recorder.add(Record::Fault(Fault { what: Disturbance::Pause, from, until }));
     drop(alone);
     if is_paused && is_over {
         let (from, until) = (certain_from, certain_until);
         recorder.add(Record::Fault(Fault { what: Disturbance::Paused, from, until }));
     }
-    stage.end(1, next);
 }
