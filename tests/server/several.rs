@@ -658,34 +658,45 @@ fn permissions_are_needed_for_every_key(flavor: Flavor) {
 }
 
 /// Others take the one lock or the other again and again, and never leave both free at once by themselves.
+/// Whoever waits for several locks comes before all who come later, at each of them. So when it waits, those go before it who are
+/// in line already, and nobody else.
 fn who_waits_for_several_does_not_starve(flavor: Flavor) {
+    const AT_EACH: usize = 3;
+    const SEEN: usize = 20;
     let mut server = Server::with_module(flavor, &[]);
     let rounds = AtomicUsize::new(0);
     let over = AtomicUsize::new(0);
     thread::scope(|scope| {
-        for (number, key) in ["a", "b", "a", "b", "a", "b"].into_iter().enumerate() {
+        for number in 0..2 * AT_EACH {
             let (server, rounds, over) = (&server, &rounds, &over);
+            let key = ["a", "b"][number % 2];
             scope.spawn(move || {
                 let mut client = server.client();
                 while over.load(Ordering::Relaxed) == 0 {
                     assert_eq!(client.call(&format!("LOCK.ACQUIRE {key} o{number} BLOCK 0")), "1");
-                    rounds.fetch_add(1, Ordering::Relaxed);
+                    rounds.fetch_add(1, Ordering::SeqCst);
                     assert_eq!(client.call(&format!("LOCK.RELEASE {key} o{number}")), "0");
                 }
             });
         }
-        until("they are at it", || rounds.load(Ordering::Relaxed) > 100);
-        let mut two = server.client();
-        for _ in 0..50 {
-            let id = two.number("CLIENT ID");
+        until("they are at it", || rounds.load(Ordering::SeqCst) > 100);
+        let (mut two, mut a) = (server.client(), server.client());
+        let mut seen = 0;
+        while seen < SEEN {
             two.send("LOCK.MACQUIRE 2 a b two BLOCK 0");
+            let waits = a.call("LOCK.WAITERS a").contains("two");
+            let before = rounds.load(Ordering::SeqCst);
             assert_eq!(two.recv(), "[1, 1]");
+            // Nobody can have been granted either since.
+            let passed = rounds.load(Ordering::SeqCst) - before;
             assert_eq!(two.call("LOCK.MRELEASE 2 a b two"), "[0, 0]");
-            assert!(id > 0);
+            if waits {
+                seen += 1;
+                assert!(passed <= 2 * AT_EACH, "{passed} grants while it waited");
+            }
         }
         over.store(1, Ordering::Relaxed);
     });
-    // Who comes behind it waits: so it was granted when the two who held the locks as it came had released them.
     server.assert_healthy();
 }
 
