@@ -63,7 +63,9 @@ pub(crate) use bundles::{NewBundle, Verdict};
 pub(crate) use held::{Happened, Notice};
 pub(crate) use hold::Hold;
 pub(crate) use holders::{Holders, NotOwner, ReleaseScope, Wants};
-pub(crate) use manager::{Checked, Contended, HoldInfo, InHand, KeyChange, LockManager, Try, Unseen};
+pub(crate) use manager::{
+    Checked, Contended, Foreseen, HoldInfo, InHand, KeyChange, LockManager, Try, Unseen,
+};
 pub(crate) use owner::Owner;
 pub(crate) use readers::{Crowd, Touched};
 pub(crate) use request::{

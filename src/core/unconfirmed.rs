@@ -229,6 +229,11 @@ impl Unconfirmed {
         self.on_their_way.iter().any(|grant| grant.until != Until::Delivered)
     }
 
+    /// True if somebody is told of its grant by a message and is still to confirm that.
+    pub(super) fn any_to_confirm(&self) -> bool {
+        self.on_their_way.iter().any(|grant| grant.until == Until::Confirmed)
+    }
+
     /// The hold of a grant to this request has ended before that was confirmed.
     pub(super) fn was_voided(&mut self, request: RequestId) {
         self.voided.push(request);

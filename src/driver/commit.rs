@@ -12,7 +12,7 @@ use crate::server::Ctx;
 /// Writes a lock that a command has opened and the core has changed. `found_free` if it was free before.
 pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
     subscriptions::listen(ctx);
-    let shortened = lock.shortened_to(in_hand.foreseen_end);
+    let shortened = lock.shortened_to(in_hand.foreseen);
     store(ctx, at, in_hand, lock, found_free, shortened);
 }
 

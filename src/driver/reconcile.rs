@@ -135,7 +135,7 @@ fn with_lock<T>(
         let (found, in_hand) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
         // Of a lease that a foreign write has ended it is not known how long it was.
         let shortened =
-            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.foreseen_end) };
+            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.foreseen) };
         store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);
         found
     })

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Hold, Holders, Now, Token};
+use crate::core::{Foreseen, Hold, Holders, Now, Token};
 use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, Found};
@@ -174,12 +174,16 @@ impl<'a> Lock<'a> {
     }
 
     /// The end of the first lease, if the lock will be free earlier than the stored TTL says. An external client that has
-    /// read that TTL would sleep too long. `foreseen_end` is when the lease will end, if not when it is written to.
+    /// read that TTL would sleep too long.
     #[inline(always)]
-    pub(crate) fn shortened_to(&self, foreseen_end: Option<i64>) -> Option<i64> {
-        let stored_end = self.stored_end?;
+    pub(crate) fn shortened_to(&self, foreseen: Foreseen) -> Option<i64> {
         let first_end = self.holders.first_end()?;
-        (Some(stored_end) > foreseen_end.or(self.holders.expires_at())).then_some(first_end)
+        let is_shortened = match foreseen {
+            Foreseen::AsWritten => self.stored_end > self.holders.expires_at(),
+            Foreseen::Until(end) => self.stored_end > Some(end),
+            Foreseen::MaybeSooner => true,
+        };
+        is_shortened.then_some(first_end)
     }
 
     /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.

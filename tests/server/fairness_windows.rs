@@ -25,6 +25,7 @@ crate::on_every_server!(
     a_flush_is_announced_for_locks_that_nobody_here_takes,
     the_end_of_the_next_ones_shorter_lease_is_announced_at_once,
     the_end_of_a_grant_by_message_is_announced_at_once,
+    so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed,
 );
 
 const ACQUIRE: &str = include_str!("scripts/acquire.lua");
@@ -369,6 +370,48 @@ fn the_end_of_a_grant_by_message_is_announced_at_once(flavor: Flavor) {
             }
             external.lock();
             external.unlock();
+            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
+        });
+    }
+}
+
+/// The end that external clients have seen is a later one than the grace of the grant before.
+fn so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed(flavor: Flavor) {
+    for (then, next) in [
+        ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
+        ("LOCK.CANCEL k b ID r", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
+        ("LOCK.BREAK k", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
+        ("DEL k", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
+        ("", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
+        ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 NOTIFY w ID s"),
+        ("LOCK.RELEASE k b", "LOCK.MACQUIRE 2 k l c PX 400 BLOCK 0"),
+    ] {
+        in_world(flavor, |world| {
+            let mut external = External::new(world, "s");
+            let (mut a, mut b, mut c) = (world.client(), inbox(world, "w"), world.client());
+            assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
+            assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "1");
+            assert_eq!(b.call("LOCK.ACQUIRE k b NOTIFY w ID r PX 200000 GRACE 300"), "0");
+            c.send(next);
+            until("both wait", || a.info("lock", "lock_waiters") == "2");
+            assert_ne!(external.eval(ACQUIRE), "nil");
+            assert_eq!(a.call("LOCK.RELEASE k a"), "0");
+            assert_eq!(b.recv(), "push[lock:inbox:w, granted r k]");
+            if !then.is_empty() {
+                a.call(then);
+            }
+            if next.contains("NOTIFY") {
+                assert_eq!(c.recv(), "0");
+                assert_eq!(b.recv(), "push[lock:inbox:w, lost r k]");
+                assert_eq!(b.recv(), "push[lock:inbox:w, granted s k]");
+                assert_eq!(c.call(next), "1");
+            } else {
+                let reply = c.recv();
+                assert!(["1", "[1, 1]"].contains(&reply.as_str()), "{reply}");
+            }
+            external.lock();
+            external.unlock();
+            a.call("LOCK.BREAK l");
             assert_eq!(a.call("DEBUG SET-ACTIVE-EXPIRE 1"), "OK");
         });
     }

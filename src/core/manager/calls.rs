@@ -11,6 +11,8 @@ use crate::core::{
 
 /// See [`LockManager::acquire`](super::LockManager::acquire).
 pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience) -> Outcome {
+    // Of a holder, and of a call of which something is remembered, it is not looked whether others wait in an order of theirs.
+    let mut looks = !step.wants_more(request);
     if let Some(id) = &request.id {
         if step.any_notified() {
             if let Some(reply) = step.confirm(request) {
@@ -20,6 +22,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
         match step.records.granted(id) {
             Ok(None) => {}
             Ok(Some(reply)) if step.records.is_unconfirmed(id) && !step.confirm_recorded(request, &reply) => {
+                looks = false;
             }
             Ok(Some(reply)) => {
                 step.repeat(request, &reply);
@@ -29,6 +32,16 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
             Err(refusal) => return Outcome::Refused(refusal),
         }
     }
+    let outcome = take_or_queue(step, request, patience);
+    if looks {
+        step.was_seen();
+    }
+    outcome
+}
+
+/// Grants a request that was not granted before, or queues it, or says why not.
+#[inline(always)]
+fn take_or_queue(step: &mut Step<'_>, request: &Request, patience: Patience) -> Outcome {
     let others_come_first = step.is_barred(request.wants) || step.yields(patience.ready_until(step.now));
     if !others_come_first || step.wants_more(request) {
         let granted = if request.confirmed_later {

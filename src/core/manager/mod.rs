@@ -18,7 +18,7 @@ mod waits;
 
 pub(crate) use overview::{Contended, HoldInfo, QueueInfo, WaiterInfo};
 pub(crate) use several::{Checked, Try};
-pub(crate) use step::InHand;
+pub(crate) use step::{Foreseen, InHand};
 pub(crate) use unseen::Unseen;
 
 use std::collections::VecDeque;
@@ -85,13 +85,7 @@ impl LockManager {
         let who = MayHaveEnded::Of(&request.owner);
         let mut step = Step::begin(&mut self.parts, lock, who, holders, records, now);
         step.serve_first();
-        // Of a holder, and of a call that has been answered before, it is not looked whether others wait in an order of theirs.
-        let looks = !step.wants_more(request);
-        let outcome = calls::acquire(&mut step, request, patience);
-        if looks && (request.id.is_none() || matches!(outcome, Outcome::Queued(_))) {
-            step.was_seen();
-        }
-        (outcome, step.let_go())
+        (calls::acquire(&mut step, request, patience), step.let_go())
     }
 
     /// Queues a request without a look at its lock's key, if it is certain enough that it has to wait and that nothing else is to

@@ -38,8 +38,7 @@ pub(super) struct Step<'a> {
     pub(super) now: Now,
     /// The lock was granted to somebody who waited.
     handed_over: bool,
-    /// See [`InHand::foreseen_end`].
-    foreseen_end: Option<WallMs>,
+    foreseen: Foreseen,
 }
 
 /// What the caller of a step has to know of the lock when it has written it.
@@ -53,10 +52,22 @@ pub(crate) struct InHand {
     pub(crate) unannounced: bool,
     /// It is free, and somebody may get it in this very moment who waits for several: until that is tried, it is not announced.
     pub(crate) is_reserved: bool,
-    /// When its lease ends as far as external clients have to know, if not when it is written to end: who is told by a message
-    /// of a grant has a short one until that is confirmed, and the end of that is watched. The least time there is, if the lease may end
-    /// sooner than they were told, although it was prolonged now.
-    pub(crate) foreseen_end: Option<WallMs>,
+    /// Until when it will be held, as far as external clients have to know.
+    pub(crate) foreseen: Foreseen,
+}
+
+/// Until when a lock will be held. External clients sleep until the end that they have seen, so they are told of the end of a lease that
+/// is shorter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Foreseen {
+    /// Until the end of the lease that is written.
+    #[default]
+    AsWritten,
+    /// Until this time. Who is told of its grant by a message has a short lease, whose end is watched, and the whole one when it has
+    /// confirmed the grant.
+    Until(WallMs),
+    /// Maybe not for as long as they have seen, though no longer lease is there to be compared with.
+    MaybeSooner,
 }
 
 impl InHand {
@@ -107,8 +118,17 @@ impl<'a> Step<'a> {
         now: Now,
     ) -> Step<'a> {
         let (name, lock) = (known.name(), parts.table.handle_of(known));
-        let mut step =
-            Step { parts, name, lock, who, holders, records, now, handed_over: false, foreseen_end: None };
+        let mut step = Step {
+            parts,
+            name,
+            lock,
+            who,
+            holders,
+            records,
+            now,
+            handed_over: false,
+            foreseen: Foreseen::AsWritten,
+        };
         if let Some(lock) = lock {
             step.catch_up(lock);
         }
@@ -203,7 +223,7 @@ impl<'a> Step<'a> {
                 watches_lease: false,
                 unannounced: false,
                 is_reserved: false,
-                foreseen_end: None,
+                foreseen: Foreseen::AsWritten,
             },
         }
     }
@@ -222,7 +242,16 @@ impl<'a> Step<'a> {
         let handed_over = self.handed_over;
         let bundles = &self.parts.waiters.bundles;
         let is_reserved = !bundles.is_empty() && self.holders.is_free() && bundles.is_reserved(lock);
+        let is_free = self.holders.is_free();
+        let foreseen = &mut self.foreseen;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
+            if state.foreseen_unconfirmed && !is_reserved && !state.unconfirmed.any_to_confirm() {
+                // That was not confirmed. If the lock is free, external clients are told so.
+                state.foreseen_unconfirmed = false;
+                if !is_free {
+                    *foreseen = Foreseen::MaybeSooner;
+                }
+            }
             // What an external client holds, and nobody wants, is not remembered.
             let is_wanted = !state.queue.is_empty() || state.unconfirmed.any_on_its_way() || is_bound;
             let is_kept = is_wanted || state.plain_hold.is_some();
@@ -236,7 +265,7 @@ impl<'a> Step<'a> {
             !is_reserved && std::mem::take(&mut state.unannounced)
         });
         self.parts.drop_if_idle(lock);
-        InHand { lock: Some(lock), watches_lease, unannounced, is_reserved, foreseen_end: self.foreseen_end }
+        InHand { lock: Some(lock), watches_lease, unannounced, is_reserved, foreseen: self.foreseen }
     }
 
     /// The lock's handle; from now on something is remembered about it.
@@ -426,8 +455,9 @@ impl<'a> Step<'a> {
     ) -> Reply {
         let Grant { reply, set, before, written } = grant;
         self.handed_over = true;
-        let is_told = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
-        self.foreseen_end = is_told.then(|| self.now.wall.saturating_add(*lease_ms));
+        if notify.is_some() && wants.mode == Mode::Exclusive && before.is_none() {
+            self.foresee_confirmation(self.now.wall.saturating_add(*lease_ms));
+        }
         let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
@@ -449,6 +479,19 @@ impl<'a> Step<'a> {
             state.unconfirmed.granted((id, owner, until), set, before, written);
         }
         reply
+    }
+
+    /// The lock is granted to somebody who is told by a message, and will have it until this time. That is less than external clients
+    /// have seen, if the earlier holder was such a one, too, and has not confirmed its grant.
+    #[cold]
+    fn foresee_confirmation(&mut self, until: WallMs) {
+        let Some(state) = self.state_mut() else { return };
+        let was_unconfirmed = std::mem::replace(&mut state.foreseen_unconfirmed, true);
+        if was_unconfirmed {
+            self.foreseen = Foreseen::MaybeSooner;
+        } else if self.foreseen != Foreseen::MaybeSooner {
+            self.foreseen = Foreseen::Until(until);
+        }
     }
 
     /// Owners who do not hold the lock any more are in line as everybody else.
@@ -560,6 +603,10 @@ impl<'a> Step<'a> {
             Admission::Grant(holds) => holds,
         };
         let hold = self.holders.of(owner);
+        if hold.is_some() && self.any_notified() {
+            // It may hold the lock by a grant that it does not confirm, and then by the lease of this one alone.
+            self.foreseen = Foreseen::MaybeSooner;
+        }
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
         // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
@@ -625,10 +672,6 @@ impl<'a> Step<'a> {
         let lease = request.lease(written, self.now);
         if let Some(lock) = self.lock {
             if before.is_some() {
-                if self.any_notified() {
-                    // What the owner holds by the lease of this call alone may end when a grace does.
-                    self.foreseen_end = Some(WallMs::MIN);
-                }
                 self.parts.was_set(lock, &request.owner, Some((set.lease, written)), set.token);
             }
             self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
@@ -865,7 +908,10 @@ impl<'a> Step<'a> {
     fn confirm_wait(&mut self, granted: WaiterId, lease_ms: i64) -> Option<(Reply, Wait)> {
         let (wait, _) = self.parts.confirm(granted, self.now)?;
         if lease_ms < wait.request().lease_ms {
-            self.foreseen_end = Some(WallMs::MIN);
+            self.foreseen = Foreseen::MaybeSooner;
+        }
+        if let Some(state) = self.state_mut() {
+            state.foreseen_unconfirmed = false;
         }
         // The lease may be settled now.
         self.revoke(wait.lock());

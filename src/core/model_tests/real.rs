@@ -207,8 +207,12 @@ impl Real {
             self.messages.push(key);
             self.locks.announced(at(key), in_hand, self.listeners, now);
         }
-        let foreseen_end = in_hand.foreseen_end.or(holders.expires_at());
-        if let Some(end) = holders.first_end().filter(|_| end_before > foreseen_end) {
+        let is_shortened = match in_hand.foreseen {
+            Foreseen::AsWritten => end_before > holders.expires_at(),
+            Foreseen::Until(end) => end_before > Some(end),
+            Foreseen::MaybeSooner => true,
+        };
+        if let Some(end) = holders.first_end().filter(|_| is_shortened) {
             if self.listeners {
                 self.locks.lease_shortened(at(key), in_hand, end);
             }
