@@ -43,6 +43,7 @@ NEEDED = {
     "write-in-a-notification": "strangers who write to keys",
     "guard-trusts-the-first-look": "guarded scripts",
     "guarded-write-begins-anew": "a cluster",
+    "seen-end-forgotten": "subscribers to Redisson's channel",
     "confirmed-shorter-unannounced": "subscribers to Redisson's channel",
     "told-though-handed-over": "subscribers to Redisson's channel",
     "watchers-not-told": "transactions that watch a lock",
