@@ -384,6 +384,7 @@ fn so_is_the_end_of_what_follows_a_grant_that_was_not_confirmed(flavor: Flavor) 
         ("DEL k", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
         ("", "LOCK.ACQUIRE k c PX 400 BLOCK 0"),
         ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 NOTIFY w ID s"),
+        ("LOCK.RELEASE k b", "LOCK.ACQUIRE k c PX 400 NOTIFY w ID s SHARED"),
         ("LOCK.RELEASE k b", "LOCK.MACQUIRE 2 k l c PX 400 BLOCK 0"),
     ] {
         in_world(flavor, |world| {

@@ -455,9 +455,6 @@ impl<'a> Step<'a> {
     ) -> Reply {
         let Grant { reply, set, before, written } = grant;
         self.handed_over = true;
-        if notify.is_some() && wants.mode == Mode::Exclusive && before.is_none() {
-            self.foresee_confirmation(self.now.wall.saturating_add(*lease_ms));
-        }
         let (waited, waits_more) = self.parts.grant_wait(id, self.now, before.is_none());
         if waits {
             self.parts.statistics.count(Counted::GrantedAfterWaiting);
@@ -471,6 +468,14 @@ impl<'a> Step<'a> {
             self.parts.move_waits_ahead(lock, owner);
         }
         if let Some(state) = self.parts.state_mut(lock) {
+            let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
+            if state.foreseen_unconfirmed {
+                // External clients may have seen a later end than that of the grace before, which is all that is there to compare with.
+                self.foreseen = Foreseen::MaybeSooner;
+            } else if whole_lease && self.foreseen != Foreseen::MaybeSooner {
+                self.foreseen = Foreseen::Until(self.now.wall.saturating_add(*lease_ms));
+            }
+            state.foreseen_unconfirmed = whole_lease;
             let until = match (confirmed_later, notify) {
                 (true, _) => Until::Acknowledged,
                 (false, Some(_)) => Until::Confirmed,
@@ -479,19 +484,6 @@ impl<'a> Step<'a> {
             state.unconfirmed.granted((id, owner, until), set, before, written);
         }
         reply
-    }
-
-    /// The lock is granted to somebody who is told by a message, and will have it until this time. That is less than external clients
-    /// have seen, if the earlier holder was such a one, too, and has not confirmed its grant.
-    #[cold]
-    fn foresee_confirmation(&mut self, until: WallMs) {
-        let Some(state) = self.state_mut() else { return };
-        let was_unconfirmed = std::mem::replace(&mut state.foreseen_unconfirmed, true);
-        if was_unconfirmed {
-            self.foreseen = Foreseen::MaybeSooner;
-        } else if self.foreseen != Foreseen::MaybeSooner {
-            self.foreseen = Foreseen::Until(until);
-        }
     }
 
     /// Owners who do not hold the lock any more are in line as everybody else.
