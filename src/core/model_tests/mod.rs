@@ -636,6 +636,34 @@ fn a_newcomer_takes_for_granted_what_another_has_just_seen() {
     assert_eq!(unseen(&mut locks, &call(2), waits, 993), None, "somebody has changed it");
 }
 
+/// External clients have seen that the lock is held for long. A grant that a message tells of is revoked as nobody has heard that, and
+/// in the same step somebody takes the lock who did not wait.
+#[test]
+fn what_follows_an_unheard_grant_may_end_sooner_than_was_told() {
+    let now = Now { wall: 0, mono: 0 };
+    let (mut locks, mut holders, mut beside) = (LockManager::default(), Holders::Free, Beside::default());
+    let waits = Patience::Waits { deadline: None, at_most: None, on_primary: true };
+    let mut acquire = |locks: &mut LockManager, holders: &mut Holders, call: Call, patience| {
+        locks.acquire(locks.look_up(at(b"k")), holders, &mut beside, &call.request(), patience, now)
+    };
+    let first = Call { owner: 0, lease: 100_000, ..Call::default() };
+    acquire(&mut locks, &mut holders, first, Patience::Leaves);
+    let told = Call { owner: 1, lease: 200_000, id: Some(0), notify: Some((0, 1000)), ..Call::default() };
+    let (outcome, _) = acquire(&mut locks, &mut holders, told, waits);
+    let Outcome::Queued(id) = outcome else { panic!("{outcome:?}") };
+    let release =
+        Release { owner: Owner::new(OWNERS[0]), scope: ReleaseScope::One, lease_ms: None, id: None };
+    let known = locks.look_up(at(b"k"));
+    let (_, in_hand) = locks.release(known, &mut holders, &mut Beside::default(), &release, now);
+    assert_eq!(in_hand.foreseen, Foreseen::Until(200_000));
+    assert!(locks.unheard(id));
+    let next = Call { owner: 2, lease: 2_000, ..Call::default() };
+    let (outcome, in_hand) = acquire(&mut locks, &mut holders, next, Patience::Leaves);
+    assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
+    assert_eq!(in_hand.foreseen, Foreseen::MaybeSooner);
+    locks.verify();
+}
+
 /// External clients wait for the end of a lease. The timer is late, and the server's clock older than ours: it shows the hold
 /// once more.
 #[test]
