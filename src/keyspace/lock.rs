@@ -173,8 +173,8 @@ impl<'a> Lock<'a> {
         self.key.name()
     }
 
-    /// The end of the first lease, if the lock will be free earlier than the stored TTL says. An external client that has
-    /// read that TTL would sleep too long.
+    /// The end of the first lease, if the lock will be free earlier than external clients may have read: they would sleep too
+    /// long. They have read the stored TTL, unless `foreseen` says more.
     #[inline(always)]
     pub(crate) fn shortened_to(&self, foreseen: Foreseen) -> Option<i64> {
         let first_end = self.holders.first_end()?;

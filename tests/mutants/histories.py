@@ -7,8 +7,8 @@
 
 Each gets four loads on the installed redis-server: of everything, with clients that are killed, unblocked and paused, and of
 scenes that chance seldom brings about, for the checker of tests/history; and of exclusive locks, and of these and shared ones,
-for Porcupine and for that checker. Without a bug all of them must be content. BOTH and SCENE say which must be found. Of the others it depends on how the
-calls meet, or nobody can see them who knows only what clients are told; the tests must find all.
+for Porcupine and for that checker. Without a bug all of them must be content. BOTH and SCENE say which must be found. Of the
+others it depends on how the calls meet, or nobody can see them who knows only what clients are told; the tests must find all.
 """
 
 import re
@@ -51,7 +51,7 @@ NEEDED = {
 
 # What the loads of plain locks meet often, so both checkers must refuse it.
 BOTH = ("lease-runs-while-waiting", "old-token-passes", "release-of-anothers", "retry-counts-twice")
-# What a scene brings about each time it is played, so the checker must refuse it.
+# What a scene brings about each time it is played, so the checker must refuse it; or it ends the server, which counts as well.
 SCENE = (
     "cancel-before-the-call",
     "cancel-takes-a-later-hold",

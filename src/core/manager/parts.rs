@@ -35,8 +35,8 @@ pub(super) struct LockState {
     pub(super) plain_hold: Option<Hold>,
     /// When the exclusive hold was granted that is there, as far as is known.
     pub(super) held_since: Option<MonoUs>,
-    /// It was granted to somebody who is told by a message, and external clients may have seen that it will be held for longer than
-    /// until the end of the grace: see [`Foreseen`](super::step::Foreseen).
+    /// It was granted to somebody who is told by a message, and external clients may have seen that it will be held for longer
+    /// than until the end of the grace: see [`Foreseen`](super::step::Foreseen).
     pub(super) foreseen_unconfirmed: bool,
     /// When a newcomer has looked at the key last, and at what stands beside it.
     pub(super) seen: Option<MonoUs>,

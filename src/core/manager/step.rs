@@ -56,17 +56,17 @@ pub(crate) struct InHand {
     pub(crate) foreseen: Foreseen,
 }
 
-/// Until when a lock will be held. External clients sleep until the end that they have seen, so they are told of the end of a lease that
-/// is shorter.
+/// Until when a lock will be held. External clients sleep until the end that they have seen, so they are told of the end of
+/// a lease that is shorter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Foreseen {
     /// Until the end of the lease that is written.
     #[default]
     AsWritten,
-    /// Until this time. Who is told of its grant by a message has a short lease, whose end is watched, and the whole one when it has
-    /// confirmed the grant.
+    /// Until this time. Who is told of its grant by a message has a short lease, whose end is watched, and the whole one when
+    /// it has confirmed the grant.
     Until(WallMs),
-    /// Maybe not for as long as they have seen, though no longer lease is there to be compared with.
+    /// Maybe not for as long as they have seen. That end is not stored any more, so nothing can be compared with it.
     MaybeSooner,
 }
 
@@ -470,7 +470,7 @@ impl<'a> Step<'a> {
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
             if state.foreseen_unconfirmed {
-                // External clients may have seen a later end than that of the grace before, which is all that is there to compare with.
+                // External clients may have seen a later end than that of the grace before, which alone is stored.
                 self.foreseen = Foreseen::MaybeSooner;
             } else if whole_lease && self.foreseen != Foreseen::MaybeSooner {
                 self.foreseen = Foreseen::Until(self.now.wall.saturating_add(*lease_ms));
@@ -595,7 +595,7 @@ impl<'a> Step<'a> {
             Admission::Grant(holds) => holds,
         };
         let hold = self.holders.of(owner);
-        if hold.is_some() && self.any_notified() {
+        if hold.is_some() && self.state().is_some_and(|state| state.foreseen_unconfirmed) {
             // It may hold the lock by a grant that it does not confirm, and then by the lease of this one alone.
             self.foreseen = Foreseen::MaybeSooner;
         }
@@ -896,7 +896,8 @@ impl<'a> Step<'a> {
         self.holders.of(owner.as_bytes()).map_or(0, Hold::total)
     }
 
-    /// A grant is final of which its client was told by a message, and its hold has such a lease from now on. Returns what it got.
+    /// A grant is final of which its client was told by a message, and its hold has such a lease from now on. Returns what it
+    /// got.
     fn confirm_wait(&mut self, granted: WaiterId, lease_ms: i64) -> Option<(Reply, Wait)> {
         let (wait, _) = self.parts.confirm(granted, self.now)?;
         if lease_ms < wait.request().lease_ms {

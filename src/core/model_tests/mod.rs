@@ -636,8 +636,8 @@ fn a_newcomer_takes_for_granted_what_another_has_just_seen() {
     assert_eq!(unseen(&mut locks, &call(2), waits, 993), None, "somebody has changed it");
 }
 
-/// External clients have seen that the lock is held for long. A grant that a message tells of is revoked as nobody has heard that, and
-/// in the same step somebody takes the lock who did not wait.
+/// External clients have seen that the lock is held for long. A grant that a message tells of is revoked as nobody has heard
+/// that, and in the same step somebody takes the lock who did not wait.
 #[test]
 fn what_follows_an_unheard_grant_may_end_sooner_than_was_told() {
     let now = Now { wall: 0, mono: 0 };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-// A second opinion on histories of exclusive and shared locks, by Porcupine, a checker for linearizability that others have written.
+// A second opinion on histories of exclusive and shared locks, by Porcupine, a checker for linearizability that others have
+// written.
 //
 // Each lock is checked on its own: is there an order of all calls, each somewhere between its sending and its reply, in which
-// a plain lock with readers, limits, hold counts and tokens answers the same? What a point in time cannot decide is left out: nil, as it
-// depends on the queue, and times to wait.
+// a plain lock with readers, limits, hold counts and tokens answers the same? What a point in time cannot decide is left out:
+// nil, as it depends on the queue, and times to wait.
 //
 //	go run . [-timeout 60s] history.jsonl
 package main
@@ -87,7 +88,8 @@ type hold struct {
 	exclusive, shared int64
 	lease             int
 	early, late       int64
-	token             int64
+	// Of a hold whose token nobody was told: the greatest one before it, less than zero by one more.
+	token int64
 }
 
 func (h hold) total() int64 {
@@ -104,8 +106,6 @@ const (
 	never = math.MaxInt64
 	// Leases are whole milliseconds, and clocks are corrected.
 	slack = 5_000
-	// A hold whose token nobody was told.
-	untold = -1
 )
 
 func (s state) of(owner string) (hold, bool) {
@@ -150,7 +150,7 @@ func step(s state, in input, out output) []state {
 		}
 		return []state{s}
 	case "break":
-		if !out.unknown && (out.count > 0) != (len(s.holds) > 0) {
+		if !out.unknown && out.count != int64(len(s.holds)) {
 			return nil
 		}
 		return []state{{last: s.last}}
@@ -241,10 +241,14 @@ func acquire(s state, in input, out output) []state {
 	}
 	next := state{holds: s.holds, last: s.last}
 	if in.fence && out.unknown && held.token == 0 {
-		held.token = untold
+		held.token = -s.last - 1
 	}
 	if in.fence && !out.unknown {
-		if held.token > 0 && out.token != held.token || held.token <= 0 && out.token <= s.last {
+		above := s.last
+		if held.token < 0 {
+			above = -held.token - 1
+		}
+		if held.token > 0 && out.token != held.token || held.token <= 0 && out.token <= above {
 			return nil
 		}
 		held.token = out.token
@@ -460,7 +464,8 @@ func operations(calls []call, opened map[int64]int64, lease int64) (map[string][
 	for at := range calls {
 		c := calls[at]
 		_, _, known := c.input(0)
-		if c.Several || c.Once || c.Shared && c.Command != "acquire" || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
+		releasesShared := c.Shared && c.Command != "acquire"
+		if c.Several || c.Once || releasesShared || c.Watchdog || c.Ephemeral || c.Notify != nil || c.Command == "cancel" {
 			return nil, fmt.Errorf("the history has %s with options that this model does not know", c.Command)
 		}
 		if !known || c.Outcome == "unsent" {
