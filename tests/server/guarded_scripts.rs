@@ -192,6 +192,8 @@ fn a_slow_script_can_be_killed(flavor: Flavor) {
 fn the_lock_is_looked_at_when_the_script_begins(flavor: Flavor) {
     in_world(flavor, |world| {
         let (mut a, mut b) = (holder(world), world.client());
+        // Each time it is held once.
+        assert_eq!(b.call("LOCK.BREAK k"), "1");
         // Stopped, so that both arrive in one turn of the event loop; in which order is the kernel's affair.
         for _ in 0..20 {
             b.call("LOCK.ACQUIRE k a PX 100000");
