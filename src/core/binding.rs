@@ -62,6 +62,15 @@ pub(super) struct NewBind {
     pub(super) since: MonoUs,
     /// The owner has held nothing before.
     pub(super) begins: bool,
+    /// What does not depend on the connection any more.
+    pub(super) overtaken: Overtaken,
+}
+
+/// What a renewal took over of a grant, before it was known that its client got it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Overtaken {
+    pub(super) watchdog: bool,
+    pub(super) ephemeral: bool,
 }
 
 /// What becomes of the connections that a hold depends on already.
@@ -97,7 +106,7 @@ impl Binding {
     #[inline(always)]
     pub(super) fn bind(
         &mut self,
-        NewBind { bind, takes, since, .. }: NewBind,
+        NewBind { bind, takes, since, overtaken, .. }: NewBind,
         id: Option<&RequestId>,
         lease: Lease,
         now: Now,
@@ -123,7 +132,7 @@ impl Binding {
             }
             (Takes::Part | Takes::Repeated, _) => {}
         };
-        if watchdog {
+        if watchdog && !overtaken.watchdog {
             let_go(&mut self.watchdogs);
             insert(&mut self.watchdogs, connection);
             let until = max_ms.map(|ms| since.saturating_add(ms.get().saturating_mul(1000)));
@@ -131,7 +140,7 @@ impl Binding {
             let later = || self.renewed_until.zip(until).map(|(one, other)| one.max(other));
             self.renewed_until = if was_renewed && takes != Takes::All { later() } else { until };
         }
-        if ephemeral {
+        if ephemeral && !overtaken.ephemeral {
             let_go(&mut self.ephemeral);
             insert(&mut self.ephemeral, connection);
         }
@@ -195,7 +204,7 @@ impl Binding {
         self.sweep_at
     }
 
-    fn depends_on(&self, connection: ConnectionId) -> bool {
+    pub(super) fn depends_on(&self, connection: ConnectionId) -> bool {
         self.watchdogs.contains(&connection) || self.ephemeral.contains(&connection)
     }
 

@@ -101,12 +101,15 @@ impl Sessions {
         let let_go = binding.bind(bind, id, lease, now);
         self.ephemeral += usize::from(binding.is_ephemeral() && !was_ephemeral);
         binding.lease_was_set(lease, now);
+        let depends = binding.depends_on(connection);
         plan(&mut self.sweeps, &hold, sweep_at, binding.sweep_at());
         plan(&mut self.renewals, &hold, due, binding.due());
         for other in let_go {
             unlink(&mut self.by_connection, other, &hold);
         }
-        self.by_connection.entry(connection).or_default().insert(hold, ());
+        if depends {
+            self.by_connection.entry(connection).or_default().insert(hold, ());
+        }
     }
 
     /// The owner has set its lease: the next renewal is a third of that away.

@@ -7,11 +7,12 @@ use std::collections::hash_map::Entry;
 use foldhash::HashMap;
 use smallvec::{smallvec, SmallVec};
 
+use super::binding::Overtaken;
 use super::bundles::Bundles;
 use super::notified::Notified;
 use super::table::LockIdx;
 use super::wait_queue::Position;
-use super::{MonoUs, Now, Owner, Request, RequestId, WaiterId};
+use super::{Bind, MonoUs, Now, Owner, Request, RequestId, WaiterId};
 
 /// One wait.
 pub(super) struct Wait {
@@ -24,6 +25,8 @@ pub(super) struct Wait {
     state: WaitState,
     /// It was granted, and its owner has held nothing before.
     begins: bool,
+    /// It was granted, and a renewal has taken over what depends on its connection.
+    overtaken: Overtaken,
     /// By what its bundle is known, if it is a part of one.
     lead: Option<WaiterId>,
 }
@@ -65,6 +68,11 @@ impl Wait {
     /// True if its grant is the owner's first hold.
     pub(super) fn begins(&self) -> bool {
         self.begins
+    }
+
+    /// What does not depend on its connection any more.
+    pub(super) fn overtaken(&self) -> Overtaken {
+        self.overtaken
     }
 
     pub(super) fn state(&self) -> WaitState {
@@ -160,6 +168,14 @@ impl Waiters {
         self.by_id.get(&id)
     }
 
+    /// A renewal takes over what depends on the connection of a grant.
+    pub(super) fn overtake(&mut self, id: WaiterId, by: Bind) {
+        if let Some(wait) = self.by_id.get_mut(&id) {
+            wait.overtaken.watchdog |= by.watchdog;
+            wait.overtaken.ephemeral |= by.ephemeral;
+        }
+    }
+
     /// A wait that is queued; `None` if it is unknown or was decided.
     pub(super) fn queued(&self, id: WaiterId) -> Option<&Wait> {
         self.get(id).filter(|wait| wait.state == WaitState::Queued)
@@ -200,7 +216,17 @@ impl Waiters {
         };
         self.by_id.insert(
             id,
-            Wait { lock, request, since, deadline, position, state: WaitState::Queued, begins: false, lead },
+            Wait {
+                lock,
+                request,
+                since,
+                deadline,
+                position,
+                state: WaitState::Queued,
+                begins: false,
+                overtaken: Overtaken::default(),
+                lead,
+            },
         );
         crossing
     }

@@ -400,7 +400,8 @@ impl LockManager {
         let Some((wait, lease)) = self.parts.confirm(id, now) else { return false };
         let (lock, request) = (wait.lock(), wait.request());
         if let Some(bind) = request.bind {
-            let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
+            let (since, begins, overtaken) = (wait.since(), wait.begins(), wait.overtaken());
+            let bind = NewBind { bind, takes: Takes::Part, since, begins, overtaken };
             self.parts.sessions.bind((lock, &request.owner), bind, request.id.as_ref(), lease, now);
             self.parts.statistics.has_bound(self.parts.sessions.count());
         }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::parts::{LockState, Parts};
 use super::unseen::has_too_many;
-use crate::core::binding::{NewBind, Takes};
+use crate::core::binding::{NewBind, Overtaken, Takes};
 use crate::core::bundles::{NewBundle, Verdict};
 use crate::core::fairness::WhenFree;
 use crate::core::held;
@@ -763,7 +763,8 @@ impl<'a> Step<'a> {
                 state.held_since = Some(self.now.mono);
             }
         }
-        let bind = NewBind { bind, takes, since: self.now.mono, begins };
+        let overtaken = Overtaken::default();
+        let bind = NewBind { bind, takes, since: self.now.mono, begins, overtaken };
         self.parts.sessions.bind((lock, owner), bind, id, lease, self.now);
         self.parts.statistics.has_bound(self.parts.sessions.count());
     }
@@ -818,7 +819,8 @@ impl<'a> Step<'a> {
         let (reply, wait) = self.confirm_wait(granted, request.lease_ms)?;
         let lease = self.set_whole_lease(request)?;
         if let Some(bind) = request.bind {
-            let bind = NewBind { bind, takes: Takes::Part, since: wait.since(), begins: wait.begins() };
+            let (since, begins, overtaken) = (wait.since(), wait.begins(), Overtaken::default());
+            let bind = NewBind { bind, takes: Takes::Part, since, begins, overtaken };
             self.parts.sessions.bind((wait.lock(), &request.owner), bind, Some(id), lease, self.now);
             self.parts.statistics.has_bound(self.parts.sessions.count());
         }
@@ -1003,7 +1005,21 @@ impl<'a> Step<'a> {
         self.parts.granted_keys.insert(self.name);
         self.set_lease(owner, lease);
         if let Some(bind) = bind {
+            self.overtake(owner, bind);
             self.bind(owner, bind, (Takes::All, false), (None, lease));
+        }
+    }
+
+    /// A renewal takes over, too, what was granted before it and is not known yet to have reached its client: who has read the
+    /// grant may renew it on another connection and close the one that waited, all before that is known.
+    fn overtake(&mut self, owner: &Owner, by: Bind) {
+        let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return };
+        if !state.unconfirmed.any_on_its_way() {
+            return;
+        }
+        let granted: SmallVec<[WaiterId; 2]> = state.unconfirmed.on_their_way_to(owner).collect();
+        for id in granted {
+            self.parts.waiters.overtake(id, by);
         }
     }
 

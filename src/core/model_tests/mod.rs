@@ -52,6 +52,8 @@ pub(super) struct Call {
     pub(super) confirmed_later: bool,
     /// The connection, and whether the hold is renewed while it is open and ends when it closes.
     pub(super) bind: Option<(u64, bool, bool)>,
+    /// Whether a renewal has taken over the one and the other, before it was known that the grant arrived.
+    pub(super) overtaken: (bool, bool),
     /// For how long it is renewed at most.
     pub(super) max: Option<i64>,
     /// The connection that is told by a message, and the grace.
@@ -218,6 +220,7 @@ fn op() -> impl Strategy<Value = Op> {
                 id: id.or(notify.map(|_| 0)),
                 confirmed_later: later && notify.is_none(),
                 bind,
+                overtaken: (false, false),
                 max,
                 notify,
             },

@@ -678,7 +678,7 @@ impl Model {
             }
             to.insert(connection);
         };
-        if watchdog {
+        if watchdog && !call.overtaken.0 {
             add(&mut binding.watchdogs);
             let later = binding.until_us.zip(until_us).map(|(one, other)| one.max(other));
             binding.until_us = match takes {
@@ -687,7 +687,7 @@ impl Model {
                 _ => later,
             };
         }
-        if ephemeral {
+        if ephemeral && !call.overtaken.1 {
             add(&mut binding.ephemeral);
         }
         // What cannot come again is forgotten, but not what it bound.
@@ -795,6 +795,13 @@ impl Model {
                 self.lease_was_set(lock, &call);
                 self.note_end(lock, owner);
                 self.locks[lock].known.insert(owner);
+                if let Some((_, watchdog, ephemeral)) = bind {
+                    let is_its = |grant: &&mut ModelGrant| grant.lock == lock && grant.number == number;
+                    for grant in self.in_flight.iter_mut().filter(is_its) {
+                        grant.call.overtaken.0 |= watchdog;
+                        grant.call.overtaken.1 |= ephemeral;
+                    }
+                }
                 self.bind(lock, &call, Takes::All, now);
                 Some(Seen::Renewed(holds))
             }

@@ -178,8 +178,8 @@ impl Look {
     }
 
     fn call(&mut self, call: &Call) {
-        let Call { owner, shared, once, limit, lease, keeps, fence, id, confirmed_later, bind, max, notify } =
-            call;
+        let Call { owner, shared, once, limit, lease, keeps, fence, id, confirmed_later, .. } = call;
+        let Call { bind, overtaken, max, notify, .. } = call;
         self.index(*owner);
         [shared, once, keeps, fence, confirmed_later].into_iter().for_each(|is| self.add(*is));
         self.add(*limit);
@@ -190,6 +190,8 @@ impl Look {
             look.add(watchdog);
             look.add(ephemeral);
         });
+        self.add(overtaken.0);
+        self.add(overtaken.1);
         self.option(*max, Look::add);
         self.option(*notify, |look, (connection, grace)| {
             look.count(connection);
