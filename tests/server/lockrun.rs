@@ -12,6 +12,7 @@ use crate::support::cluster::Cluster;
 use crate::support::programs::{tool, Printed, Run};
 use crate::support::proxy::Proxy;
 use crate::support::sentinel::{Watched, NAME};
+use crate::support::tls::Certificates;
 use crate::support::tmux::Terminal;
 use crate::support::{until, Flavor, Server};
 
@@ -444,36 +445,18 @@ fn users_and_passwords_are_used(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
-/// An authority, and what it has signed for the server and for a client.
-const CERTIFICATES: &str = "
-openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.crt
-for name in server client; do
-    openssl req -newkey rsa:2048 -nodes -subj /CN=$name -keyout $name.key -out $name.csr
-    printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\n' >$name.ext
-    openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile $name.ext -out $name.crt
-done
-";
-
 fn certificates_are_looked_at(flavor: Flavor) {
-    let dir = tempfile::tempdir().unwrap();
-    let made = Command::new("sh").args(["-euc", CERTIFICATES]).current_dir(dir.path()).output().unwrap();
-    assert!(made.status.success(), "{made:?}");
-    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let certificates = Certificates::sign();
     let shell = Shell::new(flavor);
     let mut a = shell.server.client();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    // The server takes them together only.
-    let files =
-        [("tls-cert-file", "server.crt"), ("tls-key-file", "server.key"), ("tls-ca-cert-file", "ca.crt")];
-    let set = files.map(|(setting, name)| format!("{setting} {}", file(name))).join(" ");
-    assert_eq!(a.call(&format!("CONFIG SET {set}")), "OK");
-    assert_eq!(a.call(&format!("CONFIG SET tls-port {port}")), "OK");
+    let port = certificates.serve(&shell.server);
     let run = |arguments: &[&str]| {
         let mut command = tool("lockrun");
         command.args(["-u", &format!("rediss://localhost:{port}")]).args(arguments).args(["k", "true"]);
         told(&Run::spawn(command).finish())
     };
-    let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
+    let (ca, cert, key) =
+        (certificates.file("ca.crt"), certificates.file("client.crt"), certificates.file("client.key"));
     let with_client = ["--cacert", &ca, "--cert", &cert, "--key", &key];
     assert_eq!(run(&with_client), (Some(0), String::new()));
     for (arguments, words) in [(&with_client[..2], "ertificate"), (&with_client[2..], "ertificate")] {

@@ -10,6 +10,7 @@ mod support;
 mod basics;
 mod becoming_free;
 mod cancel;
+mod client_servers;
 mod client_spec;
 mod clients;
 mod cluster;

@@ -59,17 +59,34 @@ impl Error {
         }
     }
 
-    /// Whether the same call may go well in a moment: there is no connection, or the server starts, or is no primary. What else a
-    /// server says stands; it begins with a word in capitals.
+    /// Whether the same call may go well in a moment: there is no connection, the server starts or is no primary, or a cluster
+    /// sorts itself out. What else a server says stands; it begins with a word in capitals.
     pub(crate) fn may_pass(&self) -> bool {
+        const PASSING: [&str; 6] = ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"];
         let Error::Unavailable(text) = self else { return false };
-        text.starts_with(char::is_lowercase)
-            || ["LOADING", "READONLY"].iter().any(|word| text.starts_with(word))
+        self.is_of_connection() || text.split(' ').next().is_some_and(|word| PASSING.contains(&word))
     }
 
     /// Whether another server is the primary now, which new connections may find.
     pub(crate) fn is_elsewhere(&self) -> bool {
         matches!(self, Error::Unavailable(text) if text.starts_with("READONLY"))
+    }
+
+    /// Whether it is said of the connection, and not by the server.
+    pub(crate) fn is_of_connection(&self) -> bool {
+        matches!(self, Error::Unavailable(text) if text.starts_with(char::is_lowercase))
+    }
+
+    /// `MOVED slot host:port`, and `ASK` with the same words: where else to send the call, and whether for good.
+    pub(crate) fn elsewhere(&self) -> Option<(bool, &str)> {
+        let Error::Unavailable(text) = self else { return None };
+        let mut words = text.split(' ');
+        let for_good = match words.next() {
+            Some("MOVED") => true,
+            Some("ASK") => false,
+            _ => return None,
+        };
+        Some((for_good, words.nth(1)?))
     }
 
     /// Whether the call cannot have come to the server.

@@ -174,7 +174,7 @@ impl Held {
             held.renewed(sent, lease, &result);
             then(result);
         };
-        self.session.send(&command.get_packed_command(), Box::new(then));
+        self.session.send(self.session.to(&self.key, &command), Box::new(then));
     }
 
     fn renewed(self: &Arc<Self>, sent: Moment, lease: Duration, result: &Result<Value>) {
@@ -263,7 +263,7 @@ impl Held {
         let mut command = cmd("LOCK.RELEASE");
         command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
         let lease = locked(&self.state).lease;
-        self.session.errand(&command, lease, then);
+        self.session.errand(self.session.to(&self.key, &command), lease, then);
     }
 
     /// The server may still have what is lost by our clock.
@@ -298,7 +298,7 @@ impl Hold {
         &self.held.key
     }
 
-    /// Who holds it, as the server knows it: `<host>/<pid>/<random>`.
+    /// Who holds it, as the server knows it: `<host>/<pid>/<random>`, or [as was said](crate::Lock::owner).
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.held.owner
@@ -371,7 +371,8 @@ impl Hold {
         let mut guarded = cmd("LOCK.GUARD");
         guarded.arg(&held.key).arg("OWNER").arg(&held.owner).arg(command);
         let until = after(held.session.patience);
-        let result = held.session.call(&Arc::default(), &guarded.get_packed_command(), until);
+        let call = held.session.to(&held.key, &guarded);
+        let result = held.session.call(&Arc::default(), call, until);
         if matches!(result, Err(Error::Lost(_))) {
             held.lose();
         }

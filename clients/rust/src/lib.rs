@@ -38,8 +38,12 @@ mod hold;
 mod link;
 mod lock;
 mod mailbox;
+mod server;
 mod session;
+mod talk;
 mod timer;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +54,7 @@ pub use error::{Error, Result};
 pub use hold::Hold;
 pub use lock::Lock;
 pub use mailbox::Canceller;
+pub use server::Server;
 
 use clock::now;
 use hold::Held;
@@ -73,15 +78,19 @@ pub struct Event<'a> {
 /// It is called in the thread in which it happens, which may be one on which all locks depend: it must not wait.
 pub(crate) type Listener = dyn Fn(&Event<'_>) + Send + Sync;
 
+/// Who hears of what disturbs a wait. It must not wait, either.
+pub(crate) type OnTrouble = dyn Fn(&Error) + Send + Sync;
+
 /// How the locks of a process are had.
 #[derive(Default)]
 #[must_use]
 pub struct Settings {
     patience: Option<Duration>,
     listener: Option<Box<Listener>>,
+    on_trouble: Option<Box<OnTrouble>>,
 }
 
-/// All locks of this process on one server. Clones are the same one; threads may share it.
+/// All locks of this process on one server, or on one cluster. Clones are the same one; threads may share it.
 ///
 /// It ends with [`Locks::close`], or when the last clone, lock and hold of it are gone.
 #[derive(Clone)]
@@ -110,6 +119,12 @@ impl Settings {
         self.listener = Some(Box::new(listener));
         self
     }
+
+    /// Who hears of what disturbs a wait that goes on: there is no connection, or the server starts. It must not wait.
+    pub fn on_trouble(mut self, on_trouble: impl Fn(&Error) + Send + Sync + 'static) -> Settings {
+        self.on_trouble = Some(Box::new(on_trouble));
+        self
+    }
 }
 
 impl Locks {
@@ -118,7 +133,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] if the server is not reached by TCP or a Unix socket: TLS is not supported.
+    /// As [`Server::alone`].
     pub fn new(client: &Client) -> Result<Locks> {
         Locks::with_settings(client, Settings::new())
     }
@@ -129,18 +144,17 @@ impl Locks {
     ///
     /// As [`Locks::new`].
     pub fn with_settings(client: &Client, settings: Settings) -> Result<Locks> {
-        let info = client.get_connection_info().clone();
-        if !link::is_supported(info.addr()) {
-            return Err(Error::Misuse(format!(
-                "{}: only TCP and Unix sockets are supported, no TLS",
-                info.addr()
-            )));
-        }
+        Ok(Locks::at(Server::alone(client.get_connection_info().clone())?, settings))
+    }
+
+    /// The locks of a server, of whoever is the primary among several, or of a cluster.
+    #[must_use]
+    pub fn at(server: Server, settings: Settings) -> Locks {
         let patience = settings.patience.unwrap_or(Duration::from_secs(5));
-        let session = Session::new(info, patience, settings.listener);
+        let session = Session::new(server, patience, settings.listener, settings.on_trouble);
         let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
         let host = host.unwrap_or_else(|| "unknown".to_owned());
-        Ok(Locks { handle: Arc::new(Handle(Arc::new(session), host)) })
+        Locks { handle: Arc::new(Handle(Arc::new(session), host)) }
     }
 
     /// A lock, whose key may be any bytes.
@@ -165,11 +179,7 @@ impl Locks {
         let mut command = hold::renewal(&key, owner, how.lease);
         how.bind(&mut command, Duration::ZERO);
         let sent = now();
-        session.call(
-            &Arc::default(),
-            &command.get_packed_command(),
-            sent.saturating_add(session.patience),
-        )?;
+        session.call(&Arc::default(), session.to(&key, &command), sent.saturating_add(session.patience))?;
         let held = Held::begin(session, &key, owner.to_owned(), how, sent, sent);
         Ok(Hold::new(held, None, Arc::clone(&self.handle)))
     }

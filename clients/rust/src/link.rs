@@ -3,24 +3,23 @@
 //! A connection on which calls wait for nothing: the replies come in the order of the calls, to a thread of its own.
 //!
 //! redis-rs' `Connection` cannot be read by one thread while others write. So the socket is ours; what goes over it is packed
-//! and parsed by redis-rs.
+//! and parsed by redis-rs, and sealed by rustls.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
+use std::io::ErrorKind;
+use std::net::Shutdown;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use nix::libc;
-use redis::io::tcp::socket2::{Socket, TcpKeepalive};
-use redis::{cmd, ConnectionAddr, ConnectionInfo, Parser, Value};
+use redis::{cmd, Value};
 
 use crate::clock::{now, Moment};
-use crate::error::{checked, Error, Result, NO_CONNECTION};
+use crate::error::{checked, Error, Result};
 use crate::mailbox::locked;
 use crate::session::TRY_AGAIN;
+use crate::talk::{gone, Talk, Wire};
 
 /// What is done with a reply. It runs in a thread of the session, and must not wait.
 pub(crate) type Then = Box<dyn FnOnce(Result<Value>) + Send>;
@@ -43,9 +42,11 @@ pub(crate) struct Link {
 
 struct State {
     phase: Phase,
+    /// What is said before there is a connection.
+    early: Vec<u8>,
     /// What the socket has not taken yet.
     out: Vec<u8>,
-    /// Who waits for a reply, and since when.
+    /// Who waits for a reply, and until when.
     replies: VecDeque<(Moment, Then)>,
     /// Who waits for the connection.
     until_up: Vec<Then>,
@@ -57,20 +58,20 @@ struct State {
 
 enum Phase {
     Connecting,
-    Up(Socket),
+    Up(Wire),
     Down(Error, Moment),
 }
 
 impl Link {
     /// Begins to connect. Calls may be sent at once. An inbox is subscribed to before the connection counts as there.
     pub(crate) fn open(
-        info: ConnectionInfo,
-        patience: Duration,
+        connect: impl FnOnce() -> Result<Talk> + Send + 'static,
         inbox: Option<(String, OnMessage)>,
         on_end: impl Fn() + Send + Sync + 'static,
     ) -> Result<(Arc<Link>, JoinHandle<()>)> {
         let state = State {
             phase: Phase::Connecting,
+            early: Vec::new(),
             out: Vec::new(),
             replies: VecDeque::new(),
             until_up: Vec::new(),
@@ -81,7 +82,7 @@ impl Link {
         let link = Arc::new(Link { state: Mutex::new(state), on_message, on_end: Box::new(on_end) });
         let reader = Arc::clone(&link);
         let thread = thread::Builder::new().name("redis-lock-reader".to_owned()).spawn(move || {
-            if let Err(error) = reader.run(&info, patience, inbox.as_deref()) {
+            if let Err(error) = reader.run(connect, inbox.as_deref()) {
                 reader.break_off(error);
             }
         });
@@ -101,9 +102,10 @@ impl Link {
         }
     }
 
-    /// Sends a call that is packed. True if the socket has not taken all: then [`Link::flush`] is to be called soon.
+    /// Sends a call that is packed, whose reply is there by then. `asking` is that the server carries it out though it does not
+    /// have the slot yet. True if the socket has not taken all: then [`Link::flush`] is to be called soon.
     #[must_use]
-    pub(crate) fn send(&self, packed: &[u8], then: Then) -> bool {
+    pub(crate) fn send(&self, packed: &[u8], asking: bool, until: Moment, then: Then) -> bool {
         let mut state = locked(&self.state);
         if let Phase::Down(error, _) = &state.phase {
             let error = error.clone();
@@ -111,8 +113,12 @@ impl Link {
             then(Err(error));
             return false;
         }
-        state.replies.push_back((now(), then));
-        state.out.extend_from_slice(packed);
+        if asking {
+            state.replies.push_back((until, Box::new(|_| ())));
+            state.say(&cmd("ASKING").get_packed_command());
+        }
+        state.replies.push_back((until, then));
+        state.say(packed);
         state.flush()
     }
 
@@ -141,20 +147,25 @@ impl Link {
         !state.replies.is_empty() && !std::mem::replace(&mut state.watched, true)
     }
 
-    /// Gives the connection up if a call has had no answer for that long. Else returns when to look again, if at all.
-    pub(crate) fn expire(&self, patience: Duration) -> Option<Moment> {
+    /// Gives the connection up if a call has had no answer in its time. Else returns when to look again, if at all.
+    pub(crate) fn expire(&self) -> Option<Moment> {
         let mut state = locked(&self.state);
-        let Some((sent, _)) = state.replies.front() else {
+        let Some(&(until, _)) = state.replies.front() else {
             state.watched = false;
             return None;
         };
-        let until = sent.saturating_add(patience);
         drop(state);
         if until <= now() {
             self.break_off(gone("the server does not answer"));
             return None;
         }
         Some(until)
+    }
+
+    /// It is of no use any more, and nobody needs to hear of it.
+    pub(crate) fn discard(&self) {
+        locked(&self.state).answered = false;
+        self.break_off(gone("it is of no use any more"));
     }
 
     /// Nothing of what is not answered will be. The server hears of it at once.
@@ -165,7 +176,7 @@ impl Link {
                 state.phase = down;
                 return;
             }
-            Phase::Up(socket) => drop(socket.shutdown(Shutdown::Both)),
+            Phase::Up(wire) => drop(wire.socket.shutdown(Shutdown::Both)),
             Phase::Connecting => {}
         }
         let replies = std::mem::take(&mut state.replies).into_iter().map(|(_, then)| then);
@@ -182,18 +193,20 @@ impl Link {
     }
 
     /// Connects, and reads until the end.
-    fn run(&self, info: &ConnectionInfo, patience: Duration, inbox: Option<&str>) -> Result<()> {
-        let socket = connect(info, patience)
-            .map_err(|error| Error::Unavailable(format!("{NO_CONNECTION} to {}: {error}", info.addr())))?;
-        let mut reader = socket.try_clone().map_err(gone)?;
-        let mut parser = Parser::new();
-        greet(&mut reader, &mut parser, info, patience, inbox)?;
+    fn run(&self, connect: impl FnOnce() -> Result<Talk>, inbox: Option<&str>) -> Result<()> {
+        let mut talk = connect()?;
+        if let Some(inbox) = inbox {
+            talk.call(cmd("SUBSCRIBE").arg(format!("lock:inbox:{inbox}")))?;
+        }
+        let wire = talk.share()?;
         let mut state = locked(&self.state);
         if !matches!(state.phase, Phase::Connecting) {
             return Ok(());
         }
-        state.phase = Phase::Up(socket);
+        state.phase = Phase::Up(wire);
         state.answered = inbox.is_some();
+        let early = std::mem::take(&mut state.early);
+        state.say(&early);
         let waiting = std::mem::take(&mut state.until_up);
         let mut stuck = state.flush();
         drop(state);
@@ -203,7 +216,7 @@ impl Link {
             stuck = self.flush();
         }
         loop {
-            self.got(read(&mut parser, &mut reader)?)?;
+            self.got(talk.read()?)?;
         }
     }
 
@@ -226,8 +239,18 @@ impl Link {
 }
 
 impl State {
+    fn say(&mut self, plain: &[u8]) {
+        match &self.phase {
+            Phase::Up(wire) if wire.seal(plain, &mut self.out).is_ok() => {}
+            // The reader sees it, and tells all who wait.
+            Phase::Up(wire) => drop(wire.socket.shutdown(Shutdown::Both)),
+            Phase::Connecting => self.early.extend_from_slice(plain),
+            Phase::Down(..) => {}
+        }
+    }
+
     fn flush(&mut self) -> bool {
-        let Phase::Up(socket) = &self.phase else { return false };
+        let Phase::Up(Wire { socket, .. }) = &self.phase else { return false };
         let mut sent = 0;
         while let Some(rest) = self.out.get(sent..).filter(|rest| !rest.is_empty()) {
             match socket.send_with_flags(rest, AT_ONCE) {
@@ -247,69 +270,4 @@ impl State {
         self.out.drain(..sent);
         !self.out.is_empty()
     }
-}
-
-fn gone(why: impl std::fmt::Display) -> Error {
-    Error::Unavailable(format!("the connection is lost: {why}"))
-}
-
-fn read(parser: &mut Parser, socket: &mut Socket) -> Result<Value> {
-    parser.parse_value(socket).map_err(gone)
-}
-
-/// Whether the address is one that [`connect`] knows.
-pub(crate) fn is_supported(address: &ConnectionAddr) -> bool {
-    matches!(address, ConnectionAddr::Tcp(..) | ConnectionAddr::Unix(_))
-}
-
-fn connect(info: &ConnectionInfo, patience: Duration) -> std::io::Result<Socket> {
-    let (host, port) = match info.addr() {
-        ConnectionAddr::Tcp(host, port) => (host.as_str(), *port),
-        ConnectionAddr::Unix(path) => return Ok(UnixStream::connect(path)?.into()),
-        _ => return Err(ErrorKind::Unsupported.into()),
-    };
-    let mut last = ErrorKind::NotFound.into();
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, patience) {
-            Ok(stream) => {
-                let socket = Socket::from(stream);
-                socket.set_tcp_nodelay(true)?;
-                // A server that is gone without a word is noticed also while nothing is sent.
-                let often = TcpKeepalive::new().with_time(Duration::from_secs(15));
-                socket.set_tcp_keepalive(info.tcp_settings().keepalive().unwrap_or(&often))?;
-                return Ok(socket);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// What comes before all calls. RESP2, in which a message comes as a reply does, is what a connection begins with.
-fn greet(
-    socket: &mut Socket,
-    parser: &mut Parser,
-    info: &ConnectionInfo,
-    patience: Duration,
-    inbox: Option<&str>,
-) -> Result<()> {
-    let settings = info.redis_settings();
-    let mut calls = Vec::new();
-    if let Some(password) = settings.password() {
-        let mut auth = cmd("AUTH");
-        settings.username().map(|name| auth.arg(name).clone());
-        calls.push(auth.arg(password).clone());
-    }
-    if settings.db() != 0 {
-        calls.push(cmd("SELECT").arg(settings.db()).clone());
-    }
-    if let Some(inbox) = inbox {
-        calls.push(cmd("SUBSCRIBE").arg(format!("lock:inbox:{inbox}")).clone());
-    }
-    socket.set_read_timeout(Some(patience)).map_err(gone)?;
-    for call in calls {
-        socket.write_all(&call.get_packed_command()).map_err(gone)?;
-        checked(read(parser, socket)?)?;
-    }
-    socket.set_read_timeout(None).map_err(gone)
 }

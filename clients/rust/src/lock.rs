@@ -17,6 +17,12 @@ use crate::mailbox::{Canceller, Mailbox};
 use crate::session::{Session, A_MOMENT, TRY_AGAIN};
 use crate::{Event, Handle};
 
+/// How much later than promised a server may answer.
+const MARGIN: Duration = Duration::from_secs(2);
+
+/// A wait that is longer has no end, for the server.
+const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+
 /// A message may be lost. Who waits asks again so often, and keeps its place.
 const ASK_AGAIN: Duration = Duration::from_secs(3);
 
@@ -34,6 +40,8 @@ pub struct Lock {
     limit: Option<u32>,
     fence: bool,
     label: String,
+    owner: Option<String>,
+    blocks: bool,
     canceller: Option<Canceller>,
 }
 
@@ -100,6 +108,8 @@ impl Lock {
             limit: None,
             fence: false,
             label: String::new(),
+            owner: None,
+            blocks: false,
             canceller: None,
         }
     }
@@ -149,6 +159,19 @@ impl Lock {
     /// What the listener hears it called. Nothing, if nothing is said: there may be millions of keys.
     pub fn label(mut self, label: impl Into<String>) -> Lock {
         self.label = label.into();
+        self
+    }
+
+    /// What the owner's name begins with: a UUID comes behind it. `<host>/<pid>/` if nothing is said.
+    pub fn owner(mut self, beginning: impl Into<String>) -> Lock {
+        self.owner = Some(beginning.into());
+        self
+    }
+
+    /// Waits on a connection that each wait has for itself: what a lock wants that goes from hand to hand all the time, as the
+    /// server's reply is the grant. Else a message tells of it, and a call confirms it. It needs no permission for messages.
+    pub fn blocking(mut self) -> Lock {
+        self.blocks = true;
         self
     }
 
@@ -223,7 +246,10 @@ impl Lock {
             let attempt = Attempt {
                 lock: self,
                 how: how.clone(),
-                owner: format!("{}/{}/{}", self.handle.1, process::id(), Uuid::new_v4()),
+                owner: match &self.owner {
+                    Some(beginning) => format!("{beginning}{}", Uuid::new_v4()),
+                    None => format!("{}/{}/{}", self.handle.1, process::id(), Uuid::new_v4()),
+                },
                 request: Uuid::new_v4().to_string(),
                 mailbox: Arc::default(),
                 waits: wait != Some(Duration::ZERO),
@@ -252,40 +278,42 @@ impl Lock {
 
 impl Attempt<'_> {
     fn run(&self) -> Result<Option<Hold>> {
-        let (session, call) = (self.lock.session(), self.call());
+        let session = self.lock.session();
         // Since when there is no answer.
         let mut broken = None;
         let mut was_broken = false;
         loop {
             self.mailbox.forget();
-            let sent = now();
-            let reply = self.once(&call, was_broken);
+            let reply = self.once(was_broken);
             if !matches!(&reply, Err(error) if error.is_unsent()) {
                 self.sent.set(true);
             }
             match reply {
-                Ok(Reply::Granted(token, confirmed)) => {
+                Ok(Reply::Granted { token, granted, sent }) => {
                     let (key, how) = (&self.lock.key, self.how.clone());
-                    let held = Held::begin(session, key, self.owner.clone(), how, sent, confirmed);
+                    let held = Held::begin(session, key, self.owner.clone(), how, granted, sent);
                     return Ok(Some(Hold::new(held, token, Arc::clone(&self.lock.handle))));
                 }
                 Ok(Reply::Busy) => return Ok(None),
                 Ok(Reply::Queued) => {
                     if self.is_late() {
-                        return Err(Error::TimedOut(format!("{}: somebody else has it", self.lock.name())));
+                        return Err(self.timed_out());
                     }
                     broken = None;
                     self.mailbox.told(self.no_later_than(after(ASK_AGAIN)))?;
                 }
                 Err(error) if error.may_pass() => {
                     was_broken = true;
+                    session.troubled(&error);
                     let since = *broken.get_or_insert_with(now);
                     if session.is_closed()
                         || left(self.deadline.unwrap_or(since.saturating_add(session.patience))).is_zero()
                     {
                         return Err(error);
                     }
-                    self.mailbox.rest(self.no_later_than(after(TRY_AGAIN)))?;
+                    // One by one they ask more rarely than all of them together.
+                    let pause = if self.blocks() { TRY_AGAIN * 4 } else { TRY_AGAIN };
+                    self.mailbox.rest(self.no_later_than(after(pause)))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -300,31 +328,54 @@ impl Attempt<'_> {
         self.deadline.is_some_and(|deadline| left(deadline).is_zero())
     }
 
-    /// Asks once. A grant comes with its token, and with when the call that confirms it was sent.
-    fn once(&self, call: &[u8], broken: bool) -> Result<Reply> {
-        let session = self.lock.session();
-        // A server that is slow gets a moment more than the time to wait, as a try gets more.
-        let until = match self.deadline {
-            Some(deadline) if self.waits => after(session.patience).min(deadline.max(after(A_MOMENT))),
-            _ => after(session.patience),
+    /// Asks once.
+    fn once(&self, broken: bool) -> Result<Reply> {
+        let (session, key) = (self.lock.session(), &self.lock.key);
+        let soon = after(session.patience);
+        let began = now();
+        let call = session.to(key, &self.command());
+        // It is there until the grant is bound to the connection of the session.
+        let mut alone = None;
+        let reply = if self.blocks() {
+            let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(MARGIN));
+            let (reply, connection) = session.call_alone(&self.mailbox, call, until)?;
+            alone = Some(connection);
+            reply
+        } else if self.waits {
+            // A server that is slow gets a moment more than the time to wait, as a try gets more.
+            let until = self.deadline.map_or(soon, |deadline| soon.min(deadline.max(after(A_MOMENT))));
+            session.call(&self.mailbox, call.listening(), until)?
+        } else {
+            session.call(&self.mailbox, call, soon)?
         };
-        if self.waits {
-            session.listen(&self.mailbox, until)?;
-        }
-        let mut sent = now();
-        let token = match session.call(&self.mailbox, call, until)? {
+        let token = match reply {
+            Value::Nil if self.blocks() => return Err(self.timed_out()),
             Value::Nil => return Ok(Reply::Busy),
             Value::Int(0) => return Ok(Reply::Queued),
             reply => token(&reply),
         };
-        if broken {
-            // The reply may be that of a call whose hold ended with its connection.
-            sent = now();
-            let mut command = renewal(&self.lock.key, &self.owner, self.how.lease);
-            self.how.bind(&mut command, Duration::ZERO);
-            session.call(&self.mailbox, &command.get_packed_command(), until)?;
+        let (mut granted, mut sent) = (began, began);
+        if self.blocks() {
+            granted = now();
         }
-        Ok(Reply::Granted(token, sent))
+        // The reply may be that of a call whose hold ended with its connection; or nobody knows how old the grant is; or it is
+        // bound to a connection that nobody has.
+        if broken || self.blocks() && (self.how.keep || granted.saturating_sub(sent) > self.how.lease / 2) {
+            sent = now();
+            let mut command = renewal(key, &self.owner, self.how.lease);
+            self.how.bind(&mut command, Duration::ZERO);
+            session.call(&self.mailbox, session.to(key, &command), after(session.patience))?;
+        }
+        drop(alone);
+        Ok(Reply::Granted { token, granted, sent })
+    }
+
+    fn blocks(&self) -> bool {
+        self.waits && self.lock.blocks
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::TimedOut(format!("{}: somebody else has it", self.lock.name()))
     }
 
     /// Whatever has become of the call: nothing waits, and nothing is held.
@@ -335,12 +386,13 @@ impl Attempt<'_> {
         let mut command = cmd("LOCK.CANCEL");
         command.arg(&self.lock.key).arg(&self.owner).arg("ID").arg(&self.request);
         let mailbox = Arc::new(Mailbox::default());
-        self.lock.session().errand(&command, self.how.lease, Box::new(mailbox.expect()));
+        let session = self.lock.session();
+        session.errand(session.to(&self.lock.key, &command), self.how.lease, Box::new(mailbox.expect()));
         // If the server is silent, the session goes on with it.
         mailbox.reply(after(A_MOMENT));
     }
 
-    fn call(&self) -> Vec<u8> {
+    fn command(&self) -> Cmd {
         let lock = self.lock;
         let mut command = cmd("LOCK.ACQUIRE");
         command.arg(&lock.key).arg(&self.owner).arg("PX").arg(ms(self.how.lease)).arg("ONCE");
@@ -354,15 +406,24 @@ impl Attempt<'_> {
             command.arg("FENCE");
         }
         self.how.bind(&mut command, Duration::ZERO);
-        if self.waits {
+        if self.blocks() {
+            let time = self.deadline.map(left).filter(|time| *time < LONGEST);
+            command.arg("BLOCK").arg(time.map_or(0, |time| ms(time).max(1)));
+        } else if self.waits {
             command.arg("NOTIFY").arg(&lock.session().inbox);
         }
-        command.arg("ID").arg(&self.request).get_packed_command()
+        command.arg("ID").arg(&self.request);
+        command
     }
 }
 
 enum Reply {
-    Granted(Option<u64>, Moment),
+    /// With when the call was sent that has confirmed it.
+    Granted {
+        token: Option<u64>,
+        granted: Moment,
+        sent: Moment,
+    },
     Queued,
     Busy,
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Two connections that carry all waits and holds: one for commands, one for messages.
+//! Two connections that carry all waits and holds, with each server that has locks: one for commands, one for messages.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo, Value};
+use redis::{Cmd, Value};
 use uuid::Uuid;
 
 use crate::clock::{after, left, now, Moment};
@@ -15,8 +15,9 @@ use crate::error::{Error, Result};
 use crate::hold::Held;
 use crate::link::{Link, OnMessage, Then};
 use crate::mailbox::{locked, Mailbox};
+use crate::server::{told_of, Map, Node, Server};
 use crate::timer::Timer;
-use crate::{Event, Listener};
+use crate::{Event, Listener, OnTrouble};
 
 /// After a broken connection.
 pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(50);
@@ -24,12 +25,16 @@ pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// For what is to be done yet when a thread has no more time, and goes on without it.
 pub(crate) const A_MOMENT: Duration = Duration::from_secs(1);
 
+/// How often a call goes on to where it is sent: to the owner of the slot, and to where that moves.
+const HOPS: u8 = 5;
+
 pub(crate) struct Session {
     pub(crate) inbox: String,
     pub(crate) patience: Duration,
     pub(crate) timer: Timer,
-    info: ConnectionInfo,
+    server: Server,
     listener: Option<Box<Listener>>,
+    on_trouble: Option<Box<OnTrouble>>,
     links: Mutex<Links>,
     /// By request: who is to hear of messages.
     waits: Mutex<HashMap<String, Arc<Mailbox>>>,
@@ -40,30 +45,69 @@ pub(crate) struct Session {
     done: Condvar,
 }
 
-#[derive(Default)]
 struct Links {
-    commands: Option<Arc<Link>>,
-    messages: Option<Arc<Link>>,
+    map: Map,
+    ways: HashMap<Node, Way>,
+    /// Each carries one call, until it is answered.
+    own: Vec<Arc<Link>>,
     threads: Vec<JoinHandle<()>>,
     has_timer: bool,
     closed: bool,
 }
 
+/// The connections with a server.
+#[derive(Default)]
+struct Way {
+    commands: Option<Arc<Link>>,
+    messages: Option<Arc<Link>>,
+}
+
+/// What is to be sent to whoever has the slot.
+#[derive(Clone)]
+pub(crate) struct Call {
+    slot: Option<u16>,
+    packed: Vec<u8>,
+    /// Whether messages are listened to before: one that nobody hears is taken for a refusal.
+    listens: bool,
+    hops: u8,
+}
+
+impl Call {
+    pub(crate) fn listening(mut self) -> Call {
+        self.listens = true;
+        self
+    }
+}
+
 /// A call that goes on while its caller does something else: it is sent again until it has an answer, or has no more time.
 struct Errand {
-    packed: Vec<u8>,
+    call: Call,
     until: Moment,
 }
 
 impl Session {
-    pub(crate) fn new(info: ConnectionInfo, patience: Duration, listener: Option<Box<Listener>>) -> Self {
+    pub(crate) fn new(
+        server: Server,
+        patience: Duration,
+        listener: Option<Box<Listener>>,
+        on_trouble: Option<Box<OnTrouble>>,
+    ) -> Self {
+        let links = Links {
+            map: Map::new(&server),
+            ways: HashMap::new(),
+            own: Vec::new(),
+            threads: Vec::new(),
+            has_timer: false,
+            closed: false,
+        };
         Session {
             inbox: format!("inbox-{}", Uuid::new_v4()),
             patience,
             timer: Timer::default(),
-            info,
+            server,
             listener,
-            links: Mutex::default(),
+            on_trouble,
+            links: Mutex::new(links),
             waits: Mutex::default(),
             holds: Mutex::default(),
             errands: Mutex::default(),
@@ -76,36 +120,50 @@ impl Session {
     }
 
     /// The connection for commands, made if there is none.
-    fn commands(self: &Arc<Self>) -> Result<Arc<Link>> {
+    fn commands(self: &Arc<Self>, node: &Node) -> Result<Arc<Link>> {
         let mut links = self.links()?;
-        if let Some(link) = &links.commands {
+        if let Some(link) = links.ways.get(node).and_then(|way| way.commands.as_ref()) {
             if let Some(usable) = link.usable() {
                 return usable.map(|()| Arc::clone(link));
             }
         }
-        let session = Arc::clone(self);
-        let on_end = move || session.broke();
-        let (link, thread) = Link::open(self.info.clone(), self.patience, None, on_end)?;
-        links.threads.push(thread);
-        links.commands = Some(Arc::clone(&link));
+        let link = self.open(&mut links, node, true)?;
+        links.ways.entry(node.clone()).or_default().commands = Some(Arc::clone(&link));
         Ok(link)
     }
 
     /// The connection for messages, made if there is none.
-    fn messages(self: &Arc<Self>) -> Result<Arc<Link>> {
+    fn messages(self: &Arc<Self>, node: &Node) -> Result<Arc<Link>> {
         let mut links = self.links()?;
-        if let Some(link) = &links.messages {
+        if let Some(link) = links.ways.get(node).and_then(|way| way.messages.as_ref()) {
             if let Some(usable) = link.usable() {
                 return usable.map(|()| Arc::clone(link));
             }
         }
-        let (session, other) = (Arc::clone(self), Arc::clone(self));
-        let hear: OnMessage = Box::new(move |message| session.told(message));
-        let inbox = (self.inbox.clone(), hear);
-        let on_end = move || other.wake_waits();
-        let (link, thread) = Link::open(self.info.clone(), self.patience, Some(inbox), on_end)?;
+        let link = self.open(&mut links, node, false)?;
+        links.ways.entry(node.clone()).or_default().messages = Some(Arc::clone(&link));
+        Ok(link)
+    }
+
+    fn open(self: &Arc<Self>, links: &mut Links, node: &Node, commands: bool) -> Result<Arc<Link>> {
+        let (server, to, patience) = (self.server.clone(), node.clone(), self.patience);
+        let connect = move || server.connect(&to, patience);
+        let (session, other, node) = (Arc::clone(self), Arc::clone(self), node.clone());
+        let inbox = (!commands).then(|| {
+            let hear: OnMessage = Box::new(move |message| other.told(message));
+            (self.inbox.clone(), hear)
+        });
+        let on_end = move || {
+            locked(&session.links).map.forget(&node);
+            session.wake_waits();
+            if commands {
+                session.look_at_holds();
+            }
+        };
+        let (link, thread) = Link::open(connect, inbox, on_end)?;
         links.threads.push(thread);
-        links.messages = Some(Arc::clone(&link));
+        // Servers come and go in a cluster.
+        links.ways.retain(|_, way| way.links().any(|link| link.usable().is_some()));
         Ok(link)
     }
 
@@ -125,43 +183,111 @@ impl Session {
         Ok(links)
     }
 
-    /// Before a wait: a message that nobody hears is taken for a refusal.
-    pub(crate) fn listen(self: &Arc<Self>, mailbox: &Arc<Mailbox>, until: Moment) -> Result<()> {
-        let link = self.messages()?;
-        link.when_up(Box::new(mailbox.expect()));
-        mailbox.reply(until).unwrap_or_else(|| Err(silent())).map(drop)
+    /// What a call is to whoever has the key.
+    pub(crate) fn to(&self, key: &[u8], command: &Cmd) -> Call {
+        let slot = locked(&self.links).map.slot(key);
+        Call { slot, packed: command.get_packed_command(), listens: false, hops: 0 }
     }
 
     /// Calls, and waits for the reply.
-    pub(crate) fn call(
-        self: &Arc<Self>,
-        mailbox: &Arc<Mailbox>,
-        packed: &[u8],
-        until: Moment,
-    ) -> Result<Value> {
-        self.send(packed, Box::new(mailbox.expect()));
+    pub(crate) fn call(self: &Arc<Self>, mailbox: &Arc<Mailbox>, call: Call, until: Moment) -> Result<Value> {
+        self.send(call, Box::new(mailbox.expect()));
         mailbox.reply(until).unwrap_or_else(|| Err(silent()))
     }
 
-    /// Calls without waiting. A connection on which there is no answer in time is given up.
-    pub(crate) fn send(self: &Arc<Self>, packed: &[u8], then: Then) {
-        let link = match self.commands() {
-            Ok(link) => link,
-            Err(error) => return then(Err(error)),
-        };
-        let session = Arc::clone(self);
-        let then = move |result: Result<Value>| {
-            if result.as_ref().is_err_and(Error::is_elsewhere) {
-                session.leave();
+    /// Calls on a connection that nobody else has meanwhile, and waits for the reply without an end. It is given up if nobody waits
+    /// any more. What is bound to it stays until what comes with the reply is dropped, or for good if it serves for other calls.
+    pub(crate) fn call_alone(
+        self: &Arc<Self>,
+        mailbox: &Arc<Mailbox>,
+        mut call: Call,
+        until: Moment,
+    ) -> Result<(Value, Alone)> {
+        let (mut node, mut asking) = (locked(&self.links).map.node(call.slot), false);
+        loop {
+            let mut links = self.links()?;
+            let link = self.open(&mut links, &node, true)?;
+            links.own.push(Arc::clone(&link));
+            drop(links);
+            let mut alone = Alone { session: Arc::clone(self), node: node.clone(), link, serves: false };
+            self.put(&alone.link, &call.packed, asking, until, Box::new(mailbox.expect()));
+            let result = mailbox.reply(until).unwrap_or_else(|| Err(silent()));
+            match (self.goes_on(&node, &mut call, &result), result) {
+                (Some(next), _) => (node, asking) = next,
+                (None, Ok(value)) => {
+                    alone.serve();
+                    return Ok((value, alone));
+                }
+                (None, Err(error)) => return Err(error),
             }
-            then(result);
+        }
+    }
+
+    /// Calls without waiting. A connection on which there is no answer in time is given up.
+    pub(crate) fn send(self: &Arc<Self>, call: Call, then: Then) {
+        let node = locked(&self.links).map.node(call.slot);
+        self.send_to(node, false, call, then);
+    }
+
+    fn send_to(self: &Arc<Self>, node: Node, asking: bool, call: Call, then: Then) {
+        if !call.listens {
+            return self.send_now(node, asking, call, then);
+        }
+        match self.messages(&node) {
+            Ok(messages) => {
+                let session = Arc::clone(self);
+                messages.when_up(Box::new(move |up| match up {
+                    Ok(_) => session.send_now(node, asking, call, then),
+                    Err(_) => session.answered(node, call, up, then),
+                }));
+            }
+            Err(error) => self.answered(node, call, Err(error), then),
+        }
+    }
+
+    fn send_now(self: &Arc<Self>, node: Node, asking: bool, call: Call, then: Then) {
+        let link = match self.commands(&node) {
+            Ok(link) => link,
+            Err(error) => return self.answered(node, call, Err(error), then),
         };
-        if link.send(packed, Box::new(then)) {
-            self.push(&link);
+        let (session, packed) = (Arc::clone(self), call.packed.clone());
+        let then = move |result| session.answered(node, call, result, then);
+        self.put(&link, &packed, asking, after(self.patience), Box::new(then));
+    }
+
+    fn put(self: &Arc<Self>, link: &Arc<Link>, packed: &[u8], asking: bool, until: Moment, then: Then) {
+        if link.send(packed, asking, until, then) {
+            self.push(link);
         }
         if link.watch() {
-            self.check(link, after(self.patience));
+            self.check(Arc::clone(link), after(self.patience));
         }
+    }
+
+    /// Sends the call on, if the answer is that another server has the key.
+    fn answered(self: &Arc<Self>, node: Node, mut call: Call, result: Result<Value>, then: Then) {
+        match self.goes_on(&node, &mut call, &result) {
+            Some((node, asking)) => self.send_to(node, asking, call, then),
+            None => then(result),
+        }
+    }
+
+    /// Learns from an answer who has the slot. Returns whether the call goes on, and to whom.
+    fn goes_on(&self, node: &Node, call: &mut Call, result: &Result<Value>) -> Option<(Node, bool)> {
+        let Err(error) = result else { return None };
+        if error.is_elsewhere() {
+            self.leave();
+        }
+        if error.is_of_connection() {
+            locked(&self.links).map.forget(node);
+        }
+        let (for_good, place) = error.elsewhere()?;
+        let to = told_of(place, node)?;
+        if for_good {
+            locked(&self.links).map.learn(call.slot, to.clone());
+        }
+        call.hops += 1;
+        (call.hops <= HOPS).then_some((to, !for_good))
     }
 
     fn check(self: &Arc<Self>, link: Arc<Link>, at: Moment) {
@@ -169,8 +295,9 @@ impl Session {
         let check = move |late| {
             // A process that slept may not have read yet what there is.
             let slept = (late > Duration::from_millis(100)).then(|| after(A_MOMENT));
-            if let Some(at) = slept.or_else(|| link.expire(session.patience)) {
-                session.check(link, at);
+            if let Some(at) = slept.or_else(|| link.expire()) {
+                // What may take its time is looked at now and then, and no more when it is answered.
+                session.check(link, at.min(after(session.patience)));
             }
         };
         let _ = self.timer.at(at, Box::new(check));
@@ -188,16 +315,15 @@ impl Session {
     }
 
     /// Calls until there is an answer, for so long at most. Who wants to know looks into the mailbox.
-    pub(crate) fn errand(self: &Arc<Self>, command: &Cmd, time: Duration, then: Then) {
+    pub(crate) fn errand(self: &Arc<Self>, call: Call, time: Duration, then: Then) {
         *locked(&self.errands) += 1;
-        self.run(Errand { packed: command.get_packed_command(), until: after(time) }, then);
+        self.run(Errand { call, until: after(time) }, then);
     }
 
     fn run(self: &Arc<Self>, errand: Errand, then: Then) {
         let session = Arc::clone(self);
-        let packed = errand.packed.clone();
         self.send(
-            &packed,
+            errand.call.clone(),
             Box::new(move |result| {
                 let again = matches!(result, Err(Error::Unavailable(_))) && now() < errand.until;
                 if again && !session.is_closed() {
@@ -218,9 +344,9 @@ impl Session {
     /// Gives the connections up: those that are made next may lead to another server.
     fn leave(&self) {
         let links = locked(&self.links);
-        let both = [links.commands.clone(), links.messages.clone()];
+        let all: Vec<Arc<Link>> = links.all().cloned().collect();
         drop(links);
-        for link in both.into_iter().flatten() {
+        for link in all {
             link.break_off(Error::Unavailable("the server is no primary any more".to_owned()));
         }
     }
@@ -248,6 +374,13 @@ impl Session {
         }
     }
 
+    /// A wait is disturbed, and goes on.
+    pub(crate) fn troubled(&self, error: &Error) {
+        if let Some(on_trouble) = &self.on_trouble {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_trouble(error)));
+        }
+    }
+
     /// `granted <request> <key>` and `lost <request> <key>` both mean: ask again.
     fn told(&self, message: &[u8]) {
         let request =
@@ -263,9 +396,8 @@ impl Session {
         }
     }
 
-    /// The connection for commands is gone, and with it the waits. Those who hold look whether they still do.
-    fn broke(self: &Arc<Self>) {
-        self.wake_waits();
+    /// A connection for commands is gone. Those who hold look whether they still do.
+    fn look_at_holds(&self) {
         let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
         for hold in holds {
             hold.renew_at(now());
@@ -282,10 +414,11 @@ impl Session {
         drop(errands);
         let mut links = locked(&self.links);
         links.closed = true;
-        let (commands, messages) = (links.commands.take(), links.messages.take());
+        let all: Vec<Arc<Link>> = links.all().cloned().collect();
+        links.ways.clear();
         let threads = std::mem::take(&mut links.threads);
         drop(links);
-        for link in commands.into_iter().chain(messages) {
+        for link in all {
             link.break_off(closed());
         }
         self.wake_waits();
@@ -298,6 +431,48 @@ impl Session {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+/// A connection for one call, which serves for others then, if there is none.
+pub(crate) struct Alone {
+    session: Arc<Session>,
+    node: Node,
+    link: Arc<Link>,
+    serves: bool,
+}
+
+impl Alone {
+    fn serve(&mut self) {
+        let mut links = locked(&self.session.links);
+        let closed = links.closed;
+        let way = links.ways.entry(self.node.clone()).or_default();
+        let has_another = way.commands.as_ref().is_some_and(|link| matches!(link.usable(), Some(Ok(()))));
+        self.serves = !has_another && !closed;
+        if self.serves {
+            way.commands = Some(Arc::clone(&self.link));
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        locked(&self.session.links).own.retain(|own| !Arc::ptr_eq(own, &self.link));
+        if !self.serves {
+            self.link.discard();
+        }
+    }
+}
+
+impl Way {
+    fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.commands.iter().chain(&self.messages)
+    }
+}
+
+impl Links {
+    fn all(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.ways.values().flat_map(Way::links).chain(&self.own)
     }
 }
 

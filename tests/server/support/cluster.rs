@@ -72,6 +72,12 @@ impl Cluster {
 
     /// Moves the slot of a key from one node to the other, key by key, while it is in use.
     pub fn migrate_all(&self, key: &str, from: usize, to: usize) {
+        self.migrate_keys(key, from, to);
+        self.end_migration(key, from, to);
+    }
+
+    /// Moves all keys of that slot; both nodes know that it is about to move.
+    pub fn migrate_keys(&self, key: &str, from: usize, to: usize) {
         let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
         let slot = source.call(&format!("CLUSTER KEYSLOT {key}"));
         let (from, id) = (self.id(from), self.id(to));
@@ -96,6 +102,12 @@ impl Cluster {
             }
             keys.is_empty()
         });
+    }
+
+    /// The slot has moved.
+    pub fn end_migration(&self, key: &str, from: usize, to: usize) {
+        let [mut source, mut target] = [self.nodes[from].client(), self.nodes[to].client()];
+        let (slot, id) = (source.call(&format!("CLUSTER KEYSLOT {key}")), self.id(to));
         for client in [&mut target, &mut source] {
             assert_eq!(client.call(&format!("CLUSTER SETSLOT {slot} NODE {id}")), "OK");
         }

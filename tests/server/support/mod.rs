@@ -13,6 +13,7 @@ pub mod redisson;
 pub mod sentinel;
 pub mod server;
 pub mod servers;
+pub mod tls;
 pub mod tmux;
 pub mod world;
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+
+//! A connection on which one thread asks and waits for the answer: what each begins as.
+
+use std::io::{ErrorKind, Read, Result as IoResult, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use redis::io::tcp::socket2::{Socket, TcpKeepalive};
+use redis::{cmd, Cmd, ConnectionAddr, ConnectionInfo, Parser, Value};
+
+use crate::error::{checked, Error, Result, NO_CONNECTION};
+use crate::tls::{Config, Tls};
+
+/// A socket, and what is between it and the calls.
+pub(crate) struct Wire {
+    pub(crate) socket: Socket,
+    tls: Option<Tls>,
+}
+
+/// It reads what comes, and may be heard by nobody else.
+pub(crate) struct Talk {
+    wire: Wire,
+    parser: Parser,
+}
+
+impl Wire {
+    /// The same connection, for another thread.
+    pub(crate) fn again(&self) -> IoResult<Wire> {
+        Ok(Wire { socket: self.socket.try_clone()?, tls: self.tls.clone() })
+    }
+
+    /// Puts what is to be said into what is to be sent.
+    pub(crate) fn seal(&self, plain: &[u8], out: &mut Vec<u8>) -> IoResult<()> {
+        match &self.tls {
+            Some(tls) => tls.seal(plain, out),
+            None => {
+                out.extend_from_slice(plain);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Read for Wire {
+    fn read(&mut self, bytes: &mut [u8]) -> IoResult<usize> {
+        match &self.tls {
+            Some(tls) => tls.read(&mut self.socket, bytes),
+            None => self.socket.read(bytes),
+        }
+    }
+}
+
+impl Talk {
+    /// Connects, and says who we are. No step takes longer than `patience`.
+    pub(crate) fn open(info: &ConnectionInfo, config: &Config, patience: Duration) -> Result<Talk> {
+        let open = || -> IoResult<Wire> {
+            let mut socket = connect(info, patience)?;
+            socket.set_read_timeout(Some(patience))?;
+            socket.set_write_timeout(Some(patience))?;
+            let tls = match info.addr() {
+                ConnectionAddr::TcpTls { host, .. } => Some(Tls::begin(host, config, &mut socket)?),
+                _ => None,
+            };
+            Ok(Wire { socket, tls })
+        };
+        let there = |error| match error {
+            Error::Unavailable(why) if why.starts_with(LOST) => {
+                no_connection(info, why.trim_start_matches(LOST))
+            }
+            said => said,
+        };
+        let wire = open().map_err(|error| no_connection(info, in_words(&error)))?;
+        let mut talk = Talk { wire, parser: Parser::new() };
+        talk.greet(info).map_err(there)?;
+        Ok(talk)
+    }
+
+    /// What comes before all calls. RESP2, in which a message comes as a reply does, is what a connection begins with.
+    fn greet(&mut self, info: &ConnectionInfo) -> Result<()> {
+        let settings = info.redis_settings();
+        if let Some(password) = settings.password() {
+            let mut auth = cmd("AUTH");
+            settings.username().map(|name| auth.arg(name).clone());
+            self.call(auth.arg(password))?;
+        }
+        if settings.db() != 0 {
+            self.call(cmd("SELECT").arg(settings.db()))?;
+        }
+        if self.wire.tls.is_some() {
+            // Only the first answer tells that the server has accepted our certificate, whatever it is.
+            self.ask(&cmd("PING"))?;
+        }
+        Ok(())
+    }
+
+    /// Calls, and waits for the reply.
+    pub(crate) fn call(&mut self, command: &Cmd) -> Result<Value> {
+        checked(self.ask(command)?)
+    }
+
+    fn ask(&mut self, command: &Cmd) -> Result<Value> {
+        let mut out = Vec::new();
+        self.wire.seal(&command.get_packed_command(), &mut out).map_err(gone)?;
+        self.wire.socket.write_all(&out).map_err(gone)?;
+        self.read()
+    }
+
+    /// The next that comes.
+    pub(crate) fn read(&mut self) -> Result<Value> {
+        self.parser.parse_value(&mut self.wire).map_err(|error| {
+            if error.is_timeout() {
+                gone(SILENT)
+            } else {
+                gone(error)
+            }
+        })
+    }
+
+    /// What comes from now on may take its time, and another thread sends. By what it does is returned.
+    pub(crate) fn share(&self) -> Result<Wire> {
+        self.wire.socket.set_read_timeout(None).map_err(gone)?;
+        self.wire.again().map_err(gone)
+    }
+}
+
+/// How the text begins if a connection ended.
+const LOST: &str = "the connection is lost: ";
+const SILENT: &str = "no answer in time";
+
+pub(crate) fn gone(why: impl std::fmt::Display) -> Error {
+    Error::Unavailable(format!("{LOST}{why}"))
+}
+
+fn no_connection(info: &ConnectionInfo, why: impl std::fmt::Display) -> Error {
+    Error::Unavailable(format!("{NO_CONNECTION} to {}: {why}", info.addr()))
+}
+
+fn in_words(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => SILENT.to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+fn connect(info: &ConnectionInfo, patience: Duration) -> IoResult<Socket> {
+    let (host, port) = match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => (host.as_str(), *port),
+        ConnectionAddr::Unix(path) => return Ok(UnixStream::connect(path)?.into()),
+        _ => return Err(ErrorKind::Unsupported.into()),
+    };
+    let mut last = ErrorKind::NotFound.into();
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, patience) {
+            Ok(stream) => {
+                let (socket, settings) = (Socket::from(stream), info.tcp_settings());
+                socket.set_tcp_nodelay(true)?;
+                // A server that is gone without a word is noticed also while nothing is sent.
+                let often = TcpKeepalive::new().with_time(Duration::from_secs(15));
+                socket.set_tcp_keepalive(settings.keepalive().unwrap_or(&often))?;
+                #[cfg(any(target_os = "linux", target_os = "android"))]
+                if let Some(time) = settings.user_timeout() {
+                    socket.set_tcp_user_timeout(Some(time))?;
+                }
+                return Ok(socket);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+
+//! An authority, and what it has signed for a server and for a client.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::Server;
+
+const SIGN: &str = "
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.crt
+for name in server client; do
+    openssl req -newkey rsa:2048 -nodes -subj /CN=$name -keyout $name.key -out $name.csr
+    printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\\n' >$name.ext
+    openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile $name.ext -out $name.crt
+done
+";
+
+pub struct Certificates(TempDir);
+
+impl Certificates {
+    pub fn sign() -> Certificates {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Command::new("sh").args(["-euc", SIGN]).current_dir(dir.path()).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        Certificates(dir)
+    }
+
+    pub fn file(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.0.path().join(name)).unwrap()
+    }
+
+    /// The server takes TLS, too, of clients whose certificate the authority has signed. Returns the port.
+    pub fn serve(&self, server: &Server) -> u16 {
+        let mut client = server.client();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // The server takes them together only.
+        let files =
+            [("tls-cert-file", "server.crt"), ("tls-key-file", "server.key"), ("tls-ca-cert-file", "ca.crt")];
+        let set = files.map(|(setting, name)| format!("{setting} {}", self.file(name))).join(" ");
+        assert_eq!(client.call(&format!("CONFIG SET {set}")), "OK");
+        assert_eq!(client.call(&format!("CONFIG SET tls-port {port}")), "OK");
+        port
+    }
+}
