@@ -68,6 +68,17 @@ fn a_session_follows_the_primary(flavor: Flavor) {
     });
     locks.close();
     assert_eq!(watched.client().call("LOCK.INFO k"), FREE);
+    // A Sentinel that says nothing keeps nobody waiting for good; nor is a permission needed to ask the primary what it is.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("redis://{}", silent.local_addr().unwrap());
+    let user = "ACL SETUSER few on >secret ~k &lock:inbox:* -@all +subscribe +lock.acquire +lock.release +lock.renew +lock.cancel";
+    assert_eq!(watched.client().call(user), "OK");
+    let place = Place::sentinel([silent, watched.sentinels[0].url()], NAME, "redis://few:secret@127.0.0.1");
+    let locks = Locks::at(place.unwrap(), Settings::new().patience(Duration::from_millis(700)));
+    let hold = locks.lock("k").wait(PATIENCE).lease(LONG).keep(true).acquire().unwrap();
+    hold.extend(LONG).unwrap();
+    hold.release().unwrap();
+    locks.close();
     watched.assert_healthy();
     // A name that no Sentinel knows, and an address of none.
     for (address, name, word) in
@@ -110,6 +121,18 @@ fn a_session_finds_the_nodes_of_a_cluster(flavor: Flavor) {
             wait.join().unwrap().unwrap().release().unwrap();
         }
     });
+    locks.close();
+    // One that was named is in no cluster any more.
+    let alone = Server::with_module(flavor, &["--cluster-enabled", "yes"]);
+    let place = Place::cluster([alone.url(), cluster.nodes[0].url()]).unwrap();
+    let locks = Locks::at(place, Settings::new());
+    locks.lock("a").wait(PATIENCE).acquire().unwrap().release().unwrap();
+    locks.close();
+    // Who knows of no cluster is told, and not sent on.
+    let client = redis::Client::open(cluster.nodes[0].url()).unwrap();
+    let locks = Locks::with_settings(&client, Settings::new()).unwrap();
+    let error = locks.lock("a").wait(PATIENCE).acquire().unwrap_err();
+    assert!(error.text().starts_with("MOVED"), "{error}");
     locks.close();
     for key in ["a", "b", "c", "d"] {
         let node = usize::from(matches!(key, "a" | "d"));

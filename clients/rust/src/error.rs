@@ -77,6 +77,12 @@ impl Error {
         matches!(self, Error::Unavailable(text) if text.starts_with(char::is_lowercase))
     }
 
+    /// Whether the server is there, and knows of no server that has the locks.
+    pub(crate) fn is_of_nobody(&self) -> bool {
+        const WORDS: [&str; 3] = ["CLUSTERDOWN", "LOADING", "MASTERDOWN"];
+        matches!(self, Error::Unavailable(text) if WORDS.iter().any(|word| text.starts_with(word)))
+    }
+
     /// `MOVED slot host:port`, and `ASK` with the same words: where else to send the call, and whether for good.
     pub(crate) fn elsewhere(&self) -> Option<(bool, &str)> {
         let Error::Unavailable(text) = self else { return None };

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, Held, Hold};
-use crate::mailbox::{Canceller, Mailbox};
-use crate::session::{Session, A_MOMENT, TRY_AGAIN};
+use crate::mailbox::{locked, Canceller, Mailbox};
+use crate::session::{GivenUp, Session, A_MOMENT, TRY_AGAIN};
 use crate::{Event, Handle};
 
 /// How much later than promised a server may answer.
@@ -93,6 +93,7 @@ struct Attempt<'a> {
     deadline: Option<Moment>,
     /// Whether the server may know of it.
     sent: Cell<bool>,
+    given_up: GivenUp,
 }
 
 impl Lock {
@@ -255,6 +256,7 @@ impl Lock {
                 waits: wait != Some(Duration::ZERO),
                 deadline,
                 sent: Cell::new(false),
+                given_up: GivenUp::default(),
             };
             if let Some(canceller) = &self.canceller {
                 canceller.concerns(&attempt.mailbox);
@@ -284,6 +286,7 @@ impl Attempt<'_> {
         let mut was_broken = false;
         loop {
             self.mailbox.forget();
+            let asked = now();
             let reply = self.once(was_broken);
             if !matches!(&reply, Err(error) if error.is_unsent()) {
                 self.sent.set(true);
@@ -302,8 +305,12 @@ impl Attempt<'_> {
                     broken = None;
                     self.mailbox.told(self.no_later_than(after(ASK_AGAIN)))?;
                 }
-                Err(error) if error.may_pass() => {
+                Err(error) if session.may_pass(&error) => {
                     was_broken = true;
+                    // It was there for so long, without a word.
+                    if self.blocks() && !error.is_unsent() && asked.saturating_add(session.patience) < now() {
+                        broken = None;
+                    }
                     session.troubled(&error);
                     let since = *broken.get_or_insert_with(now);
                     if session.is_closed()
@@ -333,7 +340,7 @@ impl Attempt<'_> {
         let (session, key) = (self.lock.session(), &self.lock.key);
         let soon = after(session.patience);
         let began = now();
-        let call = session.to(key, &self.command());
+        let call = session.to(key, &self.command()).unless(&self.given_up);
         // It is there until the grant is bound to the connection of the session.
         let mut alone = None;
         let reply = if self.blocks() {
@@ -348,6 +355,7 @@ impl Attempt<'_> {
         } else {
             session.call(&self.mailbox, call, soon)?
         };
+        self.sent.set(true);
         let token = match reply {
             Value::Nil if self.blocks() => return Err(self.timed_out()),
             Value::Nil => return Ok(Reply::Busy),
@@ -360,7 +368,7 @@ impl Attempt<'_> {
         }
         // The reply may be that of a call whose hold ended with its connection; or nobody knows how old the grant is; or it is
         // bound to a connection that nobody has.
-        if broken || self.blocks() && (self.how.keep || granted.saturating_sub(sent) > self.how.lease / 2) {
+        if broken || self.blocks() && (self.how.keep || granted.saturating_sub(sent) > self.how.lease / 20) {
             sent = now();
             let mut command = renewal(key, &self.owner, self.how.lease);
             self.how.bind(&mut command, Duration::ZERO);
@@ -380,6 +388,8 @@ impl Attempt<'_> {
 
     /// Whatever has become of the call: nothing waits, and nothing is held.
     fn undo(&self) {
+        // One that still waits for a connection must not come behind its end.
+        *locked(&self.given_up) = true;
         if !self.sent.get() {
             return;
         }

@@ -3,6 +3,8 @@
 //! Where the locks are: one server, the primary that Sentinels know, or the nodes of a cluster.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
@@ -27,6 +29,8 @@ enum Kind {
         sentinels: Vec<ConnectionInfo>,
         name: String,
         primary: ConnectionInfo,
+        /// Who is asked first: not one that did not answer, or each call would wait for it until it has no more time.
+        first: Arc<AtomicUsize>,
     },
     Cluster(Vec<ConnectionInfo>),
 }
@@ -61,7 +65,8 @@ impl Server {
         name: impl Into<String>,
         primary: impl IntoConnectionInfo,
     ) -> Result<Server> {
-        let kind = Kind::Sentinel { sentinels: some(sentinels)?, name: name.into(), primary: read(primary)? };
+        let (sentinels, primary) = (some(sentinels)?, read(primary)?);
+        let kind = Kind::Sentinel { sentinels, name: name.into(), primary, first: Arc::default() };
         Ok(Server { kind, tls: tls::Config::default() })
     }
 
@@ -120,11 +125,14 @@ impl Server {
 
     /// The primary that the first Sentinel knows that answers, with a connection to it.
     fn primary(&self, patience: Duration) -> Result<(ConnectionInfo, Talk)> {
-        let Kind::Sentinel { sentinels, name, primary } = &self.kind else {
+        let Kind::Sentinel { sentinels, name, primary, first } = &self.kind else {
             return Err(Error::Misuse("no Sentinel".to_owned()));
         };
         let mut last = None;
-        for sentinel in sentinels {
+        let begin = first.load(Ordering::Relaxed);
+        for turn in (begin..).take(sentinels.len()) {
+            let Some(sentinel) = sentinels.get(turn % sentinels.len()) else { break };
+            first.store(turn + 1, Ordering::Relaxed);
             let found = self.open(sentinel, patience).and_then(|mut talk| {
                 let known = talk.call(cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name))?;
                 let (host, port) = address(&known).ok_or_else(|| {
@@ -133,15 +141,19 @@ impl Server {
                 let primary = at(primary, host, port);
                 let mut talk = self.open(&primary, patience)?;
                 // After a failover they may name the old one for a moment.
-                match talk.call(&cmd("ROLE"))? {
-                    Value::Array(words) if words.first() == Some(&Value::BulkString(b"master".to_vec())) => {
-                        Ok((primary, talk))
+                match talk.ask(&cmd("ROLE"))? {
+                    Value::Array(words) if words.first() != Some(&Value::BulkString(b"master".to_vec())) => {
+                        Err(Error::Unavailable(format!("no connection: {} is no primary", primary.addr())))
                     }
-                    _ => Err(Error::Unavailable(format!("no connection: {} is no primary", primary.addr()))),
+                    // Who has no permission to ask is told by the first call.
+                    _ => Ok((primary, talk)),
                 }
             });
             match found {
-                Ok(found) => return Ok(found),
+                Ok(found) => {
+                    first.store(turn % sentinels.len(), Ordering::Relaxed);
+                    return Ok(found);
+                }
                 // What one knows of the name, the others know, too; but a Sentinel may be new.
                 Err(error) => last = Some(error),
             }
@@ -184,6 +196,11 @@ impl Map {
     /// The slot of a key, where there are slots.
     pub(crate) fn slot(&self, key: &[u8]) -> Option<u16> {
         (!self.named.is_empty()).then(|| slot(key))
+    }
+
+    /// Whether there are slots.
+    pub(crate) fn is_of_cluster(&self) -> bool {
+        !self.named.is_empty()
     }
 
     /// It was told who has a slot.

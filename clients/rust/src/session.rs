@@ -69,12 +69,22 @@ pub(crate) struct Call {
     packed: Vec<u8>,
     /// Whether messages are listened to before: one that nobody hears is taken for a refusal.
     listens: bool,
+    /// It is not sent any more: who asked for it has given up.
+    given_up: Option<GivenUp>,
     hops: u8,
 }
+
+/// Set by who has given up; held while a call is sent, so that what undoes it comes behind it.
+pub(crate) type GivenUp = Arc<Mutex<bool>>;
 
 impl Call {
     pub(crate) fn listening(mut self) -> Call {
         self.listens = true;
+        self
+    }
+
+    pub(crate) fn unless(mut self, given_up: &GivenUp) -> Call {
+        self.given_up = Some(Arc::clone(given_up));
         self
     }
 }
@@ -154,7 +164,14 @@ impl Session {
             (self.inbox.clone(), hear)
         });
         let on_end = move || {
-            locked(&session.links).map.forget(&node);
+            let mut links = locked(&session.links);
+            links.map.forget(&node);
+            // What is heard of a server that is gone is nothing; a new connection may lead to another.
+            let messages = links.ways.get_mut(&node).filter(|_| commands).and_then(|way| way.messages.take());
+            drop(links);
+            if let Some(messages) = messages {
+                messages.discard();
+            }
             session.wake_waits();
             if commands {
                 session.look_at_holds();
@@ -183,10 +200,16 @@ impl Session {
         Ok(links)
     }
 
+    /// Whether the same call may go well in a moment.
+    pub(crate) fn may_pass(&self, error: &Error) -> bool {
+        let somewhere = error.elsewhere().is_none() || locked(&self.links).map.is_of_cluster();
+        error.may_pass() && somewhere
+    }
+
     /// What a call is to whoever has the key.
     pub(crate) fn to(&self, key: &[u8], command: &Cmd) -> Call {
         let slot = locked(&self.links).map.slot(key);
-        Call { slot, packed: command.get_packed_command(), listens: false, hops: 0 }
+        Call { slot, packed: command.get_packed_command(), listens: false, given_up: None, hops: 0 }
     }
 
     /// Calls, and waits for the reply.
@@ -250,6 +273,11 @@ impl Session {
             Ok(link) => link,
             Err(error) => return self.answered(node, call, Err(error), then),
         };
+        let given_up = call.given_up.clone();
+        let given_up = given_up.as_ref().map(|given_up| locked(given_up));
+        if given_up.as_ref().is_some_and(|given_up| **given_up) {
+            return;
+        }
         let (session, packed) = (Arc::clone(self), call.packed.clone());
         let then = move |result| session.answered(node, call, result, then);
         self.put(&link, &packed, asking, after(self.patience), Box::new(then));
@@ -278,9 +306,10 @@ impl Session {
         if error.is_elsewhere() {
             self.leave();
         }
-        if error.is_of_connection() {
+        if error.is_of_connection() || error.is_of_nobody() {
             locked(&self.links).map.forget(node);
         }
+        call.slot?;
         let (for_good, place) = error.elsewhere()?;
         let to = told_of(place, node)?;
         if for_good {

@@ -100,7 +100,8 @@ impl Talk {
         checked(self.ask(command)?)
     }
 
-    fn ask(&mut self, command: &Cmd) -> Result<Value> {
+    /// The same, whatever the reply.
+    pub(crate) fn ask(&mut self, command: &Cmd) -> Result<Value> {
         let mut out = Vec::new();
         self.wire.seal(&command.get_packed_command(), &mut out).map_err(gone)?;
         self.wire.socket.write_all(&out).map_err(gone)?;
@@ -157,7 +158,10 @@ fn connect(info: &ConnectionInfo, patience: Duration) -> IoResult<Socket> {
                 let (socket, settings) = (Socket::from(stream), info.tcp_settings());
                 socket.set_tcp_nodelay(true)?;
                 // A server that is gone without a word is noticed also while nothing is sent.
-                let often = TcpKeepalive::new().with_time(Duration::from_secs(15));
+                let often = TcpKeepalive::new()
+                    .with_time(Duration::from_secs(15))
+                    .with_interval(Duration::from_secs(5))
+                    .with_retries(3);
                 socket.set_tcp_keepalive(settings.keepalive().unwrap_or(&often))?;
                 #[cfg(any(target_os = "linux", target_os = "android"))]
                 if let Some(time) = settings.user_timeout() {

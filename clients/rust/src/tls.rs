@@ -3,7 +3,7 @@
 //! TLS between the calls and the socket: one thread reads, others send.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use redis::io::tcp::socket2::Socket;
 use rustls::crypto::{ring, CryptoProvider};
@@ -74,6 +74,10 @@ impl Tls {
 }
 
 fn trusting_the_systems() -> Result<Arc<ClientConfig>> {
+    static ONCE_READ: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    if let Some(config) = ONCE_READ.get() {
+        return Ok(Arc::clone(config));
+    }
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);
@@ -84,5 +88,5 @@ fn trusting_the_systems() -> Result<Arc<ClientConfig>> {
     let provider = provider.unwrap_or_else(|| Arc::new(ring::default_provider()));
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(Error::other)?.with_root_certificates(roots).with_no_client_auth();
-    Ok(Arc::new(config))
+    Ok(Arc::clone(ONCE_READ.get_or_init(|| Arc::new(config))))
 }
