@@ -195,7 +195,7 @@ impl Map {
 
     /// The slot of a key, where there are slots.
     pub(crate) fn slot(&self, key: &[u8]) -> Option<u16> {
-        (!self.named.is_empty()).then(|| slot(key))
+        self.is_of_cluster().then(|| slot(key))
     }
 
     /// Whether there are slots.
@@ -213,7 +213,7 @@ impl Map {
     /// It does not answer: others may tell who has taken its place.
     pub(crate) fn forget(&mut self, node: &Node) {
         self.slots.retain(|_, other| other != node);
-        if self.any == *node && !self.named.is_empty() {
+        if self.any == *node && self.is_of_cluster() {
             self.turn = (self.turn + 1) % self.named.len();
             let other = self.slots.values().next().or_else(|| self.named.get(self.turn));
             self.any = other.cloned().unwrap_or(Node::Only);

@@ -129,29 +129,16 @@ impl Session {
         locked(&self.links).closed
     }
 
-    /// The connection for commands, made if there is none.
-    fn commands(self: &Arc<Self>, node: &Node) -> Result<Arc<Link>> {
+    /// The connection for commands, or that for messages, made if there is none.
+    fn link(self: &Arc<Self>, node: &Node, commands: bool) -> Result<Arc<Link>> {
         let mut links = self.links()?;
-        if let Some(link) = links.ways.get(node).and_then(|way| way.commands.as_ref()) {
+        if let Some(link) = links.ways.entry(node.clone()).or_default().link(commands) {
             if let Some(usable) = link.usable() {
                 return usable.map(|()| Arc::clone(link));
             }
         }
-        let link = self.open(&mut links, node, true)?;
-        links.ways.entry(node.clone()).or_default().commands = Some(Arc::clone(&link));
-        Ok(link)
-    }
-
-    /// The connection for messages, made if there is none.
-    fn messages(self: &Arc<Self>, node: &Node) -> Result<Arc<Link>> {
-        let mut links = self.links()?;
-        if let Some(link) = links.ways.get(node).and_then(|way| way.messages.as_ref()) {
-            if let Some(usable) = link.usable() {
-                return usable.map(|()| Arc::clone(link));
-            }
-        }
-        let link = self.open(&mut links, node, false)?;
-        links.ways.entry(node.clone()).or_default().messages = Some(Arc::clone(&link));
+        let link = self.open(&mut links, node, commands)?;
+        *links.ways.entry(node.clone()).or_default().link(commands) = Some(Arc::clone(&link));
         Ok(link)
     }
 
@@ -256,7 +243,7 @@ impl Session {
         if !call.listens {
             return self.send_now(node, asking, call, then);
         }
-        match self.messages(&node) {
+        match self.link(&node, false) {
             Ok(messages) => {
                 let session = Arc::clone(self);
                 messages.when_up(Box::new(move |up| match up {
@@ -268,8 +255,8 @@ impl Session {
         }
     }
 
-    fn send_now(self: &Arc<Self>, node: Node, asking: bool, call: Call, then: Then) {
-        let link = match self.commands(&node) {
+    fn send_now(self: &Arc<Self>, node: Node, asking: bool, mut call: Call, then: Then) {
+        let link = match self.link(&node, true) {
             Ok(link) => link,
             Err(error) => return self.answered(node, call, Err(error), then),
         };
@@ -278,7 +265,9 @@ impl Session {
         if given_up.as_ref().is_some_and(|given_up| **given_up) {
             return;
         }
-        let (session, packed) = (Arc::clone(self), call.packed.clone());
+        // What can be sent on is kept for that; where there are no slots, nothing is.
+        let packed = if call.slot.is_some() { call.packed.clone() } else { std::mem::take(&mut call.packed) };
+        let session = Arc::clone(self);
         let then = move |result| session.answered(node, call, result, then);
         self.put(&link, &packed, asking, after(self.patience), Box::new(then));
     }
@@ -494,6 +483,14 @@ impl Drop for Alone {
 }
 
 impl Way {
+    fn link(&mut self, commands: bool) -> &mut Option<Arc<Link>> {
+        if commands {
+            &mut self.commands
+        } else {
+            &mut self.messages
+        }
+    }
+
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
         self.commands.iter().chain(&self.messages)
     }
