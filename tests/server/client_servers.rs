@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use redis_lock_client::{Error, Hold, Locks, Server as Place, Settings};
+use redis_lock_client::{Hold, Locks, Server as Place, Settings};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -49,22 +49,27 @@ fn a_session_follows_the_primary(flavor: Flavor) {
     let hold = locks.lock("k").lease(LONG).keep(true).acquire().unwrap();
     thread::scope(|scope| {
         let patient = || locks.lock("k").wait(PATIENCE);
-        let by_message = scope.spawn(move || patient().acquire());
-        let waits = |watched: &Watched, count| {
+        let waits = [patient(), patient().blocking()];
+        let waits = waits.map(|lock| scope.spawn(move || lock.acquire().unwrap()));
+        let waiting = |watched: &Watched, count| {
             watched.client().call("LOCK.INFO k").contains(&format!("waiters, {count}"))
         };
-        until("it waits", || waits(&watched, 1));
+        until("they wait", || waiting(&watched, 2));
         watched.fail_over();
-        until("it waits at the new primary", || waits(&watched, 1));
+        until("they wait at the new primary", || waiting(&watched, 2));
         assert!(troubles.lock().unwrap().iter().all(|error| error.kind() == "unavailable"));
         assert!(!troubles.lock().unwrap().is_empty());
         held_by(&hold, &watched.client().call("LOCK.INFO k"));
         // It is bound to this process again.
         until("it is kept there", || watched.client().call("LOCK.INFO k").contains("ephemeral, 1"));
         hold.release().unwrap();
-        let next = by_message.join().unwrap().unwrap();
-        held_by(&next, &watched.client().call("LOCK.INFO k"));
-        next.release().unwrap();
+        for wait in waits {
+            scope.spawn(|| {
+                let next = wait.join().unwrap();
+                held_by(&next, &watched.client().call("LOCK.INFO k"));
+                next.release().unwrap();
+            });
+        }
     });
     locks.close();
     assert_eq!(watched.client().call("LOCK.INFO k"), FREE);
@@ -147,15 +152,7 @@ fn a_hold_and_a_wait_move_with_their_slot(flavor: Flavor) {
     let hold = locks.lock("b").lease(Duration::from_millis(1500)).keep(true).acquire().unwrap();
     thread::scope(|scope| {
         let waits = [locks.lock("b"), locks.lock("b").blocking()];
-        let waits = waits.map(|lock| {
-            scope.spawn(move || loop {
-                // A wait on a connection of its own is told that the slot has gone.
-                match lock.clone().wait(PATIENCE).acquire() {
-                    Err(Error::Unavailable(text)) if text.starts_with("UNBLOCKED") => {}
-                    result => return result.unwrap(),
-                }
-            })
-        });
+        let waits = waits.map(|lock| scope.spawn(move || lock.wait(PATIENCE).acquire().unwrap()));
         until("they wait", || waiting(&cluster, 0) == "2");
         cluster.migrate_all("b", 0, 1);
         until("they wait there", || waiting(&cluster, 1) == "2");

@@ -30,6 +30,8 @@ pub enum Error {
 /// How the text begins if nothing was sent.
 pub(crate) const NO_CONNECTION: &str = "no connection";
 
+pub(crate) const SILENT: &str = "no answer in time";
+
 impl Error {
     /// Which of the seven it is, in the words of the documentation and of metrics.
     #[must_use]
@@ -63,8 +65,12 @@ impl Error {
     /// sorts itself out. What else a server says stands; it begins with a word in capitals.
     pub(crate) fn may_pass(&self) -> bool {
         const PASSING: [&str; 6] = ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"];
+        // Another server has the lock now, in Redis' words and in those of the module. Who is unblocked by somebody is told otherwise.
+        const MOVED: [&str; 2] = ["instance state changed", "send the command"];
         let Error::Unavailable(text) = self else { return false };
-        self.is_of_connection() || text.split(' ').next().is_some_and(|word| PASSING.contains(&word))
+        let moved = text.starts_with("UNBLOCKED") && MOVED.iter().any(|words| text.contains(words));
+        let said = text.split(' ').next().is_some_and(|word| PASSING.contains(&word));
+        self.is_of_connection() || moved || said
     }
 
     /// Whether another server is the primary now, which new connections may find.
@@ -95,8 +101,9 @@ impl Error {
         Some((for_good, words.nth(1)?))
     }
 
-    /// Whether the call cannot have come to the server.
-    pub(crate) fn is_unsent(&self) -> bool {
+    /// Whether there was no connection, so that the call cannot have come to a server.
+    #[must_use]
+    pub fn is_unsent(&self) -> bool {
         matches!(self, Error::Unavailable(text) if text.starts_with(NO_CONNECTION))
     }
 
@@ -106,6 +113,10 @@ impl Error {
             "NOTOWNER" => Error::Lost(text),
             "DEADLOCK" => Error::Deadlock(text),
             "ERR" if text.contains("too many") => Error::Unavailable(text),
+            // What Redis says to a short call, too. A long one of somebody unknown is not even read.
+            "ERR" if text.contains("unauthenticated multibulk") => {
+                Error::Unavailable("NOAUTH Authentication required.".to_owned())
+            }
             "ERR" | "WRONGTYPE" | "NOPERM" => Error::Misuse(text),
             _ => Error::Unavailable(text),
         }
@@ -119,6 +130,11 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A call has not been answered.
+pub(crate) fn silent() -> Error {
+    Error::Unavailable(SILENT.to_owned())
+}
 
 /// The reply, or the error that the server replied.
 pub(crate) fn checked(reply: Value) -> Result<Value> {

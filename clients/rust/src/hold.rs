@@ -10,7 +10,7 @@ use redis::{cmd, Cmd, ToRedisArgs, Value};
 use uuid::Uuid;
 
 use crate::clock::{after, left, now, Moment};
-use crate::error::{Error, Result};
+use crate::error::{silent, Error, Result};
 use crate::link::Then;
 use crate::lock::How;
 use crate::mailbox::{locked, Mailbox};
@@ -51,6 +51,8 @@ struct State {
     due: Moment,
     place: Option<Place>,
     on_lost: Vec<Box<dyn FnOnce() + Send>>,
+    /// Why it is lost.
+    why: Option<Error>,
     /// Whether it was given back though it was lost.
     tidied: bool,
 }
@@ -88,6 +90,7 @@ impl Held {
             due: Moment::MAX,
             place: None,
             on_lost: Vec::new(),
+            why: None,
             tidied: false,
         };
         let held = Arc::new(Held {
@@ -103,7 +106,7 @@ impl Held {
         session.holds(&held);
         held.schedule();
         if session.is_closed() {
-            held.lose();
+            held.lose(held.ended_by("its session is closed"));
         }
         held
     }
@@ -141,7 +144,7 @@ impl Held {
             // lock, as no other ever has this owner's name.
             if !keeps || late < state.lease / 10 || std::mem::replace(&mut state.slept, true) {
                 drop(state);
-                return self.lose();
+                return self.lose(self.ended_by("its lease is over, and no renewal was confirmed"));
             }
             state.deadline = after(state.lease / 3);
             state.renew_at = now();
@@ -188,9 +191,9 @@ impl Held {
                 state.slept = false;
                 state.renew_at = sent + lease / 3;
             }
-            Err(Error::Lost(_)) => {
+            Err(error @ Error::Lost(_)) => {
                 drop(state);
-                return self.lose();
+                return self.lose(error.clone());
             }
             Err(Error::Unavailable(_)) => state.renew_at = after(TRY_AGAIN.min(state.lease / 3)),
             Err(_) => state.renew_at = after(state.lease / 3),
@@ -200,10 +203,14 @@ impl Held {
     }
 
     /// Says that it is lost, once.
-    pub(crate) fn lose(&self) {
-        if !self.turn(Phase::Held, Phase::Losing) {
+    pub(crate) fn lose(&self, why: Error) {
+        let mut state = locked(&self.state);
+        if state.phase != Phase::Held {
             return;
         }
+        state.phase = Phase::Losing;
+        state.why = Some(why);
+        drop(state);
         self.ended("lost");
         let mut state = locked(&self.state);
         state.phase = Phase::Lost;
@@ -250,8 +257,8 @@ impl Held {
         self.turn(Phase::Releasing, phase);
         match &result {
             Ok(()) => self.ended("released"),
-            Err(Error::Lost(_)) => self.lose(),
-            Err(_) if self.session.is_closed() => self.lose(),
+            Err(error @ Error::Lost(_)) => self.lose(error.clone()),
+            Err(_) if self.session.is_closed() => self.lose(self.ended_by("its session is closed")),
             Err(_) => self.schedule(),
         }
         self.changed.notify_all();
@@ -276,14 +283,18 @@ impl Held {
     }
 
     fn still_held(&self, released_is_fine: bool) -> Result<()> {
-        let key = String::from_utf8_lossy(&self.key);
-        match locked(&self.state).phase {
+        let state = locked(&self.state);
+        match state.phase {
             Phase::Lost | Phase::Losing => {
-                Err(Error::Lost(format!("{key}: the hold ended before it was given back")))
+                Err(state.why.clone().unwrap_or_else(|| self.ended_by("it is over")))
             }
-            Phase::Released if !released_is_fine => Err(Error::Lost(format!("{key}: it was given back"))),
+            Phase::Released if !released_is_fine => Err(self.ended_by("it was given back")),
             _ => Ok(()),
         }
+    }
+
+    pub(crate) fn ended_by(&self, why: &str) -> Error {
+        Error::Lost(format!("{}: {why}", String::from_utf8_lossy(&self.key)))
     }
 }
 
@@ -314,6 +325,15 @@ impl Hold {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         locked(&self.held.state).phase == Phase::Lost
+    }
+
+    /// Looks whether it is still held, without a question to the server.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if it is not, with the reason: what the server said, or that the lease is over.
+    pub fn check(&self) -> Result<()> {
+        self.held.still_held(false)
     }
 
     /// Waits until it is lost, and for so long at most. True if it is lost.
@@ -357,7 +377,7 @@ impl Hold {
         let mailbox = Arc::new(Mailbox::default());
         self.held.renew(lease, Box::new(mailbox.expect()));
         let reply = mailbox.reply(after(self.held.session.patience));
-        reply.unwrap_or_else(|| Err(Error::Unavailable("the server does not answer".to_owned()))).map(drop)
+        reply.unwrap_or_else(|| Err(silent())).map(drop)
     }
 
     /// Carries out a command of Redis if the lock is still held, in the same step. It is never sent twice.
@@ -373,8 +393,8 @@ impl Hold {
         let until = after(held.session.patience);
         let call = held.session.to(&held.key, &guarded);
         let result = held.session.call(&Arc::default(), call, until);
-        if matches!(result, Err(Error::Lost(_))) {
-            held.lose();
+        if let Err(error @ Error::Lost(_)) = &result {
+            held.lose(error.clone());
         }
         result
     }

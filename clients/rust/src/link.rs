@@ -16,7 +16,7 @@ use nix::libc;
 use redis::{cmd, Value};
 
 use crate::clock::{now, Moment};
-use crate::error::{checked, Error, Result};
+use crate::error::{checked, Error, Result, SILENT};
 use crate::mailbox::locked;
 use crate::session::TRY_AGAIN;
 use crate::talk::{gone, Talk, Wire};
@@ -156,7 +156,7 @@ impl Link {
         };
         drop(state);
         if until <= now() {
-            self.break_off(gone("the server does not answer"));
+            self.break_off(gone(SILENT));
             return None;
         }
         Some(until)

@@ -311,13 +311,13 @@ impl Attempt<'_> {
                     if self.blocks() && !error.is_unsent() && asked.saturating_add(session.patience) < now() {
                         broken = None;
                     }
-                    session.troubled(&error);
                     let since = *broken.get_or_insert_with(now);
                     if session.is_closed()
                         || left(self.deadline.unwrap_or(since.saturating_add(session.patience))).is_zero()
                     {
                         return Err(error);
                     }
+                    session.troubled(&error);
                     // One by one they ask more rarely than all of them together.
                     let pause = if self.blocks() { TRY_AGAIN * 4 } else { TRY_AGAIN };
                     self.mailbox.rest(self.no_later_than(after(pause)))?;

@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 use uuid::Uuid;
 
 use crate::clock::{after, left, now, Moment};
-use crate::error::{Error, Result};
+use crate::error::{silent, Error, Result};
 use crate::hold::Held;
 use crate::link::{Link, OnMessage, Then};
 use crate::mailbox::{locked, Mailbox};
@@ -441,7 +441,7 @@ impl Session {
         }
         self.wake_waits();
         let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
-        holds.iter().for_each(|hold| hold.lose());
+        holds.iter().for_each(|hold| hold.lose(hold.ended_by("its session is closed")));
         self.timer.close();
         for thread in threads {
             // A listener may close, too.
@@ -504,8 +504,4 @@ impl Links {
 
 fn closed() -> Error {
     Error::Unavailable("closed".to_owned())
-}
-
-fn silent() -> Error {
-    Error::Unavailable("the server does not answer".to_owned())
 }

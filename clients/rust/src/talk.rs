@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::io::tcp::socket2::{Socket, TcpKeepalive};
 use redis::{cmd, Cmd, ConnectionAddr, ConnectionInfo, Parser, Value};
 
-use crate::error::{checked, Error, Result, NO_CONNECTION};
+use crate::error::{checked, Error, Result, NO_CONNECTION, SILENT};
 use crate::tls::{Config, Tls};
 
 /// A socket, and what is between it and the calls.
@@ -128,7 +128,6 @@ impl Talk {
 
 /// How the text begins if a connection ended.
 const LOST: &str = "the connection is lost: ";
-const SILENT: &str = "no answer in time";
 
 pub(crate) fn gone(why: impl std::fmt::Display) -> Error {
     Error::Unavailable(format!("{LOST}{why}"))

@@ -7,33 +7,30 @@
 
 mod child;
 mod keeper;
-mod lock;
 mod options;
 mod signals;
 mod voice;
+mod wait;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{gethostname, getpid, Pid};
-use redis::RedisError;
-use redis_lock_tools::server::{in_words, trouble, Server, Trouble};
+use redis_lock_client::{Canceller, Error, Hold, Server};
 use redis_lock_tools::texts;
-use uuid::Uuid;
 
 use child::{Ended, Terminal};
-use keeper::{Hold, Keeper, Outcome, Told};
-use lock::{Lock, Moment, Wait};
+use keeper::{Keeper, Told, OUT_OF_REACH};
 use options::Options;
 use signals::{Came, Stage};
+use wait::{in_words, Outcome, Wanted};
 
 /// What the main thread is told.
 enum Event {
@@ -51,6 +48,9 @@ const UNTIL_KILLED: Duration = Duration::from_secs(2);
 
 /// How long the end waits for a server that does not take the lock back. The lease frees it.
 const UNTIL_RELEASED: Duration = Duration::from_secs(5);
+
+/// How long the end waits for a server that does not take a wait back. The connection's end ends it, too.
+const UNTIL_CANCELLED: Duration = Duration::from_secs(2);
 
 /// What comes so soon behind something belongs to it.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -95,17 +95,14 @@ fn main() -> ExitCode {
 /// One run of this program.
 struct Run {
     options: Options,
-    lock: Lock,
-    wait: Wait,
+    wanted: Arc<Wanted>,
     begun: Instant,
     /// What was blocked when this program was started, and is to be for the command.
     blocked: SigSet,
     tell: Sender<Event>,
     told: Receiver<Event>,
-    /// The id of the call that waits, so that it can be undone.
-    request: Arc<Mutex<Uuid>>,
-    /// The wait is about to be undone, so nobody needs to hear that it has ended.
-    leaving: Arc<AtomicBool>,
+    /// By what the wait is ended.
+    canceller: Canceller,
     stage: Arc<Stage>,
 }
 
@@ -115,33 +112,26 @@ impl Run {
             Some(name) => name.clone(),
             None => format!("{}:{}", gethostname()?.to_string_lossy(), getpid()),
         };
-        let lock = Lock {
+        let wanted = Wanted {
             key: options.key.clone().unwrap_or_default().into_vec(),
-            owner: format!("{name}:{}", Uuid::new_v4()),
+            owner: format!("{name}:"),
             shared: options.shared || options.limit.is_some(),
             limit: options.limit,
             lease: options.lease,
-        };
-        let wait = match options.wait {
-            _ if options.nonblock => Wait::Not,
-            Some(wait) if wait.is_zero() => Wait::Not,
-            Some(wait) => Wait::Until(Moment::now().plus(wait)),
-            None => Wait::Always,
+            wait: if options.nonblock { Some(Duration::ZERO) } else { options.wait },
         };
         // Before anything else, so that a URL that makes no sense is told as such.
-        let server = options.place.server().map_err(|error| in_words(&error))?;
+        let server = options.place.server()?;
         let signals = signals::take()?;
         let (tell, told) = mpsc::channel();
         let run = Run {
             options,
-            lock,
-            wait,
+            wanted: Arc::new(wanted),
             begun: Instant::now(),
             blocked: signals.before,
             tell,
             told,
-            request: Arc::new(Mutex::new(Uuid::nil())),
-            leaving: Arc::new(AtomicBool::new(false)),
+            canceller: Canceller::new(),
             stage: Arc::default(),
         };
         let (tell, stage) = (run.tell.clone(), run.stage.clone());
@@ -161,7 +151,7 @@ impl Run {
                 self.say(&format!(
                     "acquired after {:.3} s, token {}",
                     self.begun.elapsed().as_secs_f64(),
-                    hold.token
+                    hold.token().unwrap_or_default()
                 ));
                 self.run(hold)
             }
@@ -172,28 +162,25 @@ impl Run {
     /// Waits until the lock is ours, or says with what status to end.
     fn wait_for_the_lock(&self, server: Server) -> Result<Hold, u8> {
         self.say("waiting");
-        let (tell, lock, wait) = (self.tell.clone(), self.lock.clone(), self.wait);
-        let (request, leaving) = (self.request.clone(), self.leaving.clone());
+        let (tell, wanted, canceller) = (self.tell.clone(), Arc::clone(&self.wanted), self.canceller.clone());
         thread::spawn(move || {
-            let note = |id| *request.lock().unwrap_or_else(PoisonError::into_inner) = id;
-            let say = |what: &str| {
-                if !leaving.load(Ordering::Acquire) {
+            let leaving = canceller.clone();
+            let say = move |what: &str| {
+                if !leaving.is_cancelled() {
                     voice::say(what);
                 }
             };
-            let outcome = keeper::acquire(server, lock, wait, note, &say);
+            let outcome = wait::acquire(server, &wanted, &canceller, say);
             let _ = tell.send(Event::Waited(outcome));
         });
         loop {
             match self.told.recv() {
-                Ok(Event::Waited(Outcome::Granted(hold))) => return Ok(*hold),
+                Ok(Event::Waited(Outcome::Granted(hold))) => return Ok(hold),
                 Ok(Event::Waited(Outcome::NotGranted)) => {
                     self.say("somebody else holds the lock");
                     return Err(self.options.conflict_exit_code);
                 }
                 Ok(Event::Waited(Outcome::Failed(error))) => {
-                    // It may have been granted, and the reply got lost.
-                    self.cancel();
                     return Err(self.unavailable(&error));
                 }
                 // The wait goes on in the server. What it has come to is looked at behind this.
@@ -210,12 +197,11 @@ impl Run {
 
     /// Runs the command, and gives the lock back.
     fn run(&self, hold: Hold) -> End {
-        let (valid_until, token) = (hold.valid_until.clone(), hold.token);
-        let tell = self.tell.clone();
+        let hold = Arc::new(hold);
         // From the first moment on, whatever takes long in what follows.
-        let keeper = Keeper::start(hold, move |told| drop(tell.send(Event::Keeper(told))));
+        let keeper = self.keep(&hold);
         // It may have been stopped since the grant.
-        if valid_until.get().left().is_zero() {
+        if hold.valid_for().is_zero() {
             self.say_lost("before the command began");
             keeper.release();
             self.until_released();
@@ -224,7 +210,7 @@ impl Run {
         self.say(&format!("running {}", self.name()));
         let terminal = Terminal::now();
         self.stage.starting();
-        let started = child::start(self.command(token), self.blocked);
+        let started = child::start(self.command(&hold), self.blocked);
         self.stage.running();
         let command = match started {
             Ok(command) => command,
@@ -238,17 +224,17 @@ impl Run {
         };
         let tell = self.tell.clone();
         thread::spawn(move || child::watch(command, |ended| drop(tell.send(Event::Ended(ended)))));
-        match self.until_ended(command, &valid_until) {
+        match self.until_ended(command, &hold) {
             Ok(ended) => {
                 if matches!(ended, Ended::Killed(_)) {
                     terminal.restore();
                 }
                 self.say(&format!("the command has ended with {}", ended.status()));
-                let in_time = !valid_until.get().left().is_zero();
+                let in_time = !hold.valid_for().is_zero();
                 keeper.release();
                 match self.until_released() {
-                    Some(Err(error)) if trouble(&error) == Trouble::NotOwner || !in_time => {
-                        self.say_lost(&format!("before the command ended: {}", in_words(&error)));
+                    Some(Err(error)) if keeper::is_loss(&error) || !in_time => {
+                        self.say_lost(&format!("before the command ended: {}", keeper::why(&error)));
                         return End::Status(options::LOST);
                     }
                     Some(Err(error)) => {
@@ -257,7 +243,7 @@ impl Run {
                             in_words(&error)
                         ));
                     }
-                    Some(Ok(_)) => self.say("released"),
+                    Some(Ok(())) => self.say("released"),
                     None => voice::say("the server does not take the lock back; its lease ends it"),
                 }
                 // As if this program had not been there: a loop in a shell ends by that.
@@ -280,12 +266,18 @@ impl Run {
         }
     }
 
+    fn keep(&self, hold: &Arc<Hold>) -> Keeper {
+        let tell = self.tell.clone();
+        Keeper::start(Arc::clone(hold), self.wanted.lease, move |told| drop(tell.send(Event::Keeper(told))))
+    }
+
     /// Waits for the end of the command; or tells why the lock is lost.
-    fn until_ended(&self, command: Pid, valid_until: &lock::ValidUntil) -> Result<Ended, String> {
+    fn until_ended(&self, command: Pid, hold: &Hold) -> Result<Ended, String> {
         loop {
-            let left = valid_until.get().left();
+            hold.check().map_err(|error| keeper::why(&error))?;
+            let left = hold.valid_for();
             if left.is_zero() {
-                return Err("the server could not be reached for the time of a lease".to_owned());
+                return Err(OUT_OF_REACH.to_owned());
             }
             // The clock goes on while the machine sleeps, and this does not; so it is looked at again soon.
             match self.told.recv_timeout(left.min(Duration::from_secs(1))) {
@@ -299,7 +291,7 @@ impl Run {
                     // All of it, or it would go on when the lock has run out.
                     child::signal_all(Signal::SIGSTOP);
                     let _ = nix::sys::signal::raise(Signal::SIGSTOP);
-                    if !valid_until.get().left().is_zero() {
+                    if !hold.valid_for().is_zero() {
                         child::signal_all(Signal::SIGCONT);
                     }
                 }
@@ -312,10 +304,10 @@ impl Run {
 
     /// Ends all that the command has started: SIGTERM, and SIGKILL when the time is over.
     fn end(&self) {
-        let until = Moment::now().plus(self.options.kill_after);
+        let until = Instant::now() + self.options.kill_after;
         child::signal_all(Signal::SIGTERM);
         child::signal_all(Signal::SIGCONT);
-        while !until.left().is_zero() {
+        while Instant::now() < until {
             if child::descendants().is_empty() {
                 return;
             }
@@ -327,17 +319,17 @@ impl Run {
         voice::say("it does not end: SIGKILL");
         // Again for those that were started meanwhile. Not for ever: one that waits for a broken disk, or belongs to another user, does
         // not end.
-        let until = Moment::now().plus(UNTIL_KILLED);
-        while !until.left().is_zero() && child::signal_all(Signal::SIGKILL) > 0 {
+        let until = Instant::now() + UNTIL_KILLED;
+        while Instant::now() < until && child::signal_all(Signal::SIGKILL) > 0 {
             thread::sleep(LEFT_BEHIND);
         }
     }
 
     /// What came of giving the lock back; nothing if that takes too long, or a signal says that it does.
-    fn until_released(&self) -> Option<redis::RedisResult<i64>> {
-        let (since, until) = (Instant::now(), Moment::now().plus(UNTIL_RELEASED));
+    fn until_released(&self) -> Option<redis_lock_client::Result<()>> {
+        let since = Instant::now();
         loop {
-            match self.told.recv_timeout(until.left()) {
+            match self.told.recv_timeout(UNTIL_RELEASED.saturating_sub(since.elapsed())) {
                 Ok(Event::Keeper(Told::Released(released))) => return Some(released),
                 // That of Ctrl-C which has ended the command may come behind its end.
                 Ok(Event::Signal(Came::PassOn(_) | Came::Both(_))) if since.elapsed() > AT_ONCE => {
@@ -350,7 +342,7 @@ impl Run {
     }
 
     /// The command, with what it finds in its environment.
-    fn command(&self, token: i64) -> Command {
+    fn command(&self, hold: &Hold) -> Command {
         let mut command = match (&self.options.shell, self.options.command.split_first()) {
             (None, Some((program, arguments))) => {
                 let mut command = Command::new(program);
@@ -364,9 +356,9 @@ impl Run {
             }
         };
         command
-            .env("LOCK_KEY", OsStr::from_bytes(&self.lock.key))
-            .env("LOCK_OWNER", &self.lock.owner)
-            .env("LOCK_TOKEN", token.to_string());
+            .env("LOCK_KEY", OsStr::from_bytes(hold.key()))
+            .env("LOCK_OWNER", hold.owner())
+            .env("LOCK_TOKEN", hold.token().unwrap_or_default().to_string());
         command
     }
 
@@ -375,32 +367,43 @@ impl Run {
         name.map(|name: &OsString| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Undoes the wait, in case it is granted in the very moment in which we leave.
+    /// Ends the wait, and waits until the server knows.
     fn cancel(&self) {
-        self.leaving.store(true, Ordering::Release);
-        let request = *self.request.lock().unwrap_or_else(PoisonError::into_inner);
-        if request.is_nil() {
-            return;
+        self.canceller.cancel();
+        let until = Instant::now() + UNTIL_CANCELLED;
+        while let Ok(event) = self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match event {
+                Event::Waited(Outcome::Granted(hold)) => {
+                    // In the very moment in which we leave.
+                    self.keep(&Arc::new(hold)).release();
+                    self.until_released();
+                    return;
+                }
+                Event::Waited(_) => return,
+                _ => {}
+            }
         }
-        if let Err(error) =
-            self.options.place.server().and_then(|server| keeper::cancel(server, &self.lock, &request))
-        {
-            self.say(&format!("the wait could not be cancelled: {}", in_words(&error)));
-        }
+        self.say("the server does not take the wait back");
     }
 
-    fn unavailable(&self, error: &RedisError) -> u8 {
-        voice::say(&format!("{}: {}", self.options.place.shown(), in_words(error)));
+    fn unavailable(&self, error: &Error) -> u8 {
+        let words = in_words(error);
+        // Which server it is, is said where there is none.
+        voice::say(&if error.is_unsent() {
+            words
+        } else {
+            format!("{}: {words}", self.options.place.shown())
+        });
         options::UNAVAILABLE
     }
 
     fn say(&self, what: &str) {
         if self.options.verbose {
-            voice::say(&format!("{}: {what}", String::from_utf8_lossy(&self.lock.key)));
+            voice::say(&format!("{}: {what}", String::from_utf8_lossy(&self.wanted.key)));
         }
     }
 
     fn say_lost(&self, why: &str) {
-        voice::say(&format!("lost the lock {}: {why}", String::from_utf8_lossy(&self.lock.key)));
+        voice::say(&format!("lost the lock {}: {why}", String::from_utf8_lossy(&self.wanted.key)));
     }
 }

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, ValueHint};
+use redis_lock_tools::place::Place;
 use redis_lock_tools::seconds::seconds;
-use redis_lock_tools::server::Place;
 use redis_lock_tools::texts::Text;
 
 /// The command line was wrong.

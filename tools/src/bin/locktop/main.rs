@@ -19,7 +19,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 use redis::RedisResult;
-use redis_lock_tools::server::{in_words, Link, Server, SOON};
+use redis_lock_tools::link::{in_words, Link, Way};
+use redis_lock_tools::place::SOON;
 use redis_lock_tools::texts;
 
 use options::Options;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     let batch = options.batch;
     match Top::begin(options) {
         Err(error) => {
-            eprintln!("locktop: {}", in_words(&error));
+            eprintln!("locktop: {error}");
             ExitCode::FAILURE
         }
         Ok(top) if batch => end(top.print()),
@@ -91,7 +92,7 @@ fn end(result: io::Result<()>) -> ExitCode {
 struct Top {
     options: Options,
     place: String,
-    server: Server,
+    way: Way,
     link: Option<Link>,
     state: State,
     /// The key of the lock that the cursor is at; it stays there when others come and go.
@@ -104,15 +105,16 @@ struct Top {
 }
 
 impl Top {
-    fn begin(options: Options) -> RedisResult<Top> {
-        let mut server = options.place.server()?;
-        let mut link = server.connect(SOON)?;
-        let state = State::read(&mut link, options.most, &options.pattern)?;
+    fn begin(options: Options) -> Result<Top, String> {
+        let way = Way::to(&options.place)?;
+        let mut link = None;
+        let read = |link: &mut Link| State::read(link, options.most, &options.pattern);
+        let state = Top::ask(&way, &mut link, read).map_err(|error| in_words(&error))?;
         Ok(Top {
             place: options.place.shown(),
             options,
-            server,
-            link: Some(link),
+            way,
+            link,
             state,
             chosen: None,
             question: None,
@@ -202,7 +204,7 @@ impl Top {
     fn look(&mut self) {
         let Options { most, pattern, .. } = &self.options;
         let read = |link: &mut Link| State::read(link, *most, pattern);
-        match Top::ask(&mut self.server, &mut self.link, read) {
+        match Top::ask(&self.way, &mut self.link, read) {
             Ok(state) => (self.state, self.trouble) = (state, None),
             Err(error) => self.trouble = Some(in_words(&error)),
         }
@@ -210,13 +212,13 @@ impl Top {
 
     /// Asks over the connection that there is, or over a new one.
     fn ask<T>(
-        server: &mut Server,
+        way: &Way,
         link: &mut Option<Link>,
         question: impl FnOnce(&mut Link) -> RedisResult<T>,
     ) -> RedisResult<T> {
         let mut open = match link.take() {
             Some(open) => open,
-            None => server.connect(SOON)?,
+            None => way.connect(SOON)?,
         };
         let answer = question(&mut open);
         // After an answer of the server, a refusal too, the connection is as good as before.
@@ -282,7 +284,7 @@ impl Top {
             }
             link.call_within::<i64>(Some(SOON), redis::cmd("LOCK.BREAK").arg(&lock.raw)).map(Some)
         };
-        self.news = match Top::ask(&mut self.server, &mut self.link, broken) {
+        self.news = match Top::ask(&self.way, &mut self.link, broken) {
             Ok(None) => format!("{} is held by others now; nothing was broken", lock.key),
             Ok(Some(holders)) => format!("{} is broken; {holders} lost it", lock.key),
             Err(error) => in_words(&error),

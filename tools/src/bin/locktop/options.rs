@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use clap::Parser;
+use redis_lock_tools::place::Place;
 use redis_lock_tools::seconds::seconds;
-use redis_lock_tools::server::Place;
 use redis_lock_tools::texts::Text;
 
 /// Shows who waits for which lock, and who is in the way

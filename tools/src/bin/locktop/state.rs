@@ -6,7 +6,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use redis::{FromRedisValue, ParsingError, RedisResult, Value};
-use redis_lock_tools::server::{Link, SOON};
+use redis_lock_tools::link::Link;
+use redis_lock_tools::place::SOON;
 
 /// As many waiters of a lock are looked at.
 const WAITERS: usize = 20;
