@@ -80,6 +80,9 @@ func (text serverError) kind() *Error {
 		}
 	case "LOADING", "READONLY", "TRYAGAIN":
 		e.passes = true
+	case "UNBLOCKED":
+		// Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
+		e.passes = strings.Contains(string(text), "instance state changed") || strings.Contains(string(text), "send the command")
 	}
 	return e
 }

@@ -141,7 +141,8 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Hold, error) {
 	s := l.session
 	words := []any{"LOCK.ACQUIRE", key, owner, "PX", millis(h.lease), "ID", request, "ONCE"}
-	if h.waits {
+	own := h.own && h.waits
+	if h.waits && !own {
 		words = append(words, "NOTIFY", s.inbox)
 	}
 	if h.fence {
@@ -161,24 +162,40 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 	for giveUp := time.Now().Add(s.patience); ; {
 		var value any
 		var err error
-		if h.waits {
+		var alone *link
+		if h.waits && !own {
 			err = s.listen(ctx)
 		}
 		sent := time.Now()
-		if err == nil {
+		switch {
+		case own:
+			value, alone, err = s.block(ctx, append(words[:len(words):len(words)], "BLOCK", remaining(ctx))...)
+		case err == nil:
 			value, err = s.call(ctx, words...)
+		}
+		if own && time.Since(sent) > 2*s.patience {
+			// It waited in a server that was there, for longer than a connection may take.
+			giveUp = time.Now().Add(s.patience)
 		}
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: sent}
-		if granted && resent {
-			// The reply may be that of an earlier call, whose hold has ended since, or whose lease runs already.
+		if granted && (resent || own) {
+			// The reply may be that of an earlier call, whose hold has ended since. Nobody knows how long its lease runs already. And
+			// what is bound to a connection is to be bound to the session's.
 			sent = time.Now()
 			_, err = s.call(ctx, hold.renewal(h.lease)...)
+		}
+		if alone != nil && err == nil {
+			s.rest(alone)
+		} else if alone != nil {
+			alone.breakOff(err)
 		}
 		switch {
 		case err == nil && granted:
 			hold.begin(ctx, sent)
 			return hold, nil
+		case err == nil && value == nil && own:
+			return nil, &Error{Kind: ErrTimeout, Text: "somebody else has it"}
 		case err == nil && value == nil:
 			return nil, &Error{Kind: ErrBusy, Text: "somebody else has it"}
 		case err != nil:
@@ -207,6 +224,15 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 			return nil, ended(ctx)
 		}
 	}
+}
+
+// remaining is for how many milliseconds the server lets a call wait: without limit with 0.
+func remaining(ctx context.Context) int64 {
+	deadline, limited := ctx.Deadline()
+	if !limited {
+		return 0
+	}
+	return max(1, min(millis(time.Until(deadline)), 1e12))
 }
 
 // undo takes back whatever an acquire has got.

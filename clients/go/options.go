@@ -14,7 +14,9 @@ type how struct {
 	lease, wait, maxHold time.Duration
 	hasLease, hasMaxHold bool
 	// waits: for so long as wait says, or without limit if that is 0.
-	waits         bool
+	waits bool
+	// own: the wait has a connection for itself.
+	own           bool
 	keep          *bool
 	watchdog      bool
 	shared, fence bool
@@ -32,6 +34,10 @@ func WithLease(lease time.Duration) Option {
 func WithWait(wait time.Duration) Option {
 	return func(h *how) { h.wait, h.waits = wait, wait != 0 }
 }
+
+// WithOwnConnection has Acquire wait on a connection that no other wait has meanwhile: the server's reply is the grant, and nobody
+// needs to subscribe. It is for a lock that goes from hand to hand all the time. The connection is kept for the next such wait.
+func WithOwnConnection() Option { return func(h *how) { h.own = true } }
 
 // WithKeep says whether client and server renew the lease. Then the hold ends at once with its process. It is on if no lease is
 // given.

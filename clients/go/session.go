@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -20,6 +21,8 @@ import (
 const (
 	commands = iota
 	messages
+	// own is the kind of a link that carries one call at a time.
+	own
 )
 
 // tryAgain is the pause after a connection broke.
@@ -40,6 +43,8 @@ type session struct {
 	mu     sync.Mutex
 	closed bool
 	links  [2]*link
+	// idle carries one call that waits in the server, when one comes.
+	idle *link
 	// openings has one attempt to connect, for all who need it.
 	openings [2]*opening
 	// waits by their request: who is told to ask again.
@@ -177,6 +182,10 @@ func (s *session) open(kind int, o *opening) {
 		return
 	}
 	s.links[kind] = l
+	s.serve(l, in)
+}
+
+func (s *session) serve(l *link, in *bufio.Reader) {
 	s.spawn(func() { l.read(in) })
 	s.spawn(l.write)
 	s.spawn(func() {
@@ -186,6 +195,54 @@ func (s *session) open(kind int, o *opening) {
 		case <-l.dead:
 		}
 	})
+}
+
+// block carries out a call that waits in the server, and nobody else's meanwhile. What it gets is bound to the link, which is to be
+// given to rest, or broken off. If the context ends first, the link is gone, and the wait with it.
+func (s *session) block(ctx context.Context, words ...any) (any, *link, error) {
+	s.mu.Lock()
+	l := s.idle
+	s.idle = nil
+	s.mu.Unlock()
+	if l == nil || !l.alive() {
+		dialing, cancel := context.WithTimeout(ctx, s.patience)
+		defer cancel()
+		made, in, err := s.dial(dialing, own)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, nil, ended(ctx)
+			}
+			return nil, nil, err
+		}
+		l = made
+		s.serve(l, in)
+	}
+	select {
+	case got := <-l.send(words):
+		if got.err != nil {
+			l.breakOff(got.err)
+			return nil, nil, got.err
+		}
+		return got.value, l, nil
+	case <-ctx.Done():
+		l.breakOff(ctx.Err())
+		return nil, nil, ended(ctx)
+	}
+}
+
+// rest keeps a link to which nothing is bound for the next call that waits.
+func (s *session) rest(l *link) {
+	s.mu.Lock()
+	spare := s.idle
+	if spare == nil || !spare.alive() {
+		s.idle, spare = l, nil
+	} else {
+		spare = l
+	}
+	s.mu.Unlock()
+	if spare != nil {
+		spare.breakOff(errors.New("it is not needed"))
+	}
 }
 
 // dial connects as the client's options say, and does what must be done before the first call.
@@ -247,10 +304,25 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 		return nil, nil, broken(err)
 	}
 	l := &link{conn: conn, patience: s.patience, onEnd: s.wake, dead: make(chan struct{}), wake: make(chan struct{}, 1)}
-	if kind == messages {
+	switch kind {
+	case messages:
 		l.onMessage = s.told
+	case own:
+		l.onEnd = func() {}
+		noticesSilence(conn)
 	}
 	return l, in, nil
+}
+
+// noticesSilence lets a read end within a minute if the server has vanished, by TCP: nothing else does while a call waits.
+func noticesSilence(conn net.Conn) {
+	if secured, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = secured.NetConn()
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAlive(true)
+		_ = tcp.SetKeepAlivePeriod(5 * time.Second)
+	}
 }
 
 func credentials(ctx context.Context, options *redis.Options) (string, string, error) {

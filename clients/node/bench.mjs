@@ -13,7 +13,7 @@ import { LIBRARIES, Server } from './test/support.mjs';
 const seconds = Number(process.argv[2] ?? 5);
 const FOREVER = { acquireTimeout: 10 ** 9, acquireAttemptsLimit: Infinity, lockTimeout: 30_000 };
 
-function ours(library) {
+function ours(library, ownConnection = false) {
   return async (port) => {
     const client = await LIBRARIES[library].connect(port);
     const locks = new Locks(client);
@@ -21,7 +21,7 @@ function ours(library) {
       await locks.close();
       LIBRARIES[library].end(client);
     };
-    return { take: () => locks.acquire('bench', { lease: 30_000 }), close };
+    return { take: () => locks.acquire('bench', { lease: 30_000, ownConnection }), close };
   };
 }
 
@@ -48,6 +48,7 @@ function nodeRedlock(retryDelay) {
 const CANDIDATES = {
   'redis-lock, ioredis': ours('ioredis'),
   'redis-lock, node-redis': ours('node-redis'),
+  'redis-lock, ioredis, ownConnection': ours('ioredis', true),
   'redis-semaphore, retryInterval 10': semaphore(10),
   'redis-semaphore, retryInterval 100': semaphore(100),
   'node-redlock, retryDelay 10': nodeRedlock(10),

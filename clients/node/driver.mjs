@@ -36,8 +36,8 @@ diagnostics.subscribe('redis-lock', ({ label, event, outcome }) => events.push([
 class BodyError extends Error {}
 
 function optionsOf(request) {
-  const { lease, wait, keep, max_hold: maxHold, limit, fence, label } = request;
-  const all = { lease, wait, keep, maxHold, limit, fence, label, mode: request.shared ? 'shared' : undefined };
+  const { lease, wait, keep, max_hold: maxHold, limit, fence, label, own: ownConnection } = request;
+  const all = { lease, wait, keep, maxHold, limit, fence, label, ownConnection, mode: request.shared ? 'shared' : undefined };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined));
 }
 

@@ -22,7 +22,7 @@ class Body(Exception):
 def how(request):
     words = {name: request[name] for name in ("keep", "shared", "limit", "fence", "label") if name in request}
     times = {name: request[name] / 1000 for name in ("lease", "wait", "max_hold") if name in request}
-    return {**words, **times}
+    return {**words, **times, "own_connection": request.get("own", False)}
 
 
 def granted(hold):

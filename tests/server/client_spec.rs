@@ -93,6 +93,9 @@ scenarios!(
     s29_few_permissions_suffice,
     s30_a_listener_hears_of_waits_and_holds,
     s31_a_server_that_becomes_a_replica,
+    s32_waits_on_connections_of_their_own,
+    s33_a_cancel_that_meets_the_grant_on_its_own_connection,
+    s34_a_wait_on_its_own_connection_goes_on,
 );
 
 fn scenarios() -> &'static BTreeMap<String, Value> {

@@ -40,9 +40,9 @@ func main() {
 	if len(os.Args) > 2 {
 		seconds = must(strconv.Atoi(os.Args[2]))
 	}
-	fmt.Printf("%-26s %8s %10s %14s %16s %14s\n", "", "who want", "locks/s", "longest wait", "never had it", "CPU µs/lock")
+	fmt.Printf("%-28s %8s %10s %14s %16s %14s\n", "", "who want", "locks/s", "longest wait", "never had it", "CPU µs/lock")
 	for _, many := range []int{2, 50, 200} {
-		for number := 0; number < 3; number++ {
+		for number := 0; number < 4; number++ {
 			measure(must(filepath.Abs(module)), number, many, time.Duration(seconds)*time.Second)
 		}
 	}
@@ -66,6 +66,10 @@ func ways(client *redis.Client, locks *lock.Locks) []way {
 	return []way{
 		{"this package", func(ctx context.Context) bool {
 			return locks.Do(ctx, "lock", func(context.Context) error { time.Sleep(work); return nil }) == nil
+		}},
+		{"this package, own connection", func(ctx context.Context) bool {
+			body := func(context.Context) error { time.Sleep(work); return nil }
+			return locks.Do(ctx, "lock", body, lock.WithOwnConnection(), lock.WithLease(time.Minute)) == nil
 		}},
 		{"redsync, its own delays", polling()},
 		{"redsync, asks every 5 ms", polling(redsync.WithRetryDelay(5 * time.Millisecond))},
@@ -132,7 +136,7 @@ func measure(module string, number, many int, span time.Duration) {
 	}
 	all.Wait()
 	used := cpu(client) - before
-	fmt.Printf("%-26s %8d %10.0f %14v %16d %14.0f\n", how.name, many, float64(held)/span.Seconds(), longest.Round(time.Millisecond),
+	fmt.Printf("%-28s %8d %10.0f %14v %16d %14.0f\n", how.name, many, float64(held)/span.Seconds(), longest.Round(time.Millisecond),
 		never, used*1e6/float64(max(held, 1)))
 }
 

@@ -30,6 +30,7 @@ type request struct {
 	Keep    *bool           `json:"keep"`
 	MaxHold *float64        `json:"max_hold"`
 	Shared  bool            `json:"shared"`
+	Own     bool            `json:"own"`
 	Limit   *int            `json:"limit"`
 	Fence   bool            `json:"fence"`
 	Label   string          `json:"label"`
@@ -313,6 +314,9 @@ func options(r request) []lock.Option {
 	}
 	if r.MaxHold != nil {
 		options = append(options, lock.WithMaxHold(millis(*r.MaxHold)))
+	}
+	if r.Own {
+		options = append(options, lock.WithOwnConnection())
 	}
 	if r.Shared {
 		options = append(options, lock.Shared())

@@ -66,7 +66,8 @@ export function errorOf(cause: unknown): LockError {
     case 'LOADING':
       return new Disconnected(text, { cause });
     case 'UNBLOCKED':
-      return new (text.includes('instance state changed') ? Disconnected : UnavailableError)(text, { cause });
+      // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
+      return new (/instance state changed|send the command/.test(text) ? Disconnected : UnavailableError)(text, { cause });
     case 'NOTOWNER':
       return new LostError(text, { cause });
     case 'DEADLOCK':

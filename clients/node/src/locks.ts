@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
 
 import { randomUUID } from 'node:crypto';
-import { setMaxListeners } from 'node:events';
 import { hostname } from 'node:os';
 import { adapt, type Client } from './adapters.js';
 import { BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, TimedOutError } from './errors.js';
 import { tell } from './events.js';
 import { type Grant, Hold } from './hold.js';
 import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
-import { Bell, now, Session, sleep, TRY_AGAIN } from './session.js';
+import { Bell, now, onAbort, Session, sleep, TRY_AGAIN } from './session.js';
 
 /** Who holds locks, and who waits for them. */
 export interface Snapshot {
@@ -186,8 +185,9 @@ export class Locks {
     if (how.shared) words.push('SHARED');
     if (how.limit !== undefined) words.push('LIMIT', String(how.limit));
     if (how.fence === true) words.push('FENCE');
-    if (waits) words.push('NOTIFY', session.inbox);
     words.push(...bound(how));
+    const own = waits && how.ownConnection === true;
+    if (waits && !own) words.push('NOTIFY', session.inbox);
     const check = (): void => {
       if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
     };
@@ -200,7 +200,9 @@ export class Locks {
       for (;;) {
         check();
         bell.clear();
+        const asked = now();
         try {
+          if (own) return await this.#block(hold, how, words, deadline, broken);
           // A wait without limit ends when there is no server.
           const patience = Math.max(SOON, deadline - now());
           if (waits) await session.listen(patience);
@@ -221,6 +223,8 @@ export class Locks {
           if (reply === null) return null;
           failing = undefined;
         } catch (error) {
+          // It waited in a server that was there, for longer than a connection may take.
+          if (own && now() - asked > 2 * session.patience) failing = undefined;
           failing ??= now();
           // A try is sent again once, and a wait without limit until there was no server for some time.
           const isOver = waits ? now() > (how.wait === undefined ? failing + session.patience : deadline) : broken;
@@ -236,6 +240,29 @@ export class Locks {
     } finally {
       session.waits.delete(request);
     }
+  }
+
+  /** Waits in the server. The grant is bound to the connection of that call, and then to the session's. */
+  async #block(hold: Hold, how: How, words: readonly string[], deadline: number, broken: boolean): Promise<Grant | null> {
+    const session = this.#session;
+    const sent = now();
+    const limit = Math.min(1e12, deadline - sent);
+    const block = ['BLOCK', how.wait === undefined ? '0' : ms(Math.max(1, limit))];
+    const { reply, wire } = await session.block([...words, ...block], deadline - sent + session.patience, how.signal);
+    let renewed = sent;
+    // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.
+    if (reply !== null && (broken || how.keep || now() - sent > how.lease / 20)) {
+      renewed = now();
+      try {
+        await hold.confirm(0);
+      } catch (error) {
+        wire.close();
+        throw error;
+      }
+    }
+    session.rest(wire);
+    if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
+    return reply === null ? null : { sent: renewed, renewed, token: tokenOf(reply) };
   }
 
   /** Whatever the acquire has got. Where there is no connection, this goes on behind the caller's back. */
@@ -257,11 +284,8 @@ function cancelled(name: string, { reason }: AbortSignal): CancelledError {
 /** As the attempt, but at once when the signal is aborted. */
 async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: string): Promise<T> {
   return new Promise((resolve, reject) => {
-    const abort = (): void => reject(cancelled(name, signal));
-    // Many waits may share a signal, and that is no leak.
-    setMaxListeners(0, signal);
-    signal.addEventListener('abort', abort, { once: true });
-    attempt.then(resolve, reject).finally(() => signal.removeEventListener('abort', abort));
+    const forget = onAbort(signal, () => reject(cancelled(name, signal)));
+    attempt.then(resolve, reject).finally(forget);
   });
 }
 

@@ -20,6 +20,8 @@ export interface Options {
   fence?: boolean | undefined;
   /** What the events call the lock; its name if nothing is said. */
   label?: string | undefined;
+  /** Waits on a connection that no other wait has meanwhile: for a lock that goes from hand to hand all the time. */
+  ownConnection?: boolean | undefined;
   /** Ends the wait when it is aborted. */
   signal?: AbortSignal | undefined;
   /** Who holds it, as the server knows it: new for each hold if nothing is said, and else to be one that nobody else has. */
@@ -41,7 +43,7 @@ export interface How extends Options {
 }
 
 const LEAST = { lease: 1, maxHold: 1, wait: 0, limit: 1 } as const;
-const OTHERS = new Set(['keep', 'mode', 'fence', 'label', 'signal', 'owner', 'ifAvailable']);
+const OTHERS = new Set(['keep', 'mode', 'fence', 'label', 'signal', 'owner', 'ownConnection', 'ifAvailable']);
 
 /** Throws unless the value is one that the option may have. @internal */
 export function check(word: keyof typeof LEAST, value: unknown): void {

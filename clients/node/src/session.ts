@@ -3,6 +3,7 @@
 /** Two connections that carry all waits and holds of a process: one for commands, one for messages. */
 
 import { randomUUID } from 'node:crypto';
+import { setMaxListeners } from 'node:events';
 import type { Open, Wire } from './adapters.js';
 import { Disconnected, errorOf, UnavailableError } from './errors.js';
 
@@ -13,6 +14,14 @@ export const TRY_AGAIN = 50;
 export const now = (): number => performance.now();
 
 export const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** Calls when the signal is aborted, until what is returned is called. */
+export function onAbort(signal: AbortSignal, abort: () => void): () => void {
+  // Many waits may share a signal, and that is no leak.
+  setMaxListeners(0, signal);
+  signal.addEventListener('abort', abort, { once: true });
+  return () => signal.removeEventListener('abort', abort);
+}
 
 /** Something that may be waited for, again and again. */
 export class Bell {
@@ -50,6 +59,9 @@ export class Session {
   readonly holds = new Set<Bell>();
   closed = false;
   readonly #wires = new Map<'commands' | 'messages', Wire>();
+  /** Each carries one call that waits in the server; or waits for the next such call itself. */
+  readonly #own = new Set<Wire>();
+  #idle: Wire | undefined;
 
   /** @param patience how long a call may go without an answer, in milliseconds */
   constructor(
@@ -81,10 +93,52 @@ export class Session {
     }
   }
 
+  /** The reply to a call that waits in the server, for so many milliseconds at most, and the connection that no other call had
+   *  meanwhile. What is bound to that stays until it is closed, or `rest`s. It is closed when the signal is aborted. */
+  async block(words: readonly string[], ms: number, signal: AbortSignal | undefined): Promise<{ reply: unknown; wire: Wire }> {
+    if (this.closed) throw new UnavailableError('closed');
+    const wire = this.#idle ?? this.#openOwn();
+    this.#idle = undefined;
+    const close = (): void => wire.close();
+    const forget = signal && onAbort(signal, close);
+    const connecting = setTimeout(close, this.patience);
+    // It keeps the process alive, too.
+    const late = Number.isFinite(ms) ? setTimeout(close, Math.min(ms, 2 ** 31 - 1)) : setInterval(() => undefined, 2 ** 30);
+    try {
+      await wire.ready;
+      clearTimeout(connecting);
+      return { reply: await wire.call(words), wire };
+    } catch (cause) {
+      close();
+      throw errorOf(cause);
+    } finally {
+      forget?.();
+      clearTimeout(connecting);
+      clearTimeout(late);
+    }
+  }
+
+  /** Nothing is bound to the connection of `block` any more: it may carry the next. */
+  rest(wire: Wire): void {
+    if (this.#idle === undefined && this.#own.has(wire)) this.#idle = wire;
+    else wire.close();
+  }
+
+  #openOwn(): Wire {
+    const ended = (): void => {
+      this.#own.delete(wire);
+      if (this.#idle === wire) this.#idle = undefined;
+    };
+    const wire = this.open(ended);
+    wire.ready.catch(ended);
+    this.#own.add(wire);
+    return wire;
+  }
+
   /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
   close(): void {
     this.closed = true;
-    for (const wire of [...this.#wires.values()]) wire.close();
+    for (const wire of [...this.#wires.values(), ...this.#own]) wire.close();
     this.#ring();
   }
 

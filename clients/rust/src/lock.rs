@@ -14,7 +14,7 @@ use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, Held, Hold};
 use crate::mailbox::{locked, Canceller, Mailbox};
-use crate::session::{GivenUp, Session, A_MOMENT, TRY_AGAIN};
+use crate::session::{Alone, GivenUp, Session, A_MOMENT, TRY_AGAIN};
 use crate::{Event, Handle};
 
 /// How much later than promised a server may answer.
@@ -357,7 +357,10 @@ impl Attempt<'_> {
         };
         self.sent.set(true);
         let token = match reply {
-            Value::Nil if self.blocks() => return Err(self.timed_out()),
+            Value::Nil if self.blocks() => {
+                alone.map(Alone::give_back);
+                return Err(self.timed_out());
+            }
             Value::Nil => return Ok(Reply::Busy),
             Value::Int(0) => return Ok(Reply::Queued),
             reply => token(&reply),
@@ -374,7 +377,7 @@ impl Attempt<'_> {
             self.how.bind(&mut command, Duration::ZERO);
             session.call(&self.mailbox, session.to(key, &command), after(session.patience))?;
         }
-        drop(alone);
+        alone.map(Alone::give_back);
         Ok(Reply::Granted { token, granted, sent })
     }
 

@@ -60,6 +60,8 @@ struct Links {
 struct Way {
     commands: Option<Arc<Link>>,
     messages: Option<Arc<Link>>,
+    /// Waits for the next call that has a connection for itself.
+    idle: Option<Arc<Link>>,
 }
 
 /// What is to be sent to whoever has the slot.
@@ -206,7 +208,8 @@ impl Session {
     }
 
     /// Calls on a connection that nobody else has meanwhile, and waits for the reply without an end. It is given up if nobody waits
-    /// any more. What is bound to it stays until what comes with the reply is dropped, or for good if it serves for other calls.
+    /// any more. What is bound to it stays until what comes with the reply is given back or dropped, or for good if it serves for
+    /// other calls.
     pub(crate) fn call_alone(
         self: &Arc<Self>,
         mailbox: &Arc<Mailbox>,
@@ -216,10 +219,14 @@ impl Session {
         let (mut node, mut asking) = (locked(&self.links).map.node(call.slot), false);
         loop {
             let mut links = self.links()?;
-            let link = self.open(&mut links, &node, true)?;
+            let idle = links.ways.get_mut(&node).and_then(|way| way.idle.take());
+            let link = match idle.filter(|link| matches!(link.usable(), Some(Ok(())))) {
+                Some(idle) => idle,
+                None => self.open(&mut links, &node, true)?,
+            };
             links.own.push(Arc::clone(&link));
             drop(links);
-            let mut alone = Alone { session: Arc::clone(self), node: node.clone(), link, serves: false };
+            let mut alone = Alone { session: Arc::clone(self), node: node.clone(), link, stays: false };
             self.put(&alone.link, &call.packed, asking, until, Box::new(mailbox.expect()));
             let result = mailbox.reply(until).unwrap_or_else(|| Err(silent()));
             match (self.goes_on(&node, &mut call, &result), result) {
@@ -457,7 +464,8 @@ pub(crate) struct Alone {
     session: Arc<Session>,
     node: Node,
     link: Arc<Link>,
-    serves: bool,
+    /// For other calls.
+    stays: bool,
 }
 
 impl Alone {
@@ -466,17 +474,28 @@ impl Alone {
         let closed = links.closed;
         let way = links.ways.entry(self.node.clone()).or_default();
         let has_another = way.commands.as_ref().is_some_and(|link| matches!(link.usable(), Some(Ok(()))));
-        self.serves = !has_another && !closed;
-        if self.serves {
+        self.stays = !has_another && !closed;
+        if self.stays {
             way.commands = Some(Arc::clone(&self.link));
         }
+    }
+
+    /// Nothing is bound to it any more.
+    pub(crate) fn give_back(mut self) {
+        let mut links = locked(&self.session.links);
+        if self.stays || links.closed {
+            return;
+        }
+        let idle = &mut links.ways.entry(self.node.clone()).or_default().idle;
+        self.stays = idle.is_none();
+        idle.get_or_insert(Arc::clone(&self.link));
     }
 }
 
 impl Drop for Alone {
     fn drop(&mut self) {
         locked(&self.session.links).own.retain(|own| !Arc::ptr_eq(own, &self.link));
-        if !self.serves {
+        if !self.stays {
             self.link.discard();
         }
     }
@@ -492,7 +511,7 @@ impl Way {
     }
 
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.commands.iter().chain(&self.messages)
+        self.commands.iter().chain(&self.messages).chain(&self.idle)
     }
 }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket as socket_module
 import time
 import uuid
 import weakref
@@ -105,6 +106,9 @@ class Link:
         if socket is not None and socket.family != AF_UNIX:
             # A wait without limit has no other way to find that its server has vanished.
             socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+            for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+                if hasattr(socket_module, name):
+                    socket.setsockopt(socket_module.IPPROTO_TCP, getattr(socket_module, name), value)
         _links.add(self)
         self._reader = asyncio.ensure_future(self._read())
 

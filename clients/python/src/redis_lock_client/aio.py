@@ -322,7 +322,8 @@ class Lock:
                 return hold
             except Disconnected:
                 broke = time.monotonic()
-                if away_since is None or broke - now > patience:
+                # It waited in a server that was there, for longer than a connection may take.
+                if away_since is None or broke - now > 2 * patience:
                     away_since = broke
                 if broke > (away_since + patience if deadline is None else deadline):
                     raise

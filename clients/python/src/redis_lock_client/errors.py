@@ -62,7 +62,9 @@ def of(error: ResponseError) -> LockError:
         known = (code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if kind is type(error))
         prefix = next(known, "ERR")
         text = f"{prefix} {text}"
-    if prefix in ("READONLY", "MASTERDOWN") or (prefix == "UNBLOCKED" and "instance state changed" in text):
+    # Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
+    moved = prefix == "UNBLOCKED" and ("instance state changed" in text or "send the command" in text)
+    if moved or prefix in ("READONLY", "MASTERDOWN"):
         return Disconnected(text)
     if prefix in ("ERR", "WRONGTYPE", "NOPERM"):
         return (Unavailable if "too many" in text else Misuse)(text)

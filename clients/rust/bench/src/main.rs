@@ -27,12 +27,15 @@ type Failure = Box<dyn Error + Send + Sync>;
 enum Way {
     /// A thread for each who wants the lock.
     Ours,
+    /// Each waits on a connection of its own.
+    Blocking,
     /// A task for each. It asks again after a random part of this time, as `set_retry` has it.
     Rslock(Duration),
 }
 
-const WAYS: [(&str, Way); 3] = [
+const WAYS: [(&str, Way); 4] = [
     ("redis-lock-client", Way::Ours),
+    ("redis-lock-client, blocking", Way::Blocking),
     ("rslock, asks every 200 ms", Way::Rslock(Duration::from_millis(200))),
     ("rslock, asks every 10 ms", Way::Rslock(Duration::from_millis(10))),
 ];
@@ -109,17 +112,18 @@ fn measure(module: &Path, (name, way): (&str, Way), many: usize, span: Duration)
     let before = server.cpu()?;
     let ends = Instant::now() + span;
     let seen = match way {
-        Way::Ours => ours(&server, many, ends)?,
+        Way::Ours => ours(&server, many, ends, false)?,
+        Way::Blocking => ours(&server, many, ends, true)?,
         Way::Rslock(delay) => rslock(&server, many, ends, delay)?,
     };
     let micros = (server.cpu()? - before) * 1e6 / seen.held.max(1) as f64;
     let (rate, longest, never) =
         (seen.held as f64 / span.as_secs_f64(), seen.longest.as_millis(), seen.never);
-    println!("{name:26} {many:8} {rate:10.0} {longest:12} ms {never:14} {micros:14.0}");
+    println!("{name:28} {many:8} {rate:10.0} {longest:12} ms {never:14} {micros:14.0}");
     Ok(())
 }
 
-fn ours(server: &Server, many: usize, ends: Instant) -> Result<Seen, Failure> {
+fn ours(server: &Server, many: usize, ends: Instant, blocking: bool) -> Result<Seen, Failure> {
     let locks = Locks::new(&server.client()?)?;
     let mut all = Seen::default();
     thread::scope(|scope| {
@@ -133,7 +137,11 @@ fn ours(server: &Server, many: usize, ends: Instant) -> Result<Seen, Failure> {
                         if left.is_zero() {
                             return Ok(seen);
                         }
-                        match locks.lock("ours").lease(LEASE).wait(left).acquire() {
+                        let mut lock = locks.lock("ours").lease(LEASE).wait(left);
+                        if blocking {
+                            lock = lock.blocking();
+                        }
+                        match lock.acquire() {
                             Ok(hold) => {
                                 seen.waited(began.elapsed());
                                 thread::sleep(WORK);
@@ -199,7 +207,7 @@ fn main() -> Result<(), Failure> {
         args.next().map_or_else(|| PathBuf::from("../../../target/release/libredis_lock.so"), PathBuf::from);
     let seconds = args.next().map_or(Ok(5), |seconds| seconds.parse())?;
     println!(
-        "{:26} {:>8} {:>10} {:>15} {:>14} {:>14}",
+        "{:28} {:>8} {:>10} {:>15} {:>14} {:>14}",
         "", "who want", "locks/s", "longest wait", "never had it", "CPU µs/lock"
     );
     for many in [2, 50, 200] {

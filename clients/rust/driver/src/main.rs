@@ -124,6 +124,9 @@ impl Driver {
         if let Some(time) = request.time("max_hold") {
             lock = lock.max_hold(time);
         }
+        if request.0["own"] == true {
+            lock = lock.blocking();
+        }
         if request.0["shared"] == true {
             lock = lock.shared();
         }

@@ -16,6 +16,9 @@ final class Attempt {
     /** A message may be lost. Who waits asks again so often, and keeps its place. */
     private static final long ASK_AGAIN = Duration.ofSeconds(3).toNanos();
 
+    /** Longer than any process lives, and less than a timer can wait for. */
+    private static final long FOREVER = Duration.ofDays(36_500).toNanos();
+
     private static final String PROCESS = host() + "/" + ProcessHandle.current().pid();
 
     /** The hold; null if somebody else has the lock. */
@@ -24,7 +27,12 @@ final class Attempt {
     private final Session session;
     private final How how;
     private final boolean waits;
+    private final boolean own;
     private final long began = Session.now();
+    /** When the call was sent that is not answered. */
+    private long asked;
+    /** What an own call waits on, and what it gets is bound to. */
+    private Session.Link link;
     private Hold hold;
     private String request;
     private List<String> words;
@@ -41,6 +49,7 @@ final class Attempt {
         this.session = session;
         this.how = how;
         waits = how.waiting() != 0;
+        own = waits && how.own();
     }
 
     void start() {
@@ -60,7 +69,7 @@ final class Attempt {
         if (how.fence()) {
             words.add("FENCE");
         }
-        if (waits) {
+        if (waits && !own) {
             words.addAll(List.of("NOTIFY", session.inbox));
         }
         how.bind(words, 0);
@@ -93,6 +102,11 @@ final class Attempt {
     private void ask() {
         asking = true;
         rung = false;
+        asked = Session.now();
+        if (own) {
+            block();
+            return;
+        }
         long within = Math.max(Session.SOON, left());
         CompletableFuture<Object> heard = waits ? session.listen(within) : CompletableFuture.completedFuture(null);
         heard.thenCompose(ready -> {
@@ -108,12 +122,29 @@ final class Attempt {
         });
     }
 
+    private void block() {
+        boolean limited = how.waiting() >= 0;
+        long left = Math.max(1, left());
+        List<String> blocking = new ArrayList<>(words);
+        blocking.add("BLOCK");
+        blocking.add(limited ? How.ms(left) : "0");
+        link = session.ownLink();
+        link.block(blocking, limited ? left + session.patience : FOREVER).whenComplete((reply, error) -> {
+            if (error == null) {
+                answered(reply, asked);
+            } else {
+                failed(LockException.of(error));
+            }
+        });
+    }
+
     private void answered(Object reply, long sent) {
         asking = false;
         if (ended) {
             return;
         }
         if (reply == null) {
+            rest();
             end(null, null);
         } else if (reply.equals(0L)) {
             failing = 0;
@@ -123,17 +154,20 @@ final class Attempt {
             } else {
                 again(rung ? 0 : left);
             }
-        } else if (!broken) {
+        } else if (!broken && !(own && (how.keep() || Session.now() - sent > how.lease() / 20))) {
+            rest();
             granted(sent, sent, reply);
         } else {
-            // The reply may be that of a call whose hold ended with its connection.
+            // The reply may be that of a call whose hold ended with its connection. Nobody knows how old the grant is for which it was
+            // waited in the server; and what is bound to a connection of its own is to be bound to the session's.
             long confirmed = Session.now();
             hold.confirm(0).whenComplete((holds, error) -> {
                 if (ended) {
                     return;
                 }
                 if (error == null) {
-                    granted(sent, confirmed, reply);
+                    rest();
+                    granted(own ? confirmed : sent, confirmed, reply);
                 } else {
                     failed(LockException.of(error));
                 }
@@ -158,7 +192,9 @@ final class Attempt {
             return;
         }
         long now = Session.now();
-        if (failing == 0) {
+        closeLink();
+        // The second: it waited in a server that was there, for longer than a connection may take.
+        if (failing == 0 || (own && now - asked > 2 * session.patience)) {
             failing = now;
         }
         // A try is sent again once, and a wait without limit until there was no server for some time.
@@ -168,6 +204,20 @@ final class Attempt {
             again(Session.TRY_AGAIN);
         } else {
             fail(error);
+        }
+    }
+
+    private void rest() {
+        if (link != null) {
+            link.rest();
+            link = null;
+        }
+    }
+
+    private void closeLink() {
+        if (link != null) {
+            link.close();
+            link = null;
         }
     }
 
@@ -188,6 +238,7 @@ final class Attempt {
     /** Whatever the acquire has got. Where there is no connection, this goes on behind the caller's back. */
     private void giveBack(Runnable then) {
         ended = true;
+        closeLink();
         if (timer != null) {
             timer.cancel(false);
         }

@@ -13,10 +13,11 @@ import java.util.List;
  * @param waiting negative: without limit
  * @param limit 0: none
  * @param owner null: a new one for each hold
+ * @param own whether a wait has a connection for itself
  */
 record How(
         String key, long given, Boolean said, long maxHold, long waiting, boolean shared, int limit, boolean fence, String label,
-        String owner) {
+        String owner, boolean own) {
     private static final long LEASE = Duration.ofSeconds(30).toNanos();
     static final long FOREVER = -1;
 
@@ -24,7 +25,7 @@ record How(
         if (key == null) {
             throw LockException.misuse("a lock has a key");
         }
-        return new How(key, 0, null, 0, FOREVER, false, 0, false, key, null);
+        return new How(key, 0, null, 0, FOREVER, false, 0, false, key, null, false);
     }
 
     long lease() {
@@ -37,35 +38,39 @@ record How(
     }
 
     How lease(long lease) {
-        return new How(key, lease, said, maxHold, waiting, shared, limit, fence, label, owner);
+        return new How(key, lease, said, maxHold, waiting, shared, limit, fence, label, owner, own);
     }
 
     How keep(boolean keep) {
-        return new How(key, given, keep, maxHold, waiting, shared, limit, fence, label, owner);
+        return new How(key, given, keep, maxHold, waiting, shared, limit, fence, label, owner, own);
     }
 
     How maxHold(long maxHold) {
-        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner);
+        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner, own);
     }
 
     How waiting(long waiting) {
-        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner);
+        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner, own);
     }
 
     How shared(int limit) {
-        return new How(key, given, said, maxHold, waiting, true, limit, fence, label, owner);
+        return new How(key, given, said, maxHold, waiting, true, limit, fence, label, owner, own);
     }
 
     How fenced() {
-        return new How(key, given, said, maxHold, waiting, shared, limit, true, label, owner);
+        return new How(key, given, said, maxHold, waiting, shared, limit, true, label, owner, own);
     }
 
     How label(String label) {
-        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner);
+        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner, own);
     }
 
     How owner(String owner) {
-        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner);
+        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner, own);
+    }
+
+    How onItsOwn() {
+        return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner, true);
     }
 
     /** What binds a hold that is so old to the connection of the call. */

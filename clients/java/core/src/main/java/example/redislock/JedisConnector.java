@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package example.redislock;
 
+import java.io.IOException;
+import java.net.Socket;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -11,9 +13,11 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Consumer;
+import jdk.net.ExtendedSocketOptions;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.DefaultJedisSocketFactory;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 import redis.clients.jedis.RedisProtocol;
@@ -90,10 +94,30 @@ public final class JedisConnector implements Wire.Connector {
         return error instanceof JedisDataException ? new Wire.ServerError(error.getMessage()) : error;
     }
 
+    /** A call may wait for long, and finds out that the server has vanished: where the system and the socket can. */
+    private static final class LivelySockets extends DefaultJedisSocketFactory {
+        LivelySockets(HostAndPort server, JedisClientConfig config) {
+            super(server, config);
+        }
+
+        @Override
+        public Socket createSocket() {
+            Socket socket = super.createSocket();
+            try {
+                socket.setOption(ExtendedSocketOptions.TCP_KEEPIDLE, 15);
+                socket.setOption(ExtendedSocketOptions.TCP_KEEPINTERVAL, 5);
+                socket.setOption(ExtendedSocketOptions.TCP_KEEPCOUNT, 3);
+            } catch (IOException | UnsupportedOperationException isNot) {
+                // Then the system says when.
+            }
+            return socket;
+        }
+    }
+
     /** A connection whose callers say when what they have sent is to leave. */
     private static final class Open extends Connection {
         Open(HostAndPort server, JedisClientConfig config) {
-            super(server, config);
+            super(new LivelySockets(server, config), config);
         }
 
         void send(List<String> words) {

@@ -82,6 +82,14 @@ public final class RedisLock implements Lock {
         return with(how.owner(owner));
     }
 
+    /**
+     * Waits on a connection that no other wait has meanwhile: for a lock that goes from hand to hand all the time, as the server's
+     * reply is the grant.
+     */
+    public RedisLock ownConnection() {
+        return with(how.onItsOwn());
+    }
+
     private RedisLock with(How other) {
         return new RedisLock(locks, other);
     }

@@ -30,7 +30,7 @@ final class Session {
     /** A call that has no time to wait has so long for its reply. */
     static final long SOON = Duration.ofSeconds(1).toNanos();
 
-    private enum Use { COMMANDS, MESSAGES }
+    private enum Use { COMMANDS, MESSAGES, OWN }
 
     final String inbox = "inbox-" + UUID.randomUUID();
     /** How long a call may go without an answer. */
@@ -44,6 +44,9 @@ final class Session {
     private final Wire.Connector connector;
     private final ScheduledThreadPoolExecutor loop;
     private final Map<Use, Link> links = new EnumMap<>(Use.class);
+    /** Each carries one call that waits in the server; or waits for the next such call itself. */
+    private final Set<Link> own = new HashSet<>();
+    private Link idle;
     private volatile boolean closed;
     private volatile Thread thread;
 
@@ -118,6 +121,18 @@ final class Session {
         return use(Use.MESSAGES, within, call -> call.end(null, null));
     }
 
+    /** A connection for a call that waits in the server. What is bound to it stays until it is closed, or rests. */
+    Link ownLink() {
+        Link link = idle;
+        idle = null;
+        if (link == null) {
+            link = new Link(Use.OWN);
+            own.add(link);
+            link.open();
+        }
+        return link;
+    }
+
     /** A call that may be sent twice, and is, for so long, when its connection breaks. */
     CompletableFuture<Object> insist(List<String> words, long within) {
         CompletableFuture<Object> result = new CompletableFuture<>();
@@ -155,6 +170,7 @@ final class Session {
         closed = true;
         run(() -> {
             List.copyOf(links.values()).forEach(Link::close);
+            List.copyOf(own).forEach(Link::close);
             // Each ends now, as there is nothing to ask any more.
             ring();
             List.copyOf(insisting).forEach(result -> result.completeExceptionally(over()));
@@ -206,7 +222,7 @@ final class Session {
             links.put(use, link);
             link.open();
         }
-        link.use(new Call(link, answer), within, work);
+        link.use(new Call(link, answer), Math.min(within, patience), within >= patience, work);
         return answer;
     }
 
@@ -255,7 +271,7 @@ final class Session {
     }
 
     /** A connection, from when it is needed until it broke. */
-    private final class Link {
+    final class Link {
         private final Use use;
         /** Those without an answer, in their order. */
         private final Set<Call> calls = new LinkedHashSet<>();
@@ -298,14 +314,33 @@ final class Session {
             }
         }
 
-        void use(Call call, long within, Consumer<Call> work) {
+        /** The reply to a call that waits in the server, for so long at most. */
+        CompletableFuture<Object> block(List<String> words, long within) {
+            CompletableFuture<Object> answer = new CompletableFuture<>();
+            if (closed) {
+                answer.completeExceptionally(over());
+            } else {
+                use(new Call(this, answer), within, true, call -> wire.call(words).whenComplete(call::answer));
+            }
+            return answer;
+        }
+
+        /** Nothing is bound to it any more: it may carry the next call that waits. */
+        void rest() {
+            if (idle == null && own.contains(this)) {
+                idle = this;
+            } else {
+                close();
+            }
+        }
+
+        private void use(Call call, long within, boolean givesUp, Consumer<Call> work) {
             calls.add(call);
-            long time = Math.max(1, Math.min(within, patience));
-            call.timer = after(time, () -> {
+            call.timer = after(Math.max(1, within), () -> {
                 // Who has less patience than the session says nothing about the server.
                 LockException silent = new Disconnected("the server does not answer");
                 if (calls.remove(call)) {
-                    if (within >= patience) {
+                    if (givesUp) {
                         giveUp(this);
                     }
                     call.answer.completeExceptionally(silent);
@@ -334,12 +369,18 @@ final class Session {
             }
             gone = true;
             links.remove(use, this);
+            own.remove(this);
+            if (idle == this) {
+                idle = null;
+            }
             if (wire != null) {
                 wire.close();
             }
             LockException lost = new Disconnected("the connection is lost");
             List.copyOf(calls).forEach(call -> call.end(null, lost));
-            ring();
+            if (use != Use.OWN) {
+                ring();
+            }
         }
     }
 }

@@ -3,6 +3,7 @@ package example.redislock.bench;
 
 import example.redislock.LettuceConnector;
 import example.redislock.Locks;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
@@ -36,6 +37,8 @@ final class Bench {
             run(server, 10, 1, () -> redisson.getLock("bench:theirs"));
             for (int threads : new int[] {2, 50, 200}) {
                 System.out.println(threads + " ours " + run(server, threads, seconds, () -> locks.lock("bench:ours")));
+                System.out.println(threads + " ours, own connection " + run(server, threads, seconds,
+                        () -> locks.lock("bench:own").lease(Duration.ofMinutes(1)).ownConnection()));
                 System.out.println(threads + " Redisson " + run(server, threads, seconds, () -> redisson.getLock("bench:theirs")));
             }
         }

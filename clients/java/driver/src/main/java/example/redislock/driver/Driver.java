@@ -218,6 +218,7 @@ final class Driver {
                 case "wait" -> lock.waiting(Duration.ofMillis(value.getAsLong()));
                 case "max_hold" -> lock.maxHold(Duration.ofMillis(value.getAsLong()));
                 case "keep" -> lock.keep(value.getAsBoolean());
+                case "own" -> value.getAsBoolean() ? lock.ownConnection() : lock;
                 case "shared" -> value.getAsBoolean() ? lock.shared() : lock;
                 case "limit" -> lock.limit(value.getAsInt());
                 case "fence" -> value.getAsBoolean() ? lock.fence() : lock;
