@@ -179,9 +179,9 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 		}
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: sent}
-		if granted && (resent || own) {
-			// The reply may be that of an earlier call, whose hold has ended since. Nobody knows how long its lease runs already. And
-			// what is bound to a connection is to be bound to the session's.
+		if granted && (resent || own && (h.watchdog || time.Since(sent) > h.lease/20)) {
+			// The reply may be that of an earlier call, whose hold has ended since. If the wait was long, nobody knows how long the
+			// lease runs already. And what is bound to a connection is to be bound to the session's.
 			sent = time.Now()
 			_, err = s.call(ctx, hold.renewal(h.lease)...)
 		}

@@ -3,6 +3,8 @@
 //! `lockrun`, as a shell or cron would run it.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,7 +16,7 @@ use crate::support::proxy::Proxy;
 use crate::support::sentinel::{Watched, NAME};
 use crate::support::tls::Certificates;
 use crate::support::tmux::Terminal;
-use crate::support::{until, Flavor, Server};
+use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
     the_status_is_the_commands,
@@ -27,6 +29,7 @@ crate::on_every_server!(
     a_broken_lock_ends_the_command_and_all_that_it_has_started,
     a_frozen_server_ends_the_command_when_the_lease_is_over,
     a_lost_connection_is_no_loss,
+    a_server_that_refuses_is_asked_again,
     a_killed_lockrun_ends_the_command_before_the_lock_is_free,
     a_wait_and_a_hold_survive_a_failover,
     it_finds_the_node_of_a_cluster,
@@ -183,6 +186,13 @@ fn what_is_wrong_is_said(flavor: Flavor) {
     assert_eq!(shell.server.client().call("SET text x"), "OK");
     let without = Server::start(flavor, &[]);
     let without = without.url();
+    let url_of = |listener: &TcpListener| format!("redis://{}", listener.local_addr().unwrap());
+    let silence = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = url_of(&silence);
+    // As a server for mail does.
+    let mail = TcpListener::bind("127.0.0.1:0").unwrap();
+    let chatty = url_of(&mail);
+    let greets = std::thread::spawn(move || mail.accept().unwrap().0.write_all(b"+OK hello\r\n"));
     for (arguments, status, words) in [
         (&["-n"][..], 64, "required"),
         (&["-w", "soon", "k", "touch", "ran"], 64, "not a number of seconds"),
@@ -195,6 +205,10 @@ fn what_is_wrong_is_said(flavor: Flavor) {
         (&["-u", &without, "k", "touch", "ran"], 69, "is the module loaded?"),
         (&["text", "touch", "ran"], 69, "WRONGTYPE"),
         (&["--cacert", "/there/is/none", "k", "touch", "ran"], 64, "No such file"),
+        (&["--cacert", "/dev/null", "k", "touch", "ran"], 64, "no certificate"),
+        (&["-u", "unix:///tmp/x", "--cluster", "k", "touch", "ran"], 64, "a host and a port"),
+        (&["-u", &silent, "k", "touch", "ran"], 69, "no answer in time"),
+        (&["-u", &chatty, "k", "touch", "ran"], 69, "no server of this kind"),
     ] {
         let mut command = tool("lockrun");
         if !arguments.contains(&"-u") {
@@ -205,6 +219,7 @@ fn what_is_wrong_is_said(flavor: Flavor) {
         assert_eq!(found, Some(status), "{arguments:?}: {printed}");
         assert!(printed.contains(words), "{arguments:?}: {printed}");
     }
+    greets.join().unwrap().unwrap();
     assert!(!shell.path("ran").exists());
     shell.assert_nothing_stays();
 }
@@ -283,6 +298,17 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
         assert_eq!(run.finish().status.signal(), Some(signal));
         until("nobody waits", || a.info("lock", "lock_waiters") == "0");
     }
+    // Nothing has been sent, so there is nothing to be taken back.
+    let refuses = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sentinel = format!("redis://{}", refuses.local_addr().unwrap());
+    let mut command = tool("lockrun");
+    command.args(["-v", "-u", &sentinel, "--sentinel", NAME, "k", "true"]);
+    let run = Run::spawn(command);
+    drop(refuses.accept().unwrap());
+    run.signal(libc::SIGTERM);
+    let output = run.finish();
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM));
+    assert!(!told(&output).1.contains("take the wait back"), "{output:?}");
     // It is granted in the moment in which it is stopped and told to end: what it has no use for is given back.
     let mut run = shell.spawn(&["k", "touch", "ran"]);
     run.until("it waits", || a.info("lock", "lock_waiters") == "1");
@@ -363,6 +389,28 @@ fn a_lost_connection_is_no_loss(flavor: Flavor) {
     shell.assert_nothing_stays();
 }
 
+fn a_server_that_refuses_is_asked_again(flavor: Flavor) {
+    let shell = Shell::new(flavor);
+    let mut a = shell.server.client();
+    assert_eq!(a.call("CONFIG SET min-replicas-to-write 1"), "OK");
+    let mut run = shell.spawn(&["k", "touch", "ran"]);
+    let refused = |a: &mut Client| -> u32 {
+        let stats = a.call("INFO commandstats").to_lowercase();
+        let calls = stats.split("cmdstat_lock.acquire:").nth(1).unwrap_or_default();
+        let number = calls.split("rejected_calls=").nth(1).and_then(|rest| rest.split(',').next());
+        number.and_then(|number| number.parse().ok()).unwrap_or_default()
+    };
+    run.until("it has asked three times", || refused(&mut a) >= 3);
+    assert!(!shell.path("ran").exists());
+    // What was refused is not taken back.
+    assert!(!a.call("INFO commandstats").to_lowercase().contains("lock.cancel"));
+    assert_eq!(a.call("CONFIG SET min-replicas-to-write 0"), "OK");
+    let (status, printed) = told(&run.finish());
+    assert!(status == Some(0) && printed.contains("NOREPLICAS"), "{status:?}: {printed}");
+    assert_eq!(printed.matches("trying again").count(), 1, "{printed}");
+    shell.assert_nothing_stays();
+}
+
 fn a_killed_lockrun_ends_the_command_before_the_lock_is_free(flavor: Flavor) {
     let shell = Shell::new(flavor);
     let mut run = shell.spawn(&["--lease", "5", "k", "-c", "echo $$ >pid; exec sleep 1000"]);
@@ -414,6 +462,15 @@ fn it_finds_the_node_of_a_cluster(flavor: Flavor) {
         assert_eq!(told(&run.finish()), (Some(0), String::new()), "{key}");
         assert_eq!(node.call(&format!("LOCK.INFO {key}")), "nil");
     }
+    // The first that was named is not there; and who is not told that it is a cluster.
+    let at = |url: &str, arguments: &[&str]| {
+        let mut command = tool("lockrun");
+        command.args(["-u", url]).args(arguments).args(["a", "true"]);
+        told(&Run::spawn(command).finish())
+    };
+    assert_eq!(at(&format!("redis://127.0.0.1:1,{url}"), &["--cluster", "-n"]), (Some(0), String::new()));
+    let (status, printed) = at(&url, &[]);
+    assert!(status == Some(69) && printed.contains("try --cluster"), "{status:?}: {printed}");
     cluster.assert_healthy();
 }
 
@@ -436,7 +493,14 @@ fn users_and_passwords_are_used(flavor: Flavor) {
         (at("cron:wrong@"), "job:1", "WRONGPASS"),
         (at("cron:secret@"), "k", "NOPERM"),
     ] {
+        assert_eq!(a.call("ACL LOG RESET"), "OK");
         let (status, printed) = run(&url, "", key);
+        // It gives up at once: who guards a server counts.
+        let log = a.call("ACL LOG");
+        assert!(
+            log.contains("count, 1,") == (word != "NOAUTH") && log.matches("reason").count() < 2,
+            "{log}"
+        );
         assert_eq!(status, Some(69), "{printed}");
         assert!(printed.contains(word) || printed.contains("uthentication"), "{word}: {printed}");
         assert!(!printed.contains("secret") && !printed.contains("wrong@"), "{printed}");
@@ -646,7 +710,7 @@ fn a_server_that_goes_away_is_no_reason_to_wait(flavor: Flavor) {
     let (status, printed) = told(&run.finish());
     assert!(status == Some(4) && printed.contains("its lease ends it"), "{status:?}: {printed}");
     // A Sentinel that says nothing.
-    let frozen = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", frozen.local_addr().unwrap());
     let mut command = tool("lockrun");
     command.args(["-n", "-u", &url, "--sentinel", "locks", "k", "true"]);

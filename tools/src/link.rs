@@ -39,8 +39,11 @@ impl Way {
     ///
     /// If a URL makes no sense, or a file with a certificate cannot be read.
     pub fn to(place: &Place) -> Result<Way, String> {
-        let certificates = pem(place.certificates()?);
-        let Some(nodes) = place.cluster()? else { return Ok(Way(Kind::One(place.server()?, certificates))) };
+        let certificates = place.certificates()?;
+        let Some(nodes) = place.cluster()? else {
+            return Ok(Way(Kind::One(place.server_with(&certificates)?, pem(certificates))));
+        };
+        let certificates = pem(certificates);
         let mut cluster = ClusterClient::builder(nodes).tcp_settings(tcp()).retries(2);
         if let Some(certificates) = certificates {
             cluster = cluster.certs(certificates);

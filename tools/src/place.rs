@@ -93,6 +93,10 @@ impl Place {
     ///
     /// If a URL makes no sense, or a file with a certificate cannot be read.
     pub fn server(&self) -> Result<Server, String> {
+        self.server_with(&self.certificates()?)
+    }
+
+    pub(crate) fn server_with(&self, certificates: &Certificates) -> Result<Server, String> {
         let nodes = self.nodes()?;
         let first = nodes.first().cloned().ok_or("no URL")?;
         let server = if self.cluster {
@@ -111,7 +115,7 @@ impl Place {
             Server::alone(first)
         };
         let server = server.map_err(|error| error.text().to_owned())?;
-        Ok(match self.certificates()?.tls()? {
+        Ok(match certificates.tls()? {
             Some(config) => server.tls(config),
             None => server,
         })
@@ -151,6 +155,9 @@ impl Certificates {
                 for certificate in CertificateDer::pem_slice_iter(pem) {
                     let certificate = certificate.map_err(|error| format!("--cacert: {error}"))?;
                     roots.add(certificate).map_err(|error| format!("--cacert: {error}"))?;
+                }
+                if roots.is_empty() {
+                    return Err("--cacert: there is no certificate in it".to_owned());
                 }
             }
             None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),

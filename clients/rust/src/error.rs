@@ -75,7 +75,21 @@ impl Error {
 
     /// Whether another server is the primary now, which new connections may find.
     pub(crate) fn is_elsewhere(&self) -> bool {
-        matches!(self, Error::Unavailable(text) if text.starts_with("READONLY"))
+        self.begins_with(&["READONLY", "MASTERDOWN"])
+    }
+
+    /// Whether another server may be the primary: this one has not the replicas that it should have, or cannot write.
+    pub(crate) fn may_be_elsewhere(&self) -> bool {
+        self.begins_with(&["NOREPLICAS", "MISCONF"])
+    }
+
+    /// Whether a server has refused the call, so that it has done nothing.
+    pub(crate) fn is_refusal(&self) -> bool {
+        !matches!(self, Error::Cancelled(_) | Error::Lost(_)) && !self.is_of_connection()
+    }
+
+    fn begins_with(&self, words: &[&str]) -> bool {
+        matches!(self, Error::Unavailable(text) if words.iter().any(|word| text.starts_with(word)))
     }
 
     /// Whether it is said of the connection, and not by the server.
@@ -85,8 +99,7 @@ impl Error {
 
     /// Whether the server is there, and knows of no server that has the locks.
     pub(crate) fn is_of_nobody(&self) -> bool {
-        const WORDS: [&str; 3] = ["CLUSTERDOWN", "LOADING", "MASTERDOWN"];
-        matches!(self, Error::Unavailable(text) if WORDS.iter().any(|word| text.starts_with(word)))
+        self.begins_with(&["CLUSTERDOWN", "LOADING", "MASTERDOWN"])
     }
 
     /// `MOVED slot host:port`, and `ASK` with the same words: where else to send the call, and whether for good.
@@ -113,10 +126,6 @@ impl Error {
             "NOTOWNER" => Error::Lost(text),
             "DEADLOCK" => Error::Deadlock(text),
             "ERR" if text.contains("too many") => Error::Unavailable(text),
-            // What Redis says to a short call, too. A long one of somebody unknown is not even read.
-            "ERR" if text.contains("unauthenticated multibulk") => {
-                Error::Unavailable("NOAUTH Authentication required.".to_owned())
-            }
             "ERR" | "WRONGTYPE" | "NOPERM" => Error::Misuse(text),
             _ => Error::Unavailable(text),
         }

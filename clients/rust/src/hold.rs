@@ -111,6 +111,11 @@ impl Held {
         held
     }
 
+    /// Whether it is bound to a connection.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.how.keep
+    }
+
     fn keeps(&self) -> bool {
         let age = now().saturating_sub(self.granted);
         self.how.keep && self.how.max_hold.is_none_or(|max| age < max)

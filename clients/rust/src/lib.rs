@@ -224,6 +224,9 @@ mod tests {
             let mut stream = listener.accept().unwrap().0;
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                if bytes[..count].windows(4).any(|word| word == b"PING") {
+                    stream.write_all(b"+PONG\r\n").unwrap();
+                }
                 let calls = bytes[..count].windows(5).filter(|word| word == b"LOCK.").count();
                 stream.write_all(":1\r\n".repeat(calls).as_bytes()).unwrap();
             }

@@ -52,6 +52,8 @@ struct State {
     until_up: Vec<Then>,
     /// Whether somebody looks after calls without an answer.
     watched: bool,
+    /// Whether there was a connection.
+    was_up: bool,
     /// Whether the server has said anything.
     answered: bool,
 }
@@ -76,6 +78,7 @@ impl Link {
             replies: VecDeque::new(),
             until_up: Vec::new(),
             watched: false,
+            was_up: false,
             answered: false,
         };
         let (inbox, on_message) = inbox.unzip();
@@ -100,6 +103,11 @@ impl Link {
             }
             Phase::Down(..) => None,
         }
+    }
+
+    /// Whether anything can have been sent.
+    pub(crate) fn was_up(&self) -> bool {
+        locked(&self.state).was_up
     }
 
     /// Sends a call that is packed, whose reply is there by then. `asking` is that the server carries it out though it does not
@@ -204,6 +212,7 @@ impl Link {
             return Ok(());
         }
         state.phase = Phase::Up(wire);
+        state.was_up = true;
         state.answered = inbox.is_some();
         let early = std::mem::take(&mut state.early);
         state.say(&early);

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, Held, Hold};
-use crate::mailbox::{locked, Canceller, Mailbox};
-use crate::session::{Alone, GivenUp, Session, A_MOMENT, TRY_AGAIN};
+use crate::mailbox::{Canceller, Mailbox};
+use crate::session::{Alone, Fate, Session, A_MOMENT, TRY_AGAIN};
 use crate::{Event, Handle};
 
 /// How much later than promised a server may answer.
@@ -91,9 +91,9 @@ struct Attempt<'a> {
     /// Whether it queues up, and until when it waits.
     waits: bool,
     deadline: Option<Moment>,
-    /// Whether the server may know of it.
+    /// Whether there is something to undo.
     sent: Cell<bool>,
-    given_up: GivenUp,
+    fate: Arc<Fate>,
 }
 
 impl Lock {
@@ -256,7 +256,7 @@ impl Lock {
                 waits: wait != Some(Duration::ZERO),
                 deadline,
                 sent: Cell::new(false),
-                given_up: GivenUp::default(),
+                fate: Arc::default(),
             };
             if let Some(canceller) = &self.canceller {
                 canceller.concerns(&attempt.mailbox);
@@ -284,11 +284,12 @@ impl Attempt<'_> {
         // Since when there is no answer.
         let mut broken = None;
         let mut was_broken = false;
+        let mut choices = session.choices();
         loop {
             self.mailbox.forget();
             let asked = now();
             let reply = self.once(was_broken);
-            if !matches!(&reply, Err(error) if error.is_unsent()) {
+            if !matches!(&reply, Err(error) if error.is_unsent() || error.is_refusal()) {
                 self.sent.set(true);
             }
             match reply {
@@ -312,6 +313,11 @@ impl Attempt<'_> {
                         broken = None;
                     }
                     let since = *broken.get_or_insert_with(now);
+                    // Another node may be there: each is asked, whatever the time.
+                    choices = choices.saturating_sub(1);
+                    if choices > 0 && error.is_unsent() && !session.is_closed() {
+                        continue;
+                    }
                     if session.is_closed()
                         || left(self.deadline.unwrap_or(since.saturating_add(session.patience))).is_zero()
                     {
@@ -340,7 +346,7 @@ impl Attempt<'_> {
         let (session, key) = (self.lock.session(), &self.lock.key);
         let soon = after(session.patience);
         let began = now();
-        let call = session.to(key, &self.command()).unless(&self.given_up);
+        let call = session.to(key, &self.command()).with(&self.fate);
         // It is there until the grant is bound to the connection of the session.
         let mut alone = None;
         let reply = if self.blocks() {
@@ -355,7 +361,6 @@ impl Attempt<'_> {
         } else {
             session.call(&self.mailbox, call, soon)?
         };
-        self.sent.set(true);
         let token = match reply {
             Value::Nil if self.blocks() => {
                 alone.map(Alone::give_back);
@@ -363,8 +368,14 @@ impl Attempt<'_> {
             }
             Value::Nil => return Ok(Reply::Busy),
             Value::Int(0) => return Ok(Reply::Queued),
-            reply => token(&reply),
+            Value::Int(_) if !self.lock.fence => None,
+            reply => {
+                self.sent.set(true);
+                let untold = || Error::Unavailable("ERR a grant without a token".to_owned());
+                Some(token(&reply).ok_or_else(untold)?)
+            }
         };
+        self.sent.set(true);
         let (mut granted, mut sent) = (began, began);
         if self.blocks() {
             granted = now();
@@ -392,7 +403,7 @@ impl Attempt<'_> {
     /// Whatever has become of the call: nothing waits, and nothing is held.
     fn undo(&self) {
         // One that still waits for a connection must not come behind its end.
-        *locked(&self.given_up) = true;
+        self.fate.give_up();
         if !self.sent.get() {
             return;
         }
@@ -401,8 +412,10 @@ impl Attempt<'_> {
         let mailbox = Arc::new(Mailbox::default());
         let session = self.lock.session();
         session.errand(session.to(&self.lock.key, &command), self.how.lease, Box::new(mailbox.expect()));
-        // If the server is silent, the session goes on with it.
-        mailbox.reply(after(A_MOMENT));
+        // If the server is silent, the session goes on with it. Nobody waits for one that has never been there.
+        if self.fate.has_reached() {
+            mailbox.reply(after(A_MOMENT));
+        }
     }
 
     fn command(&self) -> Cmd {

@@ -3,11 +3,16 @@
 //! Where a thread sleeps until something concerns it: a reply, a message, or that somebody cancels.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use redis::Value;
 
-use crate::clock::{left, Moment};
+use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
+use crate::session::A_MOMENT;
+
+/// A thread wakes up so late only in a process that was stopped, or a machine that slept.
+const OVERSLEPT: Duration = Duration::from_millis(100);
 
 /// Locks a mutex. Whoever panicked with it left a state that is sound between any two steps.
 pub(crate) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -47,12 +52,16 @@ impl Mailbox {
 
     /// The reply, or nothing if there is none by then. That it is cancelled comes first.
     pub(crate) fn reply(&self, until: Moment) -> Option<Result<Value>> {
-        self.wait(until, |mail| {
-            if mail.cancelled {
-                return Some(Err(cancelled()));
-            }
-            mail.reply.take()
-        })
+        let look = |mail: &mut Mail| match mail.cancelled {
+            true => Some(Err(cancelled())),
+            false => mail.reply.take(),
+        };
+        let reply = self.wait(until, look);
+        if reply.is_none() && now() > until.saturating_add(OVERSLEPT) {
+            // A process that was stopped may not have read yet what there is.
+            return self.wait(after(A_MOMENT / 2), look);
+        }
+        reply
     }
 
     /// Waits until a message says that something may have changed, or until then.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use redis::{cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 
 use crate::error::{Error, Result};
-use crate::talk::Talk;
+use crate::session::A_MOMENT;
+use crate::talk::{no_connection, unreached, Talk};
 use crate::tls;
 
 /// Where the locks are. Which server that is, is found anew for each connection.
@@ -76,7 +77,14 @@ impl Server {
     ///
     /// As [`Server::alone`], and if there is no node.
     pub fn cluster<A: IntoConnectionInfo>(nodes: impl IntoIterator<Item = A>) -> Result<Server> {
-        Ok(Server { kind: Kind::Cluster(some(nodes)?), tls: tls::Config::default() })
+        let nodes = some(nodes)?;
+        if let Some(node) = nodes.iter().find(|node| matches!(node.addr(), ConnectionAddr::Unix(_))) {
+            return Err(Error::Misuse(format!(
+                "{}: the nodes of a cluster have a host and a port",
+                node.addr()
+            )));
+        }
+        Ok(Server { kind: Kind::Cluster(nodes), tls: tls::Config::default() })
     }
 
     /// How certificates are looked at, and which is shown. Those of the system's authorities are trusted, if nothing is said.
@@ -130,20 +138,22 @@ impl Server {
         };
         let mut last = None;
         let begin = first.load(Ordering::Relaxed);
+        // Whoever calls does not wait much longer than for one.
+        let soon = if sentinels.len() > 1 { patience.min(A_MOMENT) } else { patience };
         for turn in (begin..).take(sentinels.len()) {
             let Some(sentinel) = sentinels.get(turn % sentinels.len()) else { break };
             first.store(turn + 1, Ordering::Relaxed);
-            let found = self.open(sentinel, patience).and_then(|mut talk| {
-                let known = talk.call(cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name))?;
-                let (host, port) = address(&known).ok_or_else(|| {
-                    Error::Unavailable(format!("no connection: no Sentinel knows a primary {name}"))
-                })?;
+            let found = self.open(sentinel, soon).and_then(|mut talk| {
+                let ask = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name).clone();
+                let known = talk.call(&ask).map_err(|error| unreached(sentinel, error))?;
+                let (host, port) = address(&known)
+                    .ok_or_else(|| no_connection(sentinel, format!("it knows no primary {name}")))?;
                 let primary = at(primary, host, port);
                 let mut talk = self.open(&primary, patience)?;
                 // After a failover they may name the old one for a moment.
-                match talk.ask(&cmd("ROLE"))? {
+                match talk.ask(&cmd("ROLE")).map_err(|error| unreached(&primary, error))? {
                     Value::Array(words) if words.first() != Some(&Value::BulkString(b"master".to_vec())) => {
-                        Err(Error::Unavailable(format!("no connection: {} is no primary", primary.addr())))
+                        Err(no_connection(&primary, "it is no primary"))
                     }
                     // Who has no permission to ask is told by the first call.
                     _ => Ok((primary, talk)),
@@ -196,6 +206,11 @@ impl Map {
     /// The slot of a key, where there are slots.
     pub(crate) fn slot(&self, key: &[u8]) -> Option<u16> {
         self.is_of_cluster().then(|| slot(key))
+    }
+
+    /// How many nodes may be asked who has a slot.
+    pub(crate) fn named(&self) -> usize {
+        self.named.len()
     }
 
     /// Whether there are slots.

@@ -3,6 +3,7 @@
 //! Two connections that carry all waits and holds, with each server that has locks: one for commands, one for messages.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -71,13 +72,32 @@ pub(crate) struct Call {
     packed: Vec<u8>,
     /// Whether messages are listened to before: one that nobody hears is taken for a refusal.
     listens: bool,
-    /// It is not sent any more: who asked for it has given up.
-    given_up: Option<GivenUp>,
+    fate: Arc<Fate>,
     hops: u8,
 }
 
-/// Set by who has given up; held while a call is sent, so that what undoes it comes behind it.
-pub(crate) type GivenUp = Arc<Mutex<bool>>;
+/// What has become of a call, and of those before it with the same request.
+#[derive(Default)]
+pub(crate) struct Fate {
+    /// Who asked for it wants it no more. Held while a call is sent, so that what undoes it comes behind it.
+    given_up: Mutex<bool>,
+    /// A server may have got it.
+    reached: AtomicBool,
+}
+
+impl Fate {
+    pub(crate) fn give_up(&self) {
+        *locked(&self.given_up) = true;
+    }
+
+    fn reached(&self) {
+        self.reached.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_reached(&self) -> bool {
+        self.reached.load(Ordering::Acquire)
+    }
+}
 
 impl Call {
     pub(crate) fn listening(mut self) -> Call {
@@ -85,8 +105,8 @@ impl Call {
         self
     }
 
-    pub(crate) fn unless(mut self, given_up: &GivenUp) -> Call {
-        self.given_up = Some(Arc::clone(given_up));
+    pub(crate) fn with(mut self, fate: &Arc<Fate>) -> Call {
+        self.fate = Arc::clone(fate);
         self
     }
 }
@@ -95,6 +115,7 @@ impl Call {
 struct Errand {
     call: Call,
     until: Moment,
+    pause: Duration,
 }
 
 impl Session {
@@ -189,6 +210,11 @@ impl Session {
         Ok(links)
     }
 
+    /// How many servers may be asked for one call: each that was named may know who has the lock.
+    pub(crate) fn choices(&self) -> usize {
+        locked(&self.links).map.named().max(1)
+    }
+
     /// Whether the same call may go well in a moment.
     pub(crate) fn may_pass(&self, error: &Error) -> bool {
         let somewhere = error.elsewhere().is_none() || locked(&self.links).map.is_of_cluster();
@@ -198,7 +224,7 @@ impl Session {
     /// What a call is to whoever has the key.
     pub(crate) fn to(&self, key: &[u8], command: &Cmd) -> Call {
         let slot = locked(&self.links).map.slot(key);
-        Call { slot, packed: command.get_packed_command(), listens: false, given_up: None, hops: 0 }
+        Call { slot, packed: command.get_packed_command(), listens: false, fate: Arc::default(), hops: 0 }
     }
 
     /// Calls, and waits for the reply.
@@ -229,6 +255,9 @@ impl Session {
             let mut alone = Alone { session: Arc::clone(self), node: node.clone(), link, stays: false };
             self.put(&alone.link, &call.packed, asking, until, Box::new(mailbox.expect()));
             let result = mailbox.reply(until).unwrap_or_else(|| Err(silent()));
+            if alone.link.was_up() {
+                call.fate.reached();
+            }
             match (self.goes_on(&node, &mut call, &result), result) {
                 (Some(next), _) => (node, asking) = next,
                 (None, Ok(value)) => {
@@ -267,10 +296,14 @@ impl Session {
             Ok(link) => link,
             Err(error) => return self.answered(node, call, Err(error), then),
         };
-        let given_up = call.given_up.clone();
-        let given_up = given_up.as_ref().map(|given_up| locked(given_up));
-        if given_up.as_ref().is_some_and(|given_up| **given_up) {
+        let fate = Arc::clone(&call.fate);
+        let given_up = locked(&fate.given_up);
+        if *given_up {
             return;
+        }
+        // Else what undoes it is behind it, and is not sent without it.
+        if link.was_up() {
+            fate.reached();
         }
         // What can be sent on is kept for that; where there are no slots, nothing is.
         let packed = if call.slot.is_some() { call.packed.clone() } else { std::mem::take(&mut call.packed) };
@@ -299,7 +332,10 @@ impl Session {
     /// Learns from an answer who has the slot. Returns whether the call goes on, and to whom.
     fn goes_on(&self, node: &Node, call: &mut Call, result: &Result<Value>) -> Option<(Node, bool)> {
         let Err(error) = result else { return None };
-        if error.is_elsewhere() {
+        // What is bound to a connection would end with it.
+        let may_leave =
+            || self.server.may_fail_over() && !locked(&self.holds).values().any(|hold| hold.is_kept());
+        if error.is_elsewhere() || error.may_be_elsewhere() && may_leave() {
             self.leave();
         }
         if error.is_of_connection() || error.is_of_nobody() {
@@ -342,19 +378,20 @@ impl Session {
     /// Calls until there is an answer, for so long at most. Who wants to know looks into the mailbox.
     pub(crate) fn errand(self: &Arc<Self>, call: Call, time: Duration, then: Then) {
         *locked(&self.errands) += 1;
-        self.run(Errand { call, until: after(time) }, then);
+        self.run(Errand { call, until: after(time), pause: TRY_AGAIN }, then);
     }
 
-    fn run(self: &Arc<Self>, errand: Errand, then: Then) {
+    fn run(self: &Arc<Self>, mut errand: Errand, then: Then) {
         let session = Arc::clone(self);
         self.send(
             errand.call.clone(),
             Box::new(move |result| {
                 let again = matches!(result, Err(Error::Unavailable(_))) && now() < errand.until;
                 if again && !session.is_closed() {
-                    let other = Arc::clone(&session);
+                    let (other, pause) = (Arc::clone(&session), errand.pause);
+                    errand.pause = A_MOMENT.min(pause * 2);
                     let again = Box::new(move |_| other.run(errand, then));
-                    if let Err(now) = session.timer.at(after(TRY_AGAIN), again) {
+                    if let Err(now) = session.timer.at(after(pause), again) {
                         now(Duration::ZERO);
                     }
                 } else {

@@ -65,15 +65,9 @@ impl Talk {
             };
             Ok(Wire { socket, tls })
         };
-        let there = |error| match error {
-            Error::Unavailable(why) if why.starts_with(LOST) => {
-                no_connection(info, why.trim_start_matches(LOST))
-            }
-            said => said,
-        };
         let wire = open().map_err(|error| no_connection(info, in_words(&error)))?;
         let mut talk = Talk { wire, parser: Parser::new() };
-        talk.greet(info).map_err(there)?;
+        talk.greet(info).map_err(|error| unreached(info, error))?;
         Ok(talk)
     }
 
@@ -88,11 +82,16 @@ impl Talk {
         if settings.db() != 0 {
             self.call(cmd("SELECT").arg(settings.db()))?;
         }
-        if self.wire.tls.is_some() {
-            // Only the first answer tells that the server has accepted our certificate, whatever it is.
-            self.ask(&cmd("PING"))?;
+        // Only an answer tells that somebody is there who speaks this language, and has accepted our certificate. A long call of a
+        // user who is not logged in would not even be read.
+        match self.ask(&cmd("PING"))? {
+            Value::ServerError(error) if error.code() == "NOAUTH" => {
+                checked(Value::ServerError(error)).map(drop)
+            }
+            Value::ServerError(_) => Ok(()),
+            Value::SimpleString(pong) if pong == "PONG" => Ok(()),
+            _ => Err(gone("it is no server of this kind")),
         }
-        Ok(())
     }
 
     /// Calls, and waits for the reply.
@@ -129,11 +128,19 @@ impl Talk {
 /// How the text begins if a connection ended.
 const LOST: &str = "the connection is lost: ";
 
+/// A connection that ended before it was of use is none.
+pub(crate) fn unreached(info: &ConnectionInfo, error: Error) -> Error {
+    match error {
+        Error::Unavailable(why) if why.starts_with(LOST) => no_connection(info, why.trim_start_matches(LOST)),
+        said => said,
+    }
+}
+
 pub(crate) fn gone(why: impl std::fmt::Display) -> Error {
     Error::Unavailable(format!("{LOST}{why}"))
 }
 
-fn no_connection(info: &ConnectionInfo, why: impl std::fmt::Display) -> Error {
+pub(crate) fn no_connection(info: &ConnectionInfo, why: impl std::fmt::Display) -> Error {
     Error::Unavailable(format!("{NO_CONNECTION} to {}: {why}", info.addr()))
 }
 

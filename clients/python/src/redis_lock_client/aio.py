@@ -305,6 +305,7 @@ class Lock:
         """Waits by `BLOCK` on a connection of its own, which the hold is not bound to."""
         words, patience = self._acquisition(owner, request), self._session.patience
         away_since: Optional[float] = None
+        broken = False
         while True:
             now = time.monotonic()
             left = None if deadline is None else max(0.001, deadline - now)
@@ -313,15 +314,17 @@ class Lock:
                 reply = await self._session.block(*words, "BLOCK", _ms(left or 0), seconds=limit)
                 if reply is None:
                     return None
-                # The lease runs since the grant, which nobody knows the time of. And what is to be bound, is bound now.
-                sent = time.monotonic()
-                await self._session.insist(self.lease, *self._renewal(owner, self.lease))
+                sent = now
+                if broken or self.keep or self.ephemeral or time.monotonic() - now > self.lease / 20:
+                    # The lease runs since the grant, which nobody knows the time of. And what is to be bound, is bound now.
+                    sent = time.monotonic()
+                    await self._session.insist(self.lease, *self._renewal(owner, self.lease))
                 hold = Hold(self, owner)
                 hold.token = _token(reply)
                 hold._begin(sent)
                 return hold
             except Disconnected:
-                broke = time.monotonic()
+                broke, broken = time.monotonic(), True
                 # It waited in a server that was there, for longer than a connection may take.
                 if away_since is None or broke - now > 2 * patience:
                     away_since = broke

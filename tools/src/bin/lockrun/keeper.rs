@@ -38,7 +38,8 @@ impl Keeper {
         let (release, released) = mpsc::channel();
         thread::spawn(move || {
             let every = LOOK.min(lease / 3);
-            let (mut pause, mut lost, mut told) = (every, false, false);
+            // It may have taken long to hear of the grant.
+            let (mut pause, mut lost, mut told) = (every.min(hold.valid_for() / 2), false, false);
             while released.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 pause = match if lost { Ok(()) } else { hold.extend(lease) } {
                     Ok(()) => every,

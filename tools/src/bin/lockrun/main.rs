@@ -332,7 +332,9 @@ impl Run {
             match self.told.recv_timeout(UNTIL_RELEASED.saturating_sub(since.elapsed())) {
                 Ok(Event::Keeper(Told::Released(released))) => return Some(released),
                 // That of Ctrl-C which has ended the command may come behind its end.
-                Ok(Event::Signal(Came::PassOn(_) | Came::Both(_))) if since.elapsed() > AT_ONCE => {
+                Ok(Event::Signal(Came::PassOn(_) | Came::Both(_) | Came::Early(_)))
+                    if since.elapsed() > AT_ONCE =>
+                {
                     return None
                 }
                 Ok(_) => {}
@@ -379,7 +381,8 @@ impl Run {
                     self.until_released();
                     return;
                 }
-                Event::Waited(_) => return,
+                // Who asks twice does not want to wait.
+                Event::Waited(_) | Event::Signal(Came::PassOn(_) | Came::Both(_) | Came::Early(_)) => return,
                 _ => {}
             }
         }

@@ -73,9 +73,11 @@ pub(crate) fn acquire(
         so_far: Mutex::default(),
     });
     let heard = Arc::clone(&troubles);
-    // Several renewals fit into a lease, also if the first of them has no answer.
-    let settings = Settings::new().patience((wanted.lease / 3).clamp(Duration::from_secs(1), SOON));
-    let locks = Locks::at(server, settings.on_trouble(move |error| heard.hear(error)));
+    // A second renewal fits into a lease if the first has no answer.
+    let patience = (wanted.lease / 3).clamp(Duration::from_millis(500), SOON);
+    let settings = Settings::new().patience(patience).on_trouble(move |error| heard.hear(error));
+    // Its end would wait for a server that is silent. The end of this program is its end, too.
+    let locks = Box::leak(Box::new(Locks::at(server, settings)));
     // What the command has started may outlive this program, so the hold does not end with the connection.
     let mut lock =
         locks.lock(wanted.key.clone()).owner(&wanted.owner).lease(wanted.lease).keep(false).fence();
@@ -94,6 +96,7 @@ pub(crate) fn acquire(
             Err(Error::Busy(_) | Error::TimedOut(_)) => return Outcome::NotGranted,
             Err(error) => error,
         };
+        // Without a connection it has been tried for as long as there was time.
         if !passes(&error) || left().is_zero() {
             return Outcome::Failed(troubles.end().unwrap_or(error));
         }
@@ -121,17 +124,14 @@ impl Troubles {
     }
 }
 
-/// Whether it may go well in a moment: no connection, a failover, a server that starts, a slot that moves. What a server says begins
-/// with a word in capitals.
+/// Whether a server said something that will not be so in a moment: a failover, a start, a script that runs.
 fn passes(error: &Error) -> bool {
-    const PASSING: [&str; 13] = [
-        "ASK",
+    const PASSING: [&str; 11] = [
         "BUSY",
         "CLUSTERDOWN",
         "LOADING",
         "MASTERDOWN",
         "MISCONF",
-        "MOVED",
         "NOREPLICAS",
         "OOM",
         "QUARANTINE",
@@ -139,11 +139,13 @@ fn passes(error: &Error) -> bool {
         "TRYAGAIN",
         "UNBLOCKED",
     ];
-    let Error::Unavailable(text) = error else { return false };
-    text.starts_with(char::is_lowercase) || text.split(' ').next().is_some_and(|word| PASSING.contains(&word))
+    matches!(error, Error::Unavailable(text) if text.split(' ').next().is_some_and(|word| PASSING.contains(&word)))
 }
 
 /// An error in words for a terminal.
 pub(crate) fn in_words(error: &Error) -> String {
-    explained(error.text())
+    match error.text() {
+        moved if moved.starts_with("MOVED") => format!("{moved}: the server is of a cluster, try --cluster"),
+        words => explained(words),
+    }
 }
