@@ -14,7 +14,7 @@ use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
-use crate::session::{Alone, Fate, Session, A_MOMENT, TRY_AGAIN};
+use crate::session::{Fate, Session, A_MOMENT, TRY_AGAIN};
 use crate::{Event, Handle};
 
 /// How much later than promised a server may answer.
@@ -363,7 +363,9 @@ impl Attempt<'_> {
         };
         let token = match reply {
             Value::Nil if self.blocks() => {
-                alone.map(Alone::give_back);
+                if let Some(alone) = alone {
+                    alone.give_back();
+                }
                 return Err(self.timed_out());
             }
             Value::Nil => return Ok(Reply::Busy),
@@ -388,7 +390,9 @@ impl Attempt<'_> {
             self.how.bind(&mut command, Duration::ZERO);
             session.call(&self.mailbox, session.to(key, &command), after(session.patience))?;
         }
-        alone.map(Alone::give_back);
+        if let Some(alone) = alone {
+            alone.give_back();
+        }
         Ok(Reply::Granted { token, granted, sent })
     }
 
