@@ -6,7 +6,6 @@ import example.redislock.LockException.Kind;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ScheduledFuture;
@@ -33,6 +32,7 @@ final class Attempt {
     private long asked;
     /** What an own call waits on, and what it gets is bound to. */
     private Session.Link link;
+
     private Hold hold;
     private String request;
     private List<String> words;
@@ -40,6 +40,7 @@ final class Attempt {
     private boolean broken;
     /** Since when nothing was answered; 0 if something was. */
     private long failing;
+
     private boolean asking;
     private boolean rung;
     private boolean ended;
@@ -59,7 +60,8 @@ final class Attempt {
         String owner = how.owner() != null ? how.owner() : PROCESS + "/" + UUID.randomUUID();
         hold = new Hold(session, how, owner);
         request = UUID.randomUUID().toString();
-        words = new ArrayList<>(List.of("LOCK.ACQUIRE", how.key(), owner, "PX", How.ms(how.lease()), "ONCE", "ID", request));
+        words = new ArrayList<>(
+                List.of("LOCK.ACQUIRE", how.key(), owner, "PX", How.ms(how.lease()), "ONCE", "ID", request));
         if (how.shared()) {
             words.add("SHARED");
         }
@@ -110,16 +112,17 @@ final class Attempt {
         long within = Math.max(Session.SOON, left());
         CompletableFuture<Object> heard = waits ? session.listen(within) : CompletableFuture.completedFuture(null);
         heard.thenCompose(ready -> {
-            if (ended) {
-                return CompletableFuture.<Void>completedFuture(null);
-            }
-            long sent = Session.now();
-            return session.call(words, within).thenAccept(reply -> answered(reply, sent));
-        }).whenComplete((done, error) -> {
-            if (error != null) {
-                failed(LockException.of(error));
-            }
-        });
+                    if (ended) {
+                        return CompletableFuture.<Void>completedFuture(null);
+                    }
+                    long sent = Session.now();
+                    return session.call(words, within).thenAccept(reply -> answered(reply, sent));
+                })
+                .whenComplete((done, error) -> {
+                    if (error != null) {
+                        failed(LockException.of(error));
+                    }
+                });
     }
 
     private void block() {
@@ -158,7 +161,8 @@ final class Attempt {
             rest();
             granted(sent, sent, reply);
         } else {
-            // The reply may be that of a call whose hold ended with its connection. Nobody knows how old the grant is for which it was
+            // The reply may be that of a call whose hold ended with its connection. Nobody knows how old the grant is
+            // for which it was
             // waited in the server; and what is bound to a connection of its own is to be bound to the session's.
             long confirmed = Session.now();
             hold.confirm(0).whenComplete((holds, error) -> {

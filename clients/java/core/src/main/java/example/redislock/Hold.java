@@ -27,6 +27,7 @@ public final class Hold implements AutoCloseable {
     private final CompletableFuture<Void> lost = new CompletableFuture<>();
     /** Why it is lost. Set in the loop, as all below. */
     private volatile Lost why;
+
     private volatile boolean released;
     private volatile long until;
     private volatile Long token;
@@ -95,10 +96,11 @@ public final class Hold implements AutoCloseable {
         long time = How.time("lease", lease, false);
         await(session.begin(() -> isLost()
                 ? ended()
-                : renew(time, () -> session.insist(renewal(time, age()), Math.max(0, until - Session.now()))).thenRun(() -> {
-                    this.lease = time;
-                    watch();
-                })));
+                : renew(time, () -> session.insist(renewal(time, age()), Math.max(0, until - Session.now())))
+                        .thenRun(() -> {
+                            this.lease = time;
+                            watch();
+                        })));
     }
 
     /** As the other, with the lease that it has. */
@@ -144,10 +146,11 @@ public final class Hold implements AutoCloseable {
         List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
         await(session.begin(() -> isLost()
                 ? ended()
-                : renew(time, () -> session.insist(words, Math.max(0, until - Session.now()))).thenRun(() -> {
-                    released = true;
-                    end("released");
-                })));
+                : renew(time, () -> session.insist(words, Math.max(0, until - Session.now())))
+                        .thenRun(() -> {
+                            released = true;
+                            end("released");
+                        })));
     }
 
     /** As {@link #release}, without blocking. */
@@ -162,19 +165,21 @@ public final class Hold implements AutoCloseable {
             }
             words.addAll(List.of("ID", releaseId));
             releasing++;
-            return session.insist(words, isLost() ? 0 : lease).handle((left, error) -> {
-                releasing--;
-                LockException failure = error == null ? null : LockException.of(error);
-                if (failure instanceof Lost told) {
-                    lose(told);
-                } else if (failure != null && !(isLost() && failure.is(Kind.UNAVAILABLE))) {
-                    // What is lost may be impossible to give back.
-                    throw failure;
-                }
-                released = true;
-                end("released");
-                return null;
-            }).thenCompose(done -> ended());
+            return session.insist(words, isLost() ? 0 : lease)
+                    .handle((left, error) -> {
+                        releasing--;
+                        LockException failure = error == null ? null : LockException.of(error);
+                        if (failure instanceof Lost told) {
+                            lose(told);
+                        } else if (failure != null && !(isLost() && failure.is(Kind.UNAVAILABLE))) {
+                            // What is lost may be impossible to give back.
+                            throw failure;
+                        }
+                        released = true;
+                        end("released");
+                        return null;
+                    })
+                    .thenCompose(done -> ended());
         });
     }
 
@@ -294,22 +299,24 @@ public final class Hold implements AutoCloseable {
             watch();
             return;
         }
-        // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock, as no
+        // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the
+        // lock, as no
         // other ever has this owner's name.
         long pause = lease / 3;
         long left = until - Session.now();
         long time = lease;
         renewing = true;
-        renew(time, () -> session.call(renewal(time, age()), left <= 0 ? pause : left)).whenComplete((done, error) -> {
-            renewing = false;
-            LockException failure = error == null ? null : LockException.of(error);
-            if (failure != null && until - Session.now() <= 0) {
-                lose(new Lost(key() + ": the lease is over, and the server does not answer"));
-            } else if (failure instanceof Disconnected && !isLost() && !released && !session.isClosed()) {
-                timer = session.after(Math.min(Session.TRY_AGAIN, pause), this::keep);
-            } else {
-                watch();
-            }
-        });
+        renew(time, () -> session.call(renewal(time, age()), left <= 0 ? pause : left))
+                .whenComplete((done, error) -> {
+                    renewing = false;
+                    LockException failure = error == null ? null : LockException.of(error);
+                    if (failure != null && until - Session.now() <= 0) {
+                        lose(new Lost(key() + ": the lease is over, and the server does not answer"));
+                    } else if (failure instanceof Disconnected && !isLost() && !released && !session.isClosed()) {
+                        timer = session.after(Math.min(Session.TRY_AGAIN, pause), this::keep);
+                    } else {
+                        watch();
+                    }
+                });
     }
 }

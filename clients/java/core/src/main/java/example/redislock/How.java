@@ -16,8 +16,17 @@ import java.util.List;
  * @param own whether a wait has a connection for itself
  */
 record How(
-        String key, long given, Boolean said, long maxHold, long waiting, boolean shared, int limit, boolean fence, String label,
-        String owner, boolean own) {
+        String key,
+        long given,
+        Boolean said,
+        long maxHold,
+        long waiting,
+        boolean shared,
+        int limit,
+        boolean fence,
+        String label,
+        String owner,
+        boolean own) {
     private static final long LEASE = Duration.ofSeconds(30).toNanos();
     static final long FOREVER = -1;
 

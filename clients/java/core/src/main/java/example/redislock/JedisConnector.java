@@ -37,12 +37,14 @@ public final class JedisConnector implements Wire.Connector {
 
     @SuppressWarnings("deprecation") // What is to be used instead is not in Jedis 5.
     private JedisConnector(URI uri) {
-        this(JedisURIHelper.getHostAndPort(uri), DefaultJedisClientConfig.builder()
-                .user(JedisURIHelper.getUser(uri))
-                .password(JedisURIHelper.getPassword(uri))
-                .database(JedisURIHelper.getDBIndex(uri))
-                .ssl(JedisURIHelper.isRedisSSLScheme(uri))
-                .build());
+        this(
+                JedisURIHelper.getHostAndPort(uri),
+                DefaultJedisClientConfig.builder()
+                        .user(JedisURIHelper.getUser(uri))
+                        .password(JedisURIHelper.getPassword(uri))
+                        .database(JedisURIHelper.getDBIndex(uri))
+                        .ssl(JedisURIHelper.isRedisSSLScheme(uri))
+                        .build());
     }
 
     /** With the settings of a client: its user, database and TLS. Its time-out is for connecting only. */
@@ -201,7 +203,9 @@ public final class JedisConnector implements Wire.Connector {
             if (reply instanceof byte[] bytes) {
                 return new String(bytes, StandardCharsets.UTF_8);
             }
-            return reply instanceof List<?> list ? list.stream().map(JedisWire::text).toList() : reply;
+            return reply instanceof List<?> list
+                    ? list.stream().map(JedisWire::text).toList()
+                    : reply;
         }
     }
 }

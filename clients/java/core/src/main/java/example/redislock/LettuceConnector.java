@@ -27,8 +27,8 @@ import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
@@ -39,6 +39,7 @@ public final class LettuceConnector implements Wire.Connector {
     private final RedisURI uri;
     /** Connections that open or close. */
     private final Set<CompletableFuture<?>> pending = ConcurrentHashMap.newKeySet();
+
     private volatile boolean isClosed;
 
     /** With threads of its own. */
@@ -55,14 +56,17 @@ public final class LettuceConnector implements Wire.Connector {
         this.uri = uri;
         client = isOurs ? theirs : RedisClient.create(theirs.getResources());
         // Lettuce would send calls again behind our back, on a connection to which nothing is bound.
-        client.setOptions(theirs.getOptions().mutate()
+        client.setOptions(theirs.getOptions()
+                .mutate()
                 .autoReconnect(false)
                 .disconnectedBehavior(ClientOptions.DisconnectedBehavior.REJECT_COMMANDS)
                 .timeoutOptions(TimeoutOptions.create())
                 .protocolVersion(ProtocolVersion.RESP2)
                 .pingBeforeActivateConnection(false)
                 // A call may wait for long, and finds out that the server has vanished.
-                .socketOptions(theirs.getOptions().getSocketOptions().mutate()
+                .socketOptions(theirs.getOptions()
+                        .getSocketOptions()
+                        .mutate()
                         .keepAlive(SocketOptions.KeepAliveOptions.builder()
                                 .enable()
                                 .idle(Duration.ofSeconds(15))
@@ -75,12 +79,14 @@ public final class LettuceConnector implements Wire.Connector {
 
     @Override
     public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
-        CompletableFuture<Wire> opening = connect(channel, told, ended).thenApply(wire -> {
-            if (isClosed) {
-                wire.close();
-            }
-            return wire;
-        }).toCompletableFuture();
+        CompletableFuture<Wire> opening = connect(channel, told, ended)
+                .thenApply(wire -> {
+                    if (isClosed) {
+                        wire.close();
+                    }
+                    return wire;
+                })
+                .toCompletableFuture();
         begun(opening);
         return opening;
     }
@@ -92,23 +98,25 @@ public final class LettuceConnector implements Wire.Connector {
                 return wire(connection, ended);
             });
         }
-        return client.connectPubSubAsync(StringCodec.UTF8, uri).handle((connection, error) -> {
-            check(error);
-            connection.addListener(new RedisPubSubAdapter<>() {
-                @Override
-                public void message(String from, String message) {
-                    told.accept(message);
-                }
-            });
-            Wire wire = wire(connection, ended);
-            return connection.async().subscribe(channel).handle((done, refused) -> {
-                if (refused != null) {
-                    wire.close();
-                }
-                check(refused);
-                return wire;
-            });
-        }).thenCompose(wire -> wire);
+        return client.connectPubSubAsync(StringCodec.UTF8, uri)
+                .handle((connection, error) -> {
+                    check(error);
+                    connection.addListener(new RedisPubSubAdapter<>() {
+                        @Override
+                        public void message(String from, String message) {
+                            told.accept(message);
+                        }
+                    });
+                    Wire wire = wire(connection, ended);
+                    return connection.async().subscribe(channel).handle((done, refused) -> {
+                        if (refused != null) {
+                            wire.close();
+                        }
+                        check(refused);
+                        return wire;
+                    });
+                })
+                .thenCompose(wire -> wire);
     }
 
     @Override
@@ -159,7 +167,8 @@ public final class LettuceConnector implements Wire.Connector {
                 CommandArgs<String, String> args = new CommandArgs<>(StringCodec.UTF8);
                 words.subList(1, words.size()).forEach(args::add);
                 Word name = new Word(words.get(0));
-                AsyncCommand<String, String, Object> command = new AsyncCommand<>(new Command<>(name, new Reply(), args));
+                AsyncCommand<String, String, Object> command =
+                        new AsyncCommand<>(new Command<>(name, new Reply(), args));
                 connection.dispatch(command);
                 return command.handle((reply, error) -> {
                     check(error);

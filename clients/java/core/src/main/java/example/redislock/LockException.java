@@ -84,14 +84,16 @@ public class LockException extends RuntimeException {
         Matcher matcher = WORD.matcher(text);
         return switch (matcher.matches() ? matcher.group(1) : "") {
             case "READONLY", "MASTERDOWN", "LOADING" -> new Disconnected(text);
-            // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
-            case "UNBLOCKED" -> text.contains("instance state changed") || text.contains("send the command")
-                    ? new Disconnected(text)
-                    : new LockException(Kind.UNAVAILABLE, text);
+            // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told
+            // otherwise.
+            case "UNBLOCKED" ->
+                text.contains("instance state changed") || text.contains("send the command")
+                        ? new Disconnected(text)
+                        : new LockException(Kind.UNAVAILABLE, text);
             case "NOTOWNER" -> new Lost(text);
             case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
-            case "ERR", "WRONGTYPE", "NOPERM" -> new LockException(
-                    text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
+            case "ERR", "WRONGTYPE", "NOPERM" ->
+                new LockException(text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
             default -> new LockException(Kind.UNAVAILABLE, text);
         };
     }

@@ -122,16 +122,18 @@ public final class RedisLock implements Lock {
                 locks.session.run(attempt::cancel);
             }
         });
-        attempt.result.whenCompleteAsync((hold, error) -> {
-            if (error != null) {
-                result.completeExceptionally(error);
-            } else if (hold == null) {
-                result.completeExceptionally(notGranted());
-            } else if (!result.complete(hold)) {
-                // Cancelled at the same moment.
-                hold.releaseAsync();
-            }
-        }, ForkJoinPool.commonPool());
+        attempt.result.whenCompleteAsync(
+                (hold, error) -> {
+                    if (error != null) {
+                        result.completeExceptionally(error);
+                    } else if (hold == null) {
+                        result.completeExceptionally(notGranted());
+                    } else if (!result.complete(hold)) {
+                        // Cancelled at the same moment.
+                        hold.releaseAsync();
+                    }
+                },
+                ForkJoinPool.commonPool());
         return result;
     }
 
@@ -242,7 +244,9 @@ public final class RedisLock implements Lock {
 
     /** What this thread holds by {@link #lock}; nothing if it does not, or if it was lost. */
     public Optional<Hold> heldByCurrentThread() {
-        return Optional.ofNullable(locks.entries.get(holder())).map(entry -> entry.hold).filter(hold -> !hold.isLost());
+        return Optional.ofNullable(locks.entries.get(holder()))
+                .map(entry -> entry.hold)
+                .filter(hold -> !hold.isLost());
     }
 
     private Locks.Holder holder() {
@@ -270,13 +274,15 @@ public final class RedisLock implements Lock {
 
     private Attempt begin(How how) {
         Attempt attempt = new Attempt(locks.session, how);
-        locks.session.begin(() -> {
-            attempt.start();
-            return CompletableFuture.completedFuture(null);
-        }).exceptionally(error -> {
-            attempt.result.completeExceptionally(error);
-            return null;
-        });
+        locks.session
+                .begin(() -> {
+                    attempt.start();
+                    return CompletableFuture.completedFuture(null);
+                })
+                .exceptionally(error -> {
+                    attempt.result.completeExceptionally(error);
+                    return null;
+                });
         return attempt;
     }
 
@@ -297,7 +303,9 @@ public final class RedisLock implements Lock {
         } catch (InterruptedException interrupted) {
             locks.session.run(attempt::cancel);
             // That takes a second at most; it may have been granted just before.
-            attempt.result.handle((hold, error) -> hold == null ? null : hold.releaseAsync()).join();
+            attempt.result
+                    .handle((hold, error) -> hold == null ? null : hold.releaseAsync())
+                    .join();
             throw interrupted;
         }
     }

@@ -30,22 +30,30 @@ final class Session {
     /** A call that has no time to wait has so long for its reply. */
     static final long SOON = Duration.ofSeconds(1).toNanos();
 
-    private enum Use { COMMANDS, MESSAGES, OWN }
+    private enum Use {
+        COMMANDS,
+        MESSAGES,
+        OWN
+    }
 
     final String inbox = "inbox-" + UUID.randomUUID();
     /** How long a call may go without an answer. */
     final long patience;
+
     final Consumer<LockEvent> listener;
     /** Who waits, by the id of its request: a message rings. */
     final Map<String, Attempt> waits = new HashMap<>();
+
     final Set<Hold> holds = new HashSet<>();
     /** Those who would wait for what is sent again. */
     private final Set<CompletableFuture<Object>> insisting = new HashSet<>();
+
     private final Wire.Connector connector;
     private final ScheduledThreadPoolExecutor loop;
     private final Map<Use, Link> links = new EnumMap<>(Use.class);
     /** Each carries one call that waits in the server; or waits for the next such call itself. */
     private final Set<Link> own = new HashSet<>();
+
     private Link idle;
     private volatile boolean closed;
     private volatile Thread thread;
@@ -277,6 +285,7 @@ final class Session {
         private final Set<Call> calls = new LinkedHashSet<>();
         /** What is to be done when it is ready. A list, as dependents of a future run in no order. */
         private final List<Runnable> queue = new ArrayList<>();
+
         private Wire wire;
         private boolean gone;
 
@@ -287,7 +296,11 @@ final class Session {
         void open() {
             boolean hears = use == Use.MESSAGES;
             try {
-                connector.open(hears ? "lock:inbox:" + inbox : null, text -> run(() -> told(text)), () -> run(this::close))
+                connector
+                        .open(
+                                hears ? "lock:inbox:" + inbox : null,
+                                text -> run(() -> told(text)),
+                                () -> run(this::close))
                         .whenComplete((wire, error) -> {
                             if (wire != null && closed) {
                                 wire.close();
@@ -320,7 +333,11 @@ final class Session {
             if (closed) {
                 answer.completeExceptionally(over());
             } else {
-                use(new Call(this, answer), within, true, call -> wire.call(words).whenComplete(call::answer));
+                use(
+                        new Call(this, answer),
+                        within,
+                        true,
+                        call -> wire.call(words).whenComplete(call::answer));
             }
             return answer;
         }

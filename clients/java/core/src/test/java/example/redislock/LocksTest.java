@@ -63,7 +63,9 @@ class LocksTest {
     /** Each test leaves nothing on the server, and no thread. */
     @AfterEach
     void nothingStays() throws Exception {
-        until("the connections are closed", () -> server.info("connected_clients").equals("1"));
+        until(
+                "the connections are closed",
+                () -> server.info("connected_clients").equals("1"));
         assertEquals("0", server.info("lock_waiters"));
         assertEquals("0", server.info("lock_internal_errors"));
         assertEquals(0, server.jedis.exists("k", "other"));
@@ -156,7 +158,9 @@ class LocksTest {
             });
             untilWaiters(1);
             waiting.get().interrupt();
-            assertInstanceOf(InterruptedException.class, assertThrows(ExecutionException.class, waiter::get).getCause());
+            assertInstanceOf(
+                    InterruptedException.class,
+                    assertThrows(ExecutionException.class, waiter::get).getCause());
             assertEquals("0", server.info("lock_waiters"));
             first.release();
         }
@@ -172,7 +176,9 @@ class LocksTest {
             untilWaiters(0);
             assertThrows(CancellationException.class, waits::get);
             CompletableFuture<Hold> late = locks.lock("k").acquireAsync().orTimeout(100, TimeUnit.MILLISECONDS);
-            assertInstanceOf(TimeoutException.class, assertThrows(ExecutionException.class, late::get).getCause());
+            assertInstanceOf(
+                    TimeoutException.class,
+                    assertThrows(ExecutionException.class, late::get).getCause());
             untilWaiters(0);
             first.release();
         }
@@ -185,7 +191,8 @@ class LocksTest {
             int granted = 0;
             for (int round = 0; round < 200; round++) {
                 Hold first = locks.lock("k").acquire();
-                CompletableFuture<Hold> waits = locks.lock("k").lease(Duration.ofMinutes(10)).acquireAsync();
+                CompletableFuture<Hold> waits =
+                        locks.lock("k").lease(Duration.ofMinutes(10)).acquireAsync();
                 untilWaiters(1);
                 CompletableFuture<Void> released = first.releaseAsync();
                 long until = System.nanoTime() + round * 5_000L;
@@ -215,19 +222,24 @@ class LocksTest {
             lock.unlock();
             assertTrue(lock.heldByCurrentThread().isPresent());
             assertFalse(thread(() -> locks.lock("k").tryLock()).get());
-            assertFalse(thread(() -> locks.lock("k").tryLock(50, TimeUnit.MILLISECONDS)).get());
-            ExecutionException refused = assertThrows(ExecutionException.class, () -> thread(() -> {
-                lock.unlock();
-                return null;
-            }).get());
+            assertFalse(thread(() -> locks.lock("k").tryLock(50, TimeUnit.MILLISECONDS))
+                    .get());
+            ExecutionException refused = assertThrows(
+                    ExecutionException.class,
+                    () -> thread(() -> {
+                                lock.unlock();
+                                return null;
+                            })
+                            .get());
             assertInstanceOf(IllegalMonitorStateException.class, refused.getCause());
             lock.unlock();
             assertThrows(IllegalMonitorStateException.class, lock::unlock);
             assertTrue(thread(() -> {
-                boolean locked = lock.tryLock(1, TimeUnit.SECONDS);
-                lock.unlock();
-                return locked;
-            }).get());
+                        boolean locked = lock.tryLock(1, TimeUnit.SECONDS);
+                        lock.unlock();
+                        return locked;
+                    })
+                    .get());
             assertThrows(UnsupportedOperationException.class, lock::newCondition);
             assertTrue(locks.entries.isEmpty());
         }
@@ -258,10 +270,11 @@ class LocksTest {
             ReadWriteLock lock = locks.readWriteLock("k");
             lock.readLock().lock();
             assertTrue(thread(() -> {
-                boolean shared = lock.readLock().tryLock();
-                lock.readLock().unlock();
-                return shared;
-            }).get());
+                        boolean shared = lock.readLock().tryLock();
+                        lock.readLock().unlock();
+                        return shared;
+                    })
+                    .get());
             assertFalse(thread(() -> lock.writeLock().tryLock()).get());
             lock.readLock().unlock();
             lock.writeLock().lock();
@@ -288,7 +301,9 @@ class LocksTest {
             assertThrows(Lost.class, () -> hold.extend(Duration.ofSeconds(1)));
             assertThrows(Lost.class, () -> hold.guard("SET", "other", "1"));
         }
-        assertEquals(List.of("granted", "lost"), events.stream().map(LockEvent::outcome).toList());
+        assertEquals(
+                List.of("granted", "lost"),
+                events.stream().map(LockEvent::outcome).toList());
     }
 
     @Test
@@ -296,10 +311,14 @@ class LocksTest {
         try (Locks locks = Library.LETTUCE.locks(server)) {
             assertThrows(Lost.class, () -> locks.lock("k").with(hold -> server.jedis.del("k")));
             IllegalStateException own = new IllegalStateException();
-            assertSame(own, assertThrows(IllegalStateException.class, () -> locks.lock("k").with(hold -> {
-                server.jedis.del("k");
-                throw own;
-            })));
+            assertSame(
+                    own,
+                    assertThrows(
+                            IllegalStateException.class,
+                            () -> locks.lock("k").with(hold -> {
+                                server.jedis.del("k");
+                                throw own;
+                            })));
             RedisLock lock = locks.lock("k");
             lock.lock();
             server.jedis.del("k");
@@ -331,14 +350,18 @@ class LocksTest {
             Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
             CompletableFuture<Hold> waits = locks.lock("k").acquireAsync();
             untilWaiters(1);
-            for (String id : server.jedis.clientList().lines()
+            for (String id : server.jedis
+                    .clientList()
+                    .lines()
                     .filter(line -> !line.contains("cmd=client"))
                     .map(line -> line.split("[ =]", -1)[1])
                     .toList()) {
                 server.call("CLIENT", "KILL", "ID", id);
             }
-            until("it waits again", () -> server.info("lock_waiters").equals("1")
-                    && server.info("connected_clients").equals("3"));
+            until(
+                    "it waits again",
+                    () -> server.info("lock_waiters").equals("1")
+                            && server.info("connected_clients").equals("3"));
             hold.release();
             waits.get(10, TimeUnit.SECONDS).release();
         }
@@ -347,7 +370,8 @@ class LocksTest {
     @Test
     void aHoldIsHandedOn() throws Exception {
         Locks first = Library.LETTUCE.locks(server);
-        String owner = first.lock("k").lease(Duration.ofMinutes(10)).fence().acquire().owner();
+        String owner =
+                first.lock("k").lease(Duration.ofMinutes(10)).fence().acquire().owner();
         first.close();
         try (Locks second = Library.LETTUCE.locks(server)) {
             RedisLock lock = second.lock("k").lease(Duration.ofMinutes(10));
@@ -391,17 +415,29 @@ class LocksTest {
                     () -> lock.maxHold(Duration.ofMillis(-1)),
                     () -> lock.limit(0));
             for (Runnable call : wrong) {
-                assertEquals(Kind.MISUSE, assertThrows(LockException.class, call::run).kind());
+                assertEquals(
+                        Kind.MISUSE,
+                        assertThrows(LockException.class, call::run).kind());
             }
             server.jedis.set("other", "text");
-            LockException error = assertThrows(LockException.class, () -> locks.lock("other").acquire());
+            LockException error =
+                    assertThrows(LockException.class, () -> locks.lock("other").acquire());
             assertEquals(Kind.MISUSE, error.kind());
             assertTrue(error.getMessage().startsWith("WRONGTYPE"));
             server.jedis.del("other");
             Hold hold = lock.acquire();
-            assertEquals(Kind.BUSY, assertThrows(LockException.class, () -> lock.waiting(Duration.ZERO).acquire()).kind());
-            assertEquals(Kind.TIMED_OUT,
-                    assertThrows(LockException.class, () -> lock.waiting(Duration.ofMillis(20)).acquire()).kind());
+            assertEquals(
+                    Kind.BUSY,
+                    assertThrows(
+                                    LockException.class,
+                                    () -> lock.waiting(Duration.ZERO).acquire())
+                            .kind());
+            assertEquals(
+                    Kind.TIMED_OUT,
+                    assertThrows(
+                                    LockException.class,
+                                    () -> lock.waiting(Duration.ofMillis(20)).acquire())
+                            .kind());
             assertTrue(lock.tryAcquire().isEmpty());
             hold.release();
         }
@@ -415,7 +451,8 @@ class LocksTest {
             Hold b = locks.lock("other").owner("b").acquire();
             CompletableFuture<Hold> waits = locks.lock("other").owner("a").acquireAsync();
             untilWaiters(1);
-            LockException error = assertThrows(LockException.class, () -> locks.lock("k").owner("b").acquire());
+            LockException error = assertThrows(
+                    LockException.class, () -> locks.lock("k").owner("b").acquire());
             assertEquals(Kind.DEADLOCK, error.kind());
             b.release();
             waits.get(10, TimeUnit.SECONDS).release();
@@ -433,8 +470,11 @@ class LocksTest {
         locks.close();
         assertTrue(hold.isLost());
         ExecutionException ended = assertThrows(ExecutionException.class, waits::get);
-        assertEquals(Kind.UNAVAILABLE, assertInstanceOf(LockException.class, ended.getCause()).kind());
-        LockException closed = assertThrows(LockException.class, () -> locks.lock("k").acquire());
+        assertEquals(
+                Kind.UNAVAILABLE,
+                assertInstanceOf(LockException.class, ended.getCause()).kind());
+        LockException closed =
+                assertThrows(LockException.class, () -> locks.lock("k").acquire());
         assertEquals("closed", closed.getMessage());
         locks.close();
         until("the hold is gone", () -> !server.jedis.exists("k"));

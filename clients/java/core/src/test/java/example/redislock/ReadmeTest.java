@@ -51,10 +51,17 @@ class ReadmeTest {
             StringWriter errors = new StringWriter();
             String classes = System.getProperty("surefire.test.class.path", System.getProperty("java.class.path"));
             List<String> options = List.of("-d", folder.toString(), "-cp", classes);
-            boolean compiled = compiler.getTask(errors, null, null, options, null,
-                    compiler.getStandardFileManager(null, null, null).getJavaFileObjects(file)).call();
+            boolean compiled = compiler.getTask(
+                            errors,
+                            null,
+                            null,
+                            options,
+                            null,
+                            compiler.getStandardFileManager(null, null, null).getJavaFileObjects(file))
+                    .call();
             assertTrue(compiled, errors::toString);
-            try (URLClassLoader loader = new URLClassLoader(new URL[] {folder.toUri().toURL()})) {
+            try (URLClassLoader loader =
+                    new URLClassLoader(new URL[] {folder.toUri().toURL()})) {
                 Object program = loader.loadClass("Readme").getConstructor().newInstance();
                 program.getClass().getMethod("run").invoke(program);
             }

@@ -16,6 +16,7 @@ public final class Server implements AutoCloseable {
     public final int port;
     /** A stranger's connection. */
     public final Jedis jedis;
+
     private final Process process;
     private final Path folder;
 
@@ -28,8 +29,18 @@ public final class Server implements AutoCloseable {
             try (ServerSocket socket = new ServerSocket(0)) {
                 free = socket.getLocalPort();
             }
-            Process started = new ProcessBuilder("redis-server", "--port", "" + free, "--bind", "127.0.0.1", "--save", "",
-                            "--dir", folder.toString(), "--loadmodule", module.toString())
+            Process started = new ProcessBuilder(
+                            "redis-server",
+                            "--port",
+                            "" + free,
+                            "--bind",
+                            "127.0.0.1",
+                            "--save",
+                            "",
+                            "--dir",
+                            folder.toString(),
+                            "--loadmodule",
+                            module.toString())
                     .redirectErrorStream(true)
                     .redirectOutput(folder.resolve("log").toFile())
                     .start();
@@ -78,7 +89,8 @@ public final class Server implements AutoCloseable {
 
     /** A field of {@code INFO}. */
     public String info(String field) {
-        return jedis.info("everything").lines()
+        return jedis.info("everything")
+                .lines()
                 .filter(line -> line.startsWith(field + ":"))
                 .map(line -> line.substring(field.length() + 1))
                 .findFirst()

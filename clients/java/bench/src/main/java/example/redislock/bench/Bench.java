@@ -37,15 +37,23 @@ final class Bench {
             run(server, 10, 1, () -> redisson.getLock("bench:theirs"));
             for (int threads : new int[] {2, 50, 200}) {
                 System.out.println(threads + " ours " + run(server, threads, seconds, () -> locks.lock("bench:ours")));
-                System.out.println(threads + " ours, own connection " + run(server, threads, seconds,
-                        () -> locks.lock("bench:own").lease(Duration.ofMinutes(1)).ownConnection()));
-                System.out.println(threads + " Redisson " + run(server, threads, seconds, () -> redisson.getLock("bench:theirs")));
+                System.out.println(threads + " ours, own connection "
+                        + run(
+                                server,
+                                threads,
+                                seconds,
+                                () -> locks.lock("bench:own")
+                                        .lease(Duration.ofMinutes(1))
+                                        .ownConnection()));
+                System.out.println(
+                        threads + " Redisson " + run(server, threads, seconds, () -> redisson.getLock("bench:theirs")));
             }
         }
         redisson.shutdown();
     }
 
-    private static String run(Jedis server, int threads, double seconds, Supplier<Lock> lock) throws InterruptedException {
+    private static String run(Jedis server, int threads, double seconds, Supplier<Lock> lock)
+            throws InterruptedException {
         AtomicLong locked = new AtomicLong();
         AtomicLong longest = new AtomicLong();
         CountDownLatch ready = new CountDownLatch(threads);
@@ -76,8 +84,8 @@ final class Bench {
             thread.join();
         }
         double used = serverSeconds(server) - before;
-        return "%.0f/s  %.1f ms  %.1f µs".formatted(
-                locked.get() / seconds, longest.get() / 1e6, used * 1e6 / Math.max(1, locked.get()));
+        return "%.0f/s  %.1f ms  %.1f µs"
+                .formatted(locked.get() / seconds, longest.get() / 1e6, used * 1e6 / Math.max(1, locked.get()));
     }
 
     private static void awaitQuietly(CountDownLatch latch) {
@@ -89,7 +97,8 @@ final class Bench {
     }
 
     private static double serverSeconds(Jedis server) {
-        return server.info("cpu").lines()
+        return server.info("cpu")
+                .lines()
                 .filter(line -> line.startsWith("used_cpu_user:") || line.startsWith("used_cpu_sys:"))
                 .mapToDouble(line -> Double.parseDouble(line.split(":")[1].trim()))
                 .sum();

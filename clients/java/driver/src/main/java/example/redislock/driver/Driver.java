@@ -24,8 +24,8 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.Executors;
 import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import redis.clients.jedis.RedisClient;
 import redis.clients.jedis.UnifiedJedis;
 
@@ -101,10 +101,11 @@ final class Driver {
                 Optional<Hold> hold = lock(request).tryAcquire();
                 return hold.isPresent() ? granted(as, hold.get()) : is("busy");
             }
-            case "cancel" -> acquiring.computeIfPresent(as, (name, thread) -> {
-                thread.interrupt();
-                return thread;
-            });
+            case "cancel" ->
+                acquiring.computeIfPresent(as, (name, thread) -> {
+                    thread.interrupt();
+                    return thread;
+                });
             case "release" -> {
                 holds.get(as).release();
                 return is("released");
@@ -141,10 +142,14 @@ final class Driver {
                     leaves.remove(as);
                 }
             }
-            case "leave" -> leaves.computeIfAbsent(as, name -> new CompletableFuture<>())
-                    .complete(request.has("fails") && request.get("fails").getAsBoolean());
-            case "guard" -> holds.get(as).guard(
-                    request.getAsJsonArray("command").asList().stream().map(JsonElement::getAsString).toArray(String[]::new));
+            case "leave" ->
+                leaves.computeIfAbsent(as, name -> new CompletableFuture<>())
+                        .complete(request.has("fails") && request.get("fails").getAsBoolean());
+            case "guard" ->
+                holds.get(as)
+                        .guard(request.getAsJsonArray("command").asList().stream()
+                                .map(JsonElement::getAsString)
+                                .toArray(String[]::new));
             case "count" -> {
                 String key = request.get("key").getAsString();
                 for (int rounds = request.get("rounds").getAsInt(); rounds > 0; rounds--) {
@@ -169,9 +174,12 @@ final class Driver {
             }
             case "events" -> {
                 JsonObject answer = is("done");
-                answer.add("events", new Gson().toJsonTree(events.stream()
-                        .map(event -> List.of(event.label(), event.name(), event.outcome()))
-                        .toList()));
+                answer.add(
+                        "events",
+                        new Gson()
+                                .toJsonTree(events.stream()
+                                        .map(event -> List.of(event.label(), event.name(), event.outcome()))
+                                        .toList()));
                 return answer;
             }
             case "close" -> {

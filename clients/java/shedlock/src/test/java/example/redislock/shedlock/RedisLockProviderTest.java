@@ -69,7 +69,8 @@ class RedisLockProviderTest {
     @Test
     void itIsExtended() throws Exception {
         with((provider, server) -> {
-            SimpleLock lock = provider.lock(job(Duration.ofSeconds(20), Duration.ZERO)).orElseThrow();
+            SimpleLock lock =
+                    provider.lock(job(Duration.ofSeconds(20), Duration.ZERO)).orElseThrow();
             SimpleLock longer = lock.extend(LONG, Duration.ZERO).orElseThrow();
             assertTrue(server.jedis.pttl("shedlock:job") > 500_000);
             assertThrows(IllegalStateException.class, lock::unlock);
@@ -82,10 +83,14 @@ class RedisLockProviderTest {
     void aLossHidesNothing() throws Exception {
         with((provider, server) -> {
             DefaultLockingTaskExecutor executor = new DefaultLockingTaskExecutor(provider);
-            Throwable error = assertThrows(IllegalArgumentException.class, () -> executor.executeWithLock((Runnable) () -> {
-                server.jedis.del("shedlock:job");
-                throw new IllegalArgumentException("of the task");
-            }, job(LONG, Duration.ZERO)));
+            Throwable error = assertThrows(
+                    IllegalArgumentException.class,
+                    () -> executor.executeWithLock(
+                            (Runnable) () -> {
+                                server.jedis.del("shedlock:job");
+                                throw new IllegalArgumentException("of the task");
+                            },
+                            job(LONG, Duration.ZERO)));
             assertEquals("of the task", error.getMessage());
         });
     }

@@ -22,17 +22,21 @@ class RedisLockRegistryTest {
     void theRegistryIsThatOfSpring() throws Exception {
         try (Server server = new Server();
                 Locks locks = new Locks(new LettuceConnector(server.uri()))) {
-            RedisLockRegistry registry = new RedisLockRegistry(locks, "registry", lock -> lock.lease(Duration.ofSeconds(60)));
+            RedisLockRegistry registry =
+                    new RedisLockRegistry(locks, "registry", lock -> lock.lease(Duration.ofSeconds(60)));
             Lock lock = registry.obtain("job");
             lock.lock();
             assertTrue(registry.obtain("job").tryLock());
             registry.obtain("job").unlock();
-            assertFalse(CompletableFuture.supplyAsync(() -> registry.obtain("job").tryLock()).get());
+            assertFalse(
+                    CompletableFuture.supplyAsync(() -> registry.obtain("job").tryLock())
+                            .get());
             server.jedis.pexpire("registry:job", 30_000);
             registry.renewLock("job");
             assertTrue(server.jedis.pttl("registry:job") > 30_000);
             CompletableFuture<Boolean> other = CompletableFuture.supplyAsync(() -> {
-                assertThrows(TimeoutException.class,
+                assertThrows(
+                        TimeoutException.class,
                         () -> registry.executeLocked("job", Duration.ofMillis(20), () -> assertTrue(false)));
                 return true;
             });

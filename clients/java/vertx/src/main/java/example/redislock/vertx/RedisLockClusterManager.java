@@ -47,16 +47,20 @@ public final class RedisLockClusterManager implements ClusterManager {
 
     @Override
     public void getLockWithTimeout(String name, long timeout, Promise<Lock> promise) {
-        locks.lock(prefix + name).waiting(Duration.ofMillis(timeout)).acquireAsync().whenComplete((hold, error) -> {
-            if (error == null) {
-                promise.complete(new Held(hold));
-            } else if (error instanceof LockException known
-                    && (known.kind() == LockException.Kind.TIMED_OUT || known.kind() == LockException.Kind.BUSY)) {
-                promise.fail(new VertxException("Timed out waiting to get lock " + name, error));
-            } else {
-                promise.fail(error);
-            }
-        });
+        locks.lock(prefix + name)
+                .waiting(Duration.ofMillis(timeout))
+                .acquireAsync()
+                .whenComplete((hold, error) -> {
+                    if (error == null) {
+                        promise.complete(new Held(hold));
+                    } else if (error instanceof LockException known
+                            && (known.kind() == LockException.Kind.TIMED_OUT
+                                    || known.kind() == LockException.Kind.BUSY)) {
+                        promise.fail(new VertxException("Timed out waiting to get lock " + name, error));
+                    } else {
+                        promise.fail(error);
+                    }
+                });
     }
 
     private record Held(Hold hold) implements Lock {
