@@ -34,8 +34,8 @@ def free_port():
 
 
 class Server:
-    def __init__(self, folder):
-        self._folder, self.port = folder, 0
+    def __init__(self, folder, *words):
+        self._folder, self._words, self.port = folder, words, 0
         while self.port == 0 or self.process.poll() is not None:
             # Somebody else may have taken the port meanwhile.
             self.port = free_port()
@@ -43,6 +43,7 @@ class Server:
 
     def start(self):
         words = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self._folder), "--loadmodule", MODULE]
+        words += self._words
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         self.admin = redis.Redis(port=self.port, decode_responses=True)
         until(lambda: self._answers() or self.process.poll() is not None)

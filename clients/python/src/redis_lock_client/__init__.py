@@ -17,9 +17,9 @@ import weakref
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Set, TypeVar
 
 import redis
-import redis.asyncio
 
 from . import aio
+from ._place import place_of
 from ._session import Event, Listener, text
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
@@ -41,11 +41,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-# What of a connection's settings asyncio has, too. Retries are this package's own affair.
-SETTINGS = {"host", "port", "path", "db", "username", "password", "credential_provider", "socket_connect_timeout"}
-SETTINGS |= {"client_name", "decode_responses", "encoding", "encoding_errors"}
-
 
 class Cancellation:
     """Given to an acquire, it lets another thread end the wait. It is for good: a later acquire ends at once."""
@@ -74,24 +69,14 @@ class Cancellation:
 
 
 class Locks:
-    """All locks of this process on the server of `client`. Threads may share it; a forked child has a session of its own.
+    """All locks of this process on the server of `client`, or on the primary that its Sentinels know.
 
-    A call that gets no answer in `patience` seconds is sent again on a new connection. `listener` hears, in the session's
-    thread, how each wait and each hold ended: it must be quick.
+    Threads may share it; a forked child has a session of its own. A call that gets no answer in `patience` seconds is sent again
+    on a new connection. `listener` hears, in the session's thread, how each wait and each hold ended: it must be quick.
     """
 
     def __init__(self, client: "redis.Redis", patience: float = 5.0, listener: Optional[Listener] = None) -> None:
-        pool = client.connection_pool
-        kinds = {
-            redis.Connection: redis.asyncio.Connection,
-            redis.SSLConnection: redis.asyncio.SSLConnection,
-            redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
-        }
-        if pool.connection_class not in kinds:
-            raise Misuse(f"{pool.connection_class.__name__}: connections of this kind are not supported")
-        settings = pool.connection_kwargs
-        self._settings = {name: settings[name] for name in settings if name in SETTINGS or name.startswith("ssl_")}
-        self._kind, self._patience, self._listener = kinds[pool.connection_class], patience, listener
+        self._place, self._patience, self._listener = place_of(client), patience, listener
         # Nothing begins after the end: a call that did would never return.
         self._guard = threading.RLock()
         self._closed = False
@@ -100,8 +85,7 @@ class Locks:
 
     def _start(self) -> None:
         self._loop = loop = asyncio.new_event_loop()
-        pool: Any = redis.asyncio.ConnectionPool(connection_class=self._kind, **self._settings)
-        self.asynchronous = aio.Locks(redis.asyncio.Redis(connection_pool=pool), self._patience, self._listener)
+        self.asynchronous = aio.Locks(self._place, self._patience, self._listener)
         self._thread = threading.Thread(target=_serve, args=(loop,), name="redis-lock", daemon=True)
         self._thread.start()
         self._process = os.getpid()

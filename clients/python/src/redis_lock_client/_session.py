@@ -14,13 +14,13 @@ from collections import deque
 from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Set
 
-import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from .errors import Disconnected, Unavailable, of
+from ._place import Place
+from .errors import Disconnected, LockError, Unavailable, of
 
 BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
 
@@ -182,13 +182,8 @@ class Link:
 class Session:
     """The connections, made when they are needed, and again when they broke."""
 
-    def __init__(self, client: "redis.asyncio.Redis", patience: float, listener: Optional[Listener]) -> None:
-        # No reference to the client: a session that others share ends with it.
-        pool = client.connection_pool
-        # What belongs to RESP3 alone is left out. When to try again is this package's own affair.
-        settings = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
-        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
-        self._kind, self._settings = pool.connection_class, {**settings, **ours}
+    def __init__(self, place: Place, patience: float, listener: Optional[Listener]) -> None:
+        self._place, self._sentinels = place, list(place.sentinels)
         self.patience, self._listener = patience, listener
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
@@ -204,10 +199,57 @@ class Session:
         self.closed = False
 
     async def _open(self, on_message: Optional[Callable[[str], None]]) -> Link:
-        # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself.
-        link = Link(self._kind(**self._settings), on_message, self._wake)
+        if self._place.name is None:
+            return await self._connect(self._place, self.patience, on_message, self._wake)
+        failure = Disconnected("no connection: there is no Sentinel")
+        for _ in list(self._sentinels):
+            try:
+                return await self._primary(self._place.name, on_message)
+            except LockError as error:
+                # What one knows of the name, the others know, too; but a Sentinel may be new, or away: it comes last now.
+                failure = Disconnected(str(error))
+                self._sentinels.append(self._sentinels.pop(0))
+        raise failure
+
+    async def _primary(self, name: str, on_message: Optional[Callable[[str], None]]) -> Link:
+        # Whoever calls does not wait much longer than for one.
+        patience = min(1.0, self.patience) if len(self._sentinels) > 1 else self.patience
+        sentinel = await self._connect(self._sentinels[0], patience, None, lambda: None)
         try:
-            await asyncio.wait_for(link.start(), self.patience)
+            found = await self._ask(sentinel, patience, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        finally:
+            await sentinel.close()
+        if not isinstance(found, list):
+            raise Disconnected(f"no connection: a Sentinel knows no primary {name}")
+        place = self._place.at(text(found[0]), int(found[1]))
+        link = await self._connect(place, self.patience, on_message, self._wake)
+        role = await self._ask(link, self.patience, "ROLE")
+        # After a failover they may name the old one for a moment. Who has no permission to ask is told by the first call.
+        if isinstance(role, list) and text(role[0]) != "master":
+            await link.close()
+            raise Disconnected(f"no connection: {place.settings['host']}:{place.settings['port']} is no primary")
+        return link
+
+    async def _ask(self, link: Link, patience: float, *words: Any) -> Any:
+        """The reply, or the error that is one."""
+        try:
+            return await within(await link.send(*words), patience)
+        except ResponseError as error:
+            return error
+        except (*BROKEN, LockError) as error:
+            await link.close()
+            raise Disconnected(f"no connection: {error}") from error
+
+    async def _connect(
+        self, place: Place, patience: float, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None]
+    ) -> Link:
+        # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself. When to try again is this
+        # package's own affair.
+        ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
+        kind: Any = place.kind
+        link = Link(kind(**{**place.settings, **ours}), on_message, on_end)
+        try:
+            await asyncio.wait_for(link.start(), patience)
         except (*BROKEN, RedisError) as error:
             raise Disconnected(f"no connection: {error}") from error
         return link
@@ -268,8 +310,10 @@ class Session:
         except ResponseError as error:
             ours = of(error)
             if isinstance(ours, Disconnected):
-                # The next connection may lead to another server.
+                # The next connections may lead to another server.
                 link.break_off()
+                if self._messages is not None:
+                    self._messages.break_off()
             raise ours from error
 
     async def block(self, *words: Any, seconds: Optional[float]) -> Any:

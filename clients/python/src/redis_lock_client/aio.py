@@ -12,6 +12,7 @@ from typing import Any, Coroutine, Dict, List, Optional, Sequence, TypeVar, Unio
 
 import redis.asyncio
 
+from ._place import Place, place_of
 from ._session import TRY_AGAIN, Listener, Session, text, told_within
 from .errors import Busy, Disconnected, LockError, Lost, Misuse, TimedOut, Unavailable
 
@@ -406,8 +407,10 @@ class AllOf(Lock):
 class Locks:
     """All locks of this process on one server. `listener` hears how each wait and each hold ended: it must be quick."""
 
-    def __init__(self, client: "redis.asyncio.Redis", patience: float = 5.0, listener: Optional[Listener] = None) -> None:
-        self._session = Session(client, patience, listener)
+    def __init__(
+        self, client: Union["redis.asyncio.Redis", Place], patience: float = 5.0, listener: Optional[Listener] = None
+    ) -> None:
+        self._session = Session(client if isinstance(client, Place) else place_of(client), patience, listener)
 
     def lock(self, key: Name, **how: Any) -> Lock:
         """See the README for what may be said."""

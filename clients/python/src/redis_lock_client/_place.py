@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""Where the server is: what is to be known of a client to make connections like its own, and no more of it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
+
+import redis
+import redis.asyncio
+
+from .errors import Misuse
+
+Kind = Type[redis.asyncio.connection.AbstractConnection]
+
+KINDS: Dict[Any, Kind] = {
+    redis.Connection: redis.asyncio.Connection,
+    redis.SSLConnection: redis.asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+}
+SECURE = (redis.SSLConnection, redis.asyncio.SSLConnection)
+
+# What of a connection's settings asyncio has, too. Retries are this package's own affair.
+SETTINGS = {"host", "port", "path", "db", "username", "password", "credential_provider", "socket_connect_timeout"}
+SETTINGS |= {"client_name", "decode_responses", "encoding", "encoding_errors"}
+
+
+class Place(NamedTuple):
+    kind: Kind
+    settings: Dict[str, Any]
+    name: Optional[str] = None
+    """Of the primary, if these Sentinels know it. Then the settings have no address."""
+    sentinels: Tuple["Place", ...] = ()
+
+    def at(self, host: str, port: int) -> "Place":
+        return Place(self.kind, {**self.settings, "host": host, "port": port})
+
+
+def place_of(client: Any) -> Place:
+    """Of a client for threads or for asyncio. `Misuse` if its connections are of a kind of their own."""
+    pool = client.connection_pool
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager is None:
+        return _place(pool, pool.connection_class)
+    if not pool.is_master:
+        raise Misuse("replicas have no locks: master_for has the client that is needed")
+    plain = _place(pool, redis.asyncio.SSLConnection if issubclass(pool.connection_class, SECURE) else redis.asyncio.Connection)
+    sentinels = tuple(place_of(sentinel) for sentinel in manager.sentinels)
+    return Place(plain.kind, plain.settings, pool.service_name, sentinels)
+
+
+def _place(pool: Any, kind: Any) -> Place:
+    settings = pool.connection_kwargs
+    if isinstance(pool, redis.asyncio.ConnectionPool):
+        # What belongs to RESP3 alone is left out, and a pool that is not to be kept.
+        ours = {name for name in settings if "maint_notifications" not in name} - {"connection_pool"}
+    elif kind in KINDS or kind in KINDS.values():
+        kind = KINDS.get(kind, kind)
+        ours = {name for name in settings if name in SETTINGS or name.startswith("ssl_")}
+    else:
+        raise Misuse(f"{kind.__name__}: connections of this kind are not supported")
+    return Place(kind, {name: settings[name] for name in ours})
