@@ -13,21 +13,30 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import jdk.net.ExtendedSocketOptions;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.DefaultJedisSocketFactory;
 import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.Jedis;
 import redis.clients.jedis.JedisClientConfig;
 import redis.clients.jedis.RedisProtocol;
 import redis.clients.jedis.commands.ProtocolCommand;
+import redis.clients.jedis.exceptions.JedisConnectionException;
 import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.exceptions.JedisException;
 import redis.clients.jedis.util.JedisURIHelper;
 
 /** Connections of Jedis 5 or later. It blocks, so each has two threads: one sends, one reads. */
 public final class JedisConnector implements Wire.Connector {
-    private final HostAndPort server;
+    /** Asked anew for each connection. */
+    private final Supplier<HostAndPort> server;
+
+    /** Whether another server may be the primary than is named. */
+    private final boolean mayFailOver;
+
     private final JedisClientConfig config;
 
     /** {@code redis://[user:password@]host:port[/database]}, or {@code rediss} for TLS. */
@@ -49,7 +58,17 @@ public final class JedisConnector implements Wire.Connector {
 
     /** With the settings of a client: its user, database and TLS. Its time-out is for connecting only. */
     public JedisConnector(HostAndPort server, JedisClientConfig config) {
+        this(() -> server, false, config);
+    }
+
+    /** To the primary that Sentinels know by this name. The settings are for the primary. */
+    public JedisConnector(String name, List<HostAndPort> sentinels, JedisClientConfig config) {
+        this(() -> primary(name, sentinels), true, config);
+    }
+
+    private JedisConnector(Supplier<HostAndPort> server, boolean mayFailOver, JedisClientConfig config) {
         this.server = server;
+        this.mayFailOver = mayFailOver;
         this.config = DefaultJedisClientConfig.builder()
                 .from(config)
                 // A reader waits for as long as nothing is to be read.
@@ -63,8 +82,12 @@ public final class JedisConnector implements Wire.Connector {
         CompletableFuture<Wire> opened = new CompletableFuture<>();
         start("connect", () -> {
             try {
-                Open connection = new Open(server, config);
+                Open connection = new Open(server.get(), config);
                 connection.connect();
+                if (mayFailOver && isReplica(connection)) {
+                    connection.disconnect();
+                    throw new JedisConnectionException("the Sentinels name a server that is not the primary yet");
+                }
                 if (channel != null) {
                     connection.send(List.of("SUBSCRIBE", channel));
                     connection.flush();
@@ -79,6 +102,38 @@ public final class JedisConnector implements Wire.Connector {
             }
         });
         return opened;
+    }
+
+    private static HostAndPort primary(String name, List<HostAndPort> sentinels) {
+        JedisException failure = new JedisConnectionException("there is no Sentinel");
+        JedisClientConfig soon = DefaultJedisClientConfig.builder()
+                .connectionTimeoutMillis(1000)
+                .socketTimeoutMillis(1000)
+                .build();
+        for (HostAndPort address : sentinels) {
+            try (Jedis sentinel = new Jedis(address, soon)) {
+                List<String> found = sentinel.sentinelGetMasterAddrByName(name);
+                if (found != null) {
+                    return new HostAndPort(found.get(0), Integer.parseInt(found.get(1)));
+                }
+                failure = new JedisConnectionException(address + " knows no primary " + name);
+            } catch (JedisException error) {
+                failure = error;
+            }
+        }
+        throw failure;
+    }
+
+    private static boolean isReplica(Open connection) {
+        connection.send(List.of("ROLE"));
+        connection.flush();
+        try {
+            return JedisWire.text(connection.getUnflushedObject()) instanceof List<?> role
+                    && !"master".equals(role.get(0));
+        } catch (JedisDataException refused) {
+            // Who has no permission to ask is told by the first call.
+            return false;
+        }
     }
 
     @Override

@@ -80,7 +80,7 @@ class LocksTest {
                 .collect(Collectors.toSet());
     }
 
-    private static void until(String what, Callable<Boolean> condition) throws Exception {
+    static void until(String what, Callable<Boolean> condition) throws Exception {
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(20);
         while (!condition.call()) {
             assertTrue(System.nanoTime() - deadline < 0, () -> "waited in vain until " + what + ": " + threads());

@@ -6,6 +6,7 @@ import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.exceptions.JedisConnectionException;
@@ -21,7 +22,7 @@ public final class Server implements AutoCloseable {
     private final Path folder;
 
     /** Starts it. */
-    public Server() throws IOException, InterruptedException {
+    public Server(String... more) throws IOException, InterruptedException {
         Path module = Path.of(System.getProperty("redislock.module"));
         folder = Files.createTempDirectory("redis-lock-java");
         for (int attempt = 1; ; attempt++) {
@@ -29,18 +30,10 @@ public final class Server implements AutoCloseable {
             try (ServerSocket socket = new ServerSocket(0)) {
                 free = socket.getLocalPort();
             }
-            Process started = new ProcessBuilder(
-                            "redis-server",
-                            "--port",
-                            "" + free,
-                            "--bind",
-                            "127.0.0.1",
-                            "--save",
-                            "",
-                            "--dir",
-                            folder.toString(),
-                            "--loadmodule",
-                            module.toString())
+            List<String> words = new ArrayList<>(List.of("redis-server", "--port", "" + free, "--bind", "127.0.0.1"));
+            words.addAll(List.of("--save", "", "--dir", folder.toString(), "--loadmodule", module.toString()));
+            words.addAll(List.of(more));
+            Process started = new ProcessBuilder(words)
                     .redirectErrorStream(true)
                     .redirectOutput(folder.resolve("log").toFile())
                     .start();
@@ -105,6 +98,7 @@ public final class Server implements AutoCloseable {
     public void close() throws IOException {
         jedis.close();
         process.destroyForcibly().onExit().join();
+        Files.deleteIfExists(folder.resolve("dump.rdb"));
         Files.deleteIfExists(folder.resolve("log"));
         Files.deleteIfExists(folder);
     }
