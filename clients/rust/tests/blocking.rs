@@ -6,9 +6,11 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::thread;
 
-use redis_lock_client::Canceller;
+use redis::{FromRedisValue, Value};
+use redis_lock_client::{Canceller, Locks, Settings};
 use support::{ms, until, Proxy, Server};
 
 #[test]
@@ -115,4 +117,81 @@ fn the_reply_of_a_grant_is_lost() {
         });
         server.assert_nothing_left("a");
     }
+}
+
+#[test]
+fn a_wait_is_disturbed_as_often_as_it_likes() {
+    let Some(server) = Server::start(&[]) else { return };
+    let first = server.locks().lock("a").lease(ms(60_000)).acquire().unwrap();
+    let locks = Locks::with_settings(&server.client(), Settings::new().patience(ms(150))).unwrap();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").blocking().acquire());
+        for round in 0..3 {
+            server.until_waiting("a", 1);
+            // For longer than it has patience with a server that is not there.
+            until("it has waited", || waited(&server, "a") > 400);
+            let killed: usize = server.call(&format!("CLIENT KILL ID {}", waiter(&server, "a")));
+            assert_eq!(killed, 1, "{round}");
+        }
+        server.until_waiting("a", 1);
+        first.release().unwrap();
+        wait.join().unwrap().unwrap().release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_grant_of_unknown_age_is_renewed_before_it_counts() {
+    let Some(server) = Server::start(&[]) else { return };
+    let first = server.locks().lock("a").lease(ms(60_000)).acquire().unwrap();
+    let locks = server.locks();
+    let renewals = || -> usize {
+        let stats: String = server.call("INFO commandstats");
+        let line = stats.lines().find(|line| line.to_lowercase().starts_with("cmdstat_lock.renew:calls="));
+        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    };
+    let wait = |lease| locks.lock("a").lease(ms(lease)).blocking().acquire();
+    thread::scope(|scope| {
+        // More than a twentieth of the lease, and less.
+        let long = scope.spawn(|| wait(1000));
+        server.until_waiting("a", 1);
+        until("it has waited", || waited(&server, "a") > 60);
+        first.release().unwrap();
+        let hold = long.join().unwrap().unwrap();
+        assert_eq!(renewals(), 1);
+        hold.release().unwrap();
+    });
+    wait(3_600_000).unwrap().release().unwrap();
+    assert_eq!(renewals(), 1);
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_grant_that_could_not_be_confirmed_is_given_back() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(300));
+    // There is a connection for commands already.
+    locks.lock("b").acquire().unwrap().release().unwrap();
+    proxy.cut_reply_of("LOCK.RENEW");
+    let hold = locks.lock("a").keep(true).wait(ms(20_000)).blocking().acquire().unwrap();
+    assert!(proxy.has_cut());
+    assert_eq!(server.holder("a"), [hold.owner()]);
+    hold.release().unwrap();
+    server.assert_nothing_left("a");
+}
+
+fn field(server: &Server, key: &str, name: &str) -> u64 {
+    let waiters: Vec<HashMap<String, Value>> = server.call(&format!("LOCK.WAITERS {key}"));
+    let number = waiters.first().and_then(|waiter| waiter.get(name).cloned());
+    number.map_or(0, |number| u64::from_redis_value(number).unwrap())
+}
+
+/// In milliseconds.
+fn waited(server: &Server, key: &str) -> u64 {
+    field(server, key, "waited")
+}
+
+fn waiter(server: &Server, key: &str) -> u64 {
+    field(server, key, "client")
 }

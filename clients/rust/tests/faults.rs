@@ -464,3 +464,47 @@ fn a_storm_of_cuts_and_cancels_leaves_nothing() {
     // What had to be undone while there was no connection is undone by and by.
     until("nothing is left", || !server.held("a") && server.waiters("a") == 0);
 }
+
+#[test]
+fn what_was_given_up_before_there_was_a_connection_is_never_sent() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    proxy.freeze(true);
+    let locks = proxy.locks(ms(20_000));
+    for blocks in [false, true] {
+        let lock = locks.lock("a").wait(ms(100));
+        let lock = if blocks { lock.blocking() } else { lock };
+        assert!(lock.acquire().is_err());
+    }
+    proxy.freeze(false);
+    locks.lock("b").acquire().unwrap().release().unwrap();
+    let calls: String = server.call("INFO commandstats");
+    let line = calls.lines().find(|line| line.to_lowercase().starts_with("cmdstat_lock.acquire:"));
+    assert!(line.unwrap().contains("calls=1,"), "{calls}");
+    assert!(!server.held("a"));
+}
+
+#[test]
+fn the_messages_come_from_where_the_commands_go() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let ids = |kind: &str| -> Vec<u64> {
+        let list: String = server.call(&format!("CLIENT LIST TYPE {kind}"));
+        let ours = list.lines().filter(|line| !line.contains("cmd=client"));
+        ours.map(|line| line[3..].split(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    let first = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| locks.lock("a").acquire());
+        server.until_waiting("a", 1);
+        let [before] = ids("pubsub")[..] else { panic!("one is subscribed") };
+        let [commands] = ids("normal")[..] else { panic!("one is for commands") };
+        let _: usize = server.call(&format!("CLIENT KILL ID {commands}"));
+        until("another is subscribed", || ids("pubsub").iter().any(|id| *id != before));
+        until("that one has gone", || ids("pubsub").len() == 1);
+        server.until_waiting("a", 1);
+        first.release().unwrap();
+        wait.join().unwrap().unwrap().release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
