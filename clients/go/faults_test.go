@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -233,6 +234,57 @@ func TestAConnectionThatSaysNothingIsGivenUp(t *testing.T) {
 	p.vanish(true)
 	if err := hold.Release(background); err != nil || !s.free("a") {
 		t.Fatal(err)
+	}
+}
+
+func TestAWaitOnItsOwnConnectionOutlivesSilence(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(200*time.Millisecond))
+	// There is a connection for commands.
+	if err := locks.Do(background, "b", func(context.Context) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	first := must(locksAt(t, s.address()).Acquire(background, "a", lock.WithLease(time.Minute)))
+	waited := make(chan error, 1)
+	go func() {
+		waited <- locks.Do(background, "a", func(context.Context) error { return nil }, lock.WithOwnConnection())
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	p.vanish(true)
+	if err := first.Release(background); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is free", func() bool { return s.free("a") })
+}
+
+func TestAHoldIsAsOldAsItsGrant(t *testing.T) {
+	s := start(t)
+	var mu sync.Mutex
+	took := map[string]time.Duration{}
+	locks := locksAt(t, s.address(), lock.WithListener(func(event lock.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		took[event.Name] = event.Took
+	}))
+	first := must(locksAt(t, s.address()).Acquire(background, "a", lock.WithLease(time.Minute)))
+	waited := make(chan *lock.Hold, 1)
+	go func() {
+		waited <- must(locks.Acquire(background, "a", lock.WithOwnConnection(), lock.WithMaxHold(500*time.Millisecond)))
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	time.Sleep(600 * time.Millisecond)
+	_ = first.Release(background)
+	if err := (<-waited).Release(background); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if took["held"] >= took["waited"] {
+		t.Fatal(took)
 	}
 }
 

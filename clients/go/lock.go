@@ -169,13 +169,16 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 		sent := time.Now()
 		switch {
 		case own:
-			value, alone, err = s.block(ctx, append(words[:len(words):len(words)], "BLOCK", remaining(ctx))...)
+			var asked time.Time
+			if value, alone, asked, err = s.block(ctx, words[:len(words):len(words)]...); !asked.IsZero() {
+				sent = asked
+				if time.Since(asked) > min(courtesy, s.patience) {
+					// It waited in a server that was there.
+					failure, giveUp = nil, time.Now().Add(s.patience)
+				}
+			}
 		case err == nil:
 			value, err = s.call(ctx, words...)
-		}
-		if own && time.Since(sent) > 2*s.patience {
-			// It waited in a server that was there, for longer than a connection may take.
-			giveUp = time.Now().Add(s.patience)
 		}
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: sent}
@@ -184,6 +187,10 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 			// lease runs already. And what is bound to a connection is to be bound to the session's.
 			sent = time.Now()
 			_, err = s.call(ctx, hold.renewal(h.lease)...)
+		}
+		if own {
+			// It was granted now, and not when it was asked for.
+			hold.since = time.Now()
 		}
 		if alone != nil && err == nil {
 			s.rest(alone)
@@ -195,6 +202,10 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 			hold.begin(ctx, sent)
 			return hold, nil
 		case err == nil && value == nil && own:
+			// A moment before the context says so, too, and why.
+			if sleep(ctx, tryAgain) != nil {
+				return nil, ended(ctx)
+			}
 			return nil, &Error{Kind: ErrTimeout, Text: "somebody else has it"}
 		case err == nil && value == nil:
 			return nil, &Error{Kind: ErrBusy, Text: "somebody else has it"}
@@ -224,15 +235,6 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 			return nil, ended(ctx)
 		}
 	}
-}
-
-// remaining is for how many milliseconds the server lets a call wait: without limit with 0.
-func remaining(ctx context.Context) int64 {
-	deadline, limited := ctx.Deadline()
-	if !limited {
-		return 0
-	}
-	return max(1, min(millis(time.Until(deadline)), 1e12))
 }
 
 // undo takes back whatever an acquire has got.

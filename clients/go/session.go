@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -27,6 +26,10 @@ const (
 
 // tryAgain is the pause after a connection broke.
 const tryAgain = 50 * time.Millisecond
+
+// lookAgain is how often who waits in the server looks whether it is there. With the patience after that, a server remembers a call
+// for longer.
+func (s *session) lookAgain() time.Duration { return min(8*time.Second, s.patience*8/5) }
 
 // A session is two connections that carry all waits and holds: made when they are needed, and again when they broke.
 type session struct {
@@ -197,37 +200,70 @@ func (s *session) serve(l *link, in *bufio.Reader) {
 	})
 }
 
-// block carries out a call that waits in the server, and nobody else's meanwhile. What it gets is bound to the link, which is to be
-// given to rest, or broken off. If the context ends first, the link is gone, and the wait with it.
-func (s *session) block(ctx context.Context, words ...any) (any, *link, error) {
+// block carries out a call that waits in the server, and nobody else's meanwhile. It tells when the call was sent, if it was. What it
+// gets is bound to the link, which is to be given to rest, or broken off. If the context ends first, the link is gone, and the wait
+// with it.
+func (s *session) block(ctx context.Context, words ...any) (value any, l *link, sent time.Time, err error) {
+	if l, err = s.ownLink(ctx); err != nil {
+		return nil, nil, sent, err
+	}
+	// TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one.
+	probe := time.NewTicker(s.lookAgain())
+	defer probe.Stop()
+	sent = time.Now()
+	answer := l.send(append(words, "BLOCK", remaining(ctx)))
+	for {
+		select {
+		case got := <-answer:
+			if got.err != nil {
+				l.breakOff(got.err)
+				return nil, nil, sent, got.err
+			}
+			return got.value, l, sent, nil
+		case <-probe.C:
+			s.spawn(func() {
+				if err := s.insist(ctx, s.patience, "PING"); passes(err) {
+					l.breakOff(err)
+				}
+			})
+		case <-ctx.Done():
+			l.breakOff(ctx.Err())
+			return nil, nil, sent, ended(ctx)
+		}
+	}
+}
+
+func (s *session) ownLink(ctx context.Context) (*link, error) {
 	s.mu.Lock()
 	l := s.idle
 	s.idle = nil
 	s.mu.Unlock()
-	if l == nil || !l.alive() {
-		dialing, cancel := context.WithTimeout(ctx, s.patience)
-		defer cancel()
-		made, in, err := s.dial(dialing, own)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil, nil, ended(ctx)
-			}
-			return nil, nil, err
-		}
-		l = made
-		s.serve(l, in)
+	if l != nil && l.alive() {
+		return l, nil
 	}
-	select {
-	case got := <-l.send(words):
-		if got.err != nil {
-			l.breakOff(got.err)
-			return nil, nil, got.err
-		}
-		return got.value, l, nil
-	case <-ctx.Done():
-		l.breakOff(ctx.Err())
-		return nil, nil, ended(ctx)
+	dialing, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	l, in, err := s.dial(dialing, own)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return nil, ended(ctx)
+	default:
+		return nil, err
 	}
+	// That concerns nobody else.
+	l.onEnd = func() {}
+	s.serve(l, in)
+	return l, nil
+}
+
+// remaining is for how many milliseconds the server lets a call wait: without limit with 0.
+func remaining(ctx context.Context) int64 {
+	deadline, limited := ctx.Deadline()
+	if !limited {
+		return 0
+	}
+	return max(1, min(millis(time.Until(deadline)), 1e12))
 }
 
 // rest keeps a link to which nothing is bound for the next call that waits.
@@ -304,25 +340,10 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 		return nil, nil, broken(err)
 	}
 	l := &link{conn: conn, patience: s.patience, onEnd: s.wake, dead: make(chan struct{}), wake: make(chan struct{}, 1)}
-	switch kind {
-	case messages:
+	if kind == messages {
 		l.onMessage = s.told
-	case own:
-		l.onEnd = func() {}
-		noticesSilence(conn)
 	}
 	return l, in, nil
-}
-
-// noticesSilence lets a read end within a minute if the server has vanished, by TCP: nothing else does while a call waits.
-func noticesSilence(conn net.Conn) {
-	if secured, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		conn = secured.NetConn()
-	}
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetKeepAlive(true)
-		_ = tcp.SetKeepAlivePeriod(5 * time.Second)
-	}
 }
 
 func credentials(ctx context.Context, options *redis.Options) (string, string, error) {

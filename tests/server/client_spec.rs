@@ -96,6 +96,7 @@ scenarios!(
     s32_waits_on_connections_of_their_own,
     s33_a_cancel_that_meets_the_grant_on_its_own_connection,
     s34_a_wait_on_its_own_connection_goes_on,
+    s35_a_wait_on_its_own_connection_has_time,
 );
 
 fn scenarios() -> &'static BTreeMap<String, Value> {

@@ -194,16 +194,16 @@ fn node(url: &str) -> Result<ConnectionInfo, String> {
     })
 }
 
-/// A server that is gone without a word is noticed within half a minute, also while nothing is sent.
+/// A server that is gone without a word is noticed within fifteen seconds, also while nothing is sent.
 pub(crate) fn tcp() -> TcpSettings {
     let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(10))
-        .with_interval(Duration::from_secs(5))
+        .with_time(Duration::from_secs(6))
+        .with_interval(Duration::from_secs(3))
         .with_retries(3);
     TcpSettings::default()
         .set_nodelay(true)
         .set_keepalive(keepalive)
-        .set_user_timeout(Duration::from_secs(25))
+        .set_user_timeout(Duration::from_secs(15))
 }
 
 /// What the server says, for one who may not know that it has no locks.

@@ -5,9 +5,6 @@
 
 import { MisuseError } from './errors.js';
 
-/** After so long without a word TCP asks whether the server is there, in milliseconds. */
-const KEEP_ALIVE = 5000;
-
 /** One connection. What is not answered when it ends fails. */
 export interface Wire {
   /** Until then no call may be made. */
@@ -81,8 +78,6 @@ function ioredis(client: IoredisLike): Open {
       enableAutoPipelining: false,
       stringNumbers: false,
       keyPrefix: '',
-      // A call may wait for long, and finds out that the server has vanished.
-      keepAlive: KEEP_ALIVE,
     });
     let [why, ended] = [undefined as unknown, false];
     redis.on('error', (error) => (why = error));
@@ -115,13 +110,7 @@ function ioredis(client: IoredisLike): Open {
 function nodeRedis(client: NodeRedisLike): Open {
   return (onEnd, inbox) => {
     const redis = client.duplicate({
-      socket: {
-        ...client.options?.socket,
-        reconnectStrategy: false,
-        socketTimeout: undefined,
-        keepAlive: true,
-        keepAliveInitialDelay: KEEP_ALIVE,
-      },
+      socket: { ...client.options?.socket, reconnectStrategy: false, socketTimeout: undefined },
       disableOfflineQueue: true,
       commandsQueueMaxLength: undefined,
       commandOptions: undefined,

@@ -7,7 +7,7 @@ import { BusyError, CancelledError, Disconnected, LockError, LostError, MisuseEr
 import { tell } from './events.js';
 import { type Grant, Hold } from './hold.js';
 import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
-import { Bell, now, onAbort, Session, sleep, TRY_AGAIN } from './session.js';
+import { Bell, now, onAbort, Session, sleep, SOON, TRY_AGAIN } from './session.js';
 
 /** Who holds locks, and who waits for them. */
 export interface Snapshot {
@@ -25,9 +25,6 @@ export interface LockInfo {
 
 /** A message may be lost. Who waits asks again so often (in milliseconds), and keeps its place. */
 const ASK_AGAIN = 3000;
-
-/** A call that has no time to wait has so many milliseconds for its reply. */
-const SOON = 1000;
 
 const PROCESS = `${hostname()}/${process.pid}`;
 
@@ -200,9 +197,9 @@ export class Locks {
       for (;;) {
         check();
         bell.clear();
-        const asked = now();
+        let asked = Infinity;
         try {
-          if (own) return await this.#block(hold, how, words, deadline, broken);
+          if (own) return await this.#block(hold, how, words, deadline, broken, () => (asked = now()));
           // A wait without limit ends when there is no server.
           const patience = Math.max(SOON, deadline - now());
           if (waits) await session.listen(patience);
@@ -223,8 +220,8 @@ export class Locks {
           if (reply === null) return null;
           failing = undefined;
         } catch (error) {
-          // It waited in a server that was there, for longer than a connection may take.
-          if (own && now() - asked > 2 * session.patience) failing = undefined;
+          // It waited in a server that was there.
+          if (own && now() - asked > Math.min(SOON, session.patience)) failing = undefined;
           failing ??= now();
           // A try is sent again once, and a wait without limit until there was no server for some time.
           const isOver = waits ? now() > (how.wait === undefined ? failing + session.patience : deadline) : broken;
@@ -243,12 +240,25 @@ export class Locks {
   }
 
   /** Waits in the server. The grant is bound to the connection of that call, and then to the session's. */
-  async #block(hold: Hold, how: How, words: readonly string[], deadline: number, broken: boolean): Promise<Grant | null> {
+  async #block(
+    hold: Hold,
+    how: How,
+    words: readonly string[],
+    deadline: number,
+    broken: boolean,
+    isSent: () => void,
+  ): Promise<Grant | null> {
     const session = this.#session;
-    const sent = now();
-    const limit = Math.min(1e12, deadline - sent);
-    const block = ['BLOCK', how.wait === undefined ? '0' : ms(Math.max(1, limit))];
-    const { reply, wire } = await session.block([...words, ...block], deadline - sent + session.patience, how.signal);
+    let sent = now();
+    const left = (): number => deadline - now();
+    const block = (): string => (how.wait === undefined ? '0' : ms(Math.min(1e12, Math.max(1, left()))));
+    const { reply, wire } = await session.block(() => [...words, 'BLOCK', block()], left, {
+      signal: how.signal,
+      sent: () => {
+        sent = now();
+        isSent();
+      },
+    });
     let renewed = sent;
     // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.
     if (reply !== null && (broken || how.keep || now() - sent > how.lease / 20)) {

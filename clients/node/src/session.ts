@@ -10,6 +10,19 @@ import { Disconnected, errorOf, UnavailableError } from './errors.js';
 /** After a connection broke, in milliseconds. */
 export const TRY_AGAIN = 50;
 
+/** A call that has no time to wait has so many milliseconds for its reply. */
+export const SOON = 1000;
+
+/** So often, in milliseconds and at most, who waits in the server looks whether it is there: in patiences, too. With another
+ *  patience after that, a server remembers a call for longer. */
+const LOOK_AGAIN = { most: 8000, patiences: 1.6 };
+
+/** What ends a call that waits in the server, and who hears that it is on its way. */
+export interface Blocking {
+  signal: AbortSignal | undefined;
+  sent: () => void;
+}
+
 /** By a clock that nobody sets, in milliseconds. */
 export const now = (): number => performance.now();
 
@@ -21,6 +34,15 @@ export function onAbort(signal: AbortSignal, abort: () => void): () => void {
   setMaxListeners(0, signal);
   signal.addEventListener('abort', abort, { once: true });
   return () => signal.removeEventListener('abort', abort);
+}
+
+/** A connection says nothing of whether anybody is behind it who answers. A refusal is an answer, too. */
+async function isThere(wire: Wire): Promise<void> {
+  try {
+    await wire.call(['PING']);
+  } catch (cause) {
+    if (errorOf(cause) instanceof Disconnected) throw cause;
+  }
 }
 
 /** Something that may be waited for, again and again. */
@@ -93,27 +115,33 @@ export class Session {
     }
   }
 
-  /** The reply to a call that waits in the server, for so many milliseconds at most, and the connection that no other call had
+  /** The reply to a call that waits in the server, in `ms()` milliseconds at most, and the connection that no other call had
    *  meanwhile. What is bound to that stays until it is closed, or `rest`s. It is closed when the signal is aborted. */
-  async block(words: readonly string[], ms: number, signal: AbortSignal | undefined): Promise<{ reply: unknown; wire: Wire }> {
+  async block(words: () => readonly string[], ms: () => number, { signal, sent }: Blocking): Promise<{ reply: unknown; wire: Wire }> {
     if (this.closed) throw new UnavailableError('closed');
-    const wire = this.#idle ?? this.#openOwn();
+    const idle = this.#idle;
     this.#idle = undefined;
+    const wire = idle ?? this.#openOwn();
     const close = (): void => wire.close();
     const forget = signal && onAbort(signal, close);
-    const connecting = setTimeout(close, this.patience);
-    // It keeps the process alive, too.
-    const late = Number.isFinite(ms) ? setTimeout(close, Math.min(ms, 2 ** 31 - 1)) : setInterval(() => undefined, 2 ** 30);
+    // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. And a timer
+    // keeps the process alive.
+    const look = (): unknown => this.insist(['PING'], this.patience).catch((error: unknown) => error instanceof Disconnected && close());
+    const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
+    let late = setTimeout(close, this.patience);
     try {
       await wire.ready;
-      clearTimeout(connecting);
-      return { reply: await wire.call(words), wire };
+      if (idle === undefined) await isThere(wire);
+      clearTimeout(late);
+      sent();
+      if (Number.isFinite(ms())) late = setTimeout(close, Math.min(Math.max(0, ms()) + SOON, 2 ** 31 - 1));
+      return { reply: await wire.call(words()), wire };
     } catch (cause) {
       close();
       throw errorOf(cause);
     } finally {
       forget?.();
-      clearTimeout(connecting);
+      clearInterval(probe);
       clearTimeout(late);
     }
   }

@@ -165,6 +165,22 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('so does a wait on a connection of its own', async () => {
+      const impatient = new Locks(client, { patience: 300 });
+      try {
+        // There is a connection for commands.
+        await impatient.request('other', () => undefined);
+        assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', 'somebody', 'PX', '60000'), 1);
+        const wait = impatient.acquire('k', { ownConnection: true });
+        await until(async () => (await server.waiters('k')) === 1);
+        proxy.freezeWhatIsThere();
+        await server.admin.call('LOCK.RELEASE', 'k', 'somebody');
+        await (await wait).release();
+      } finally {
+        await impatient.close();
+      }
+    });
+
     test('who waits asks at once when only the connection for messages broke', async () => {
       assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', 'somebody', 'PX', '60000'), 1);
       const wait = locks.acquire('k');

@@ -42,6 +42,6 @@ test('every option has its line', () => {
   const text = readFileSync(new URL('../README.md', import.meta.url), 'utf8');
   const options = readFileSync(new URL('../src/options.ts', import.meta.url), 'utf8');
   const names = [...options.matchAll(/^ {2}(\w+)\?:/gm)].map(([, name]) => name);
-  assert.equal(names.length, 11);
+  assert.equal(names.length, 12);
   for (const name of names) assert.match(text, new RegExp(`^\\| \`${name}\` \\|`, 'm'), name);
 });

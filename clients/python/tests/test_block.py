@@ -247,3 +247,20 @@ def test_what_several_cannot_be(locks):
     for keys, how in (((), {}), (("a",), {"fence": True}), (("a",), {"limit": 2}), (("a", "a"), {})):
         with pytest.raises(Misuse):
             locks.all_of(*keys, **how).acquire()
+
+
+def test_silence_ends_a_wait_without_limit(server, proxy):
+    locks = Locks(redis.Redis(port=proxy.port), patience=0.3)
+    first = Locks(redis.Redis(port=server.port))
+    hold = first.lock("a", lease=60).acquire()
+    thread, ended = in_thread(locks.lock("a", own_connection=True).acquire)
+    until(lambda: server.waiters("a") == 1)
+    proxy.frozen.set()
+    thread.join(20)
+    assert isinstance(ended[0], Unavailable)
+    proxy.frozen.clear()
+    until(lambda: server.waiters("a") == 0)
+    hold.release()
+    assert not server.held("a")
+    locks.close()
+    first.close()

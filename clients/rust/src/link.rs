@@ -37,7 +37,7 @@ pub(crate) struct Link {
     state: Mutex<State>,
     /// Of a connection that is subscribed.
     on_message: Option<OnMessage>,
-    on_end: Box<dyn Fn() + Send + Sync>,
+    on_end: Box<dyn Fn(&Link) + Send + Sync>,
 }
 
 struct State {
@@ -69,7 +69,7 @@ impl Link {
     pub(crate) fn open(
         connect: impl FnOnce() -> Result<Talk> + Send + 'static,
         inbox: Option<(String, OnMessage)>,
-        on_end: impl Fn() + Send + Sync + 'static,
+        on_end: impl Fn(&Link) + Send + Sync + 'static,
     ) -> Result<(Arc<Link>, JoinHandle<()>)> {
         let state = State {
             phase: Phase::Connecting,
@@ -196,7 +196,7 @@ impl Link {
         }
         // Else it was no connection that anybody could count on, and each tries again at his own pace.
         if answered {
-            (self.on_end)();
+            (self.on_end)(self);
         }
     }
 

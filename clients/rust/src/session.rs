@@ -173,8 +173,13 @@ impl Session {
             let hear: OnMessage = Box::new(move |message| other.told(message));
             (self.inbox.clone(), hear)
         });
-        let on_end = move || {
+        let on_end = move |link: &Link| {
             let mut links = locked(&session.links);
+            let current = links.ways.get(&node).and_then(|way| way.commands.as_ref());
+            if commands && !current.is_some_and(|current| std::ptr::eq(Arc::as_ptr(current), link)) {
+                // One that a wait has for itself concerns nobody else.
+                return;
+            }
             links.map.forget(&node);
             // What is heard of a server that is gone is nothing; a new connection may lead to another.
             let messages = links.ways.get_mut(&node).filter(|_| commands).and_then(|way| way.messages.take());
@@ -323,21 +328,27 @@ impl Session {
 
     /// Sends the call on, if the answer is that another server has the key.
     fn answered(self: &Arc<Self>, node: Node, mut call: Call, result: Result<Value>, then: Then) {
+        self.heed(&result);
         match self.goes_on(&node, &mut call, &result) {
             Some((node, asking)) => self.send_to(node, asking, call, then),
             None => then(result),
         }
     }
 
-    /// Learns from an answer who has the slot. Returns whether the call goes on, and to whom.
-    fn goes_on(&self, node: &Node, call: &mut Call, result: &Result<Value>) -> Option<(Node, bool)> {
-        let Err(error) = result else { return None };
+    /// Gives up the connections if another server has the locks.
+    fn heed(&self, result: &Result<Value>) {
+        let Err(error) = result else { return };
         // What is bound to a connection would end with it.
         let may_leave =
             || self.server.may_fail_over() && !locked(&self.holds).values().any(|hold| hold.is_kept());
         if error.is_elsewhere() || error.may_be_elsewhere() && may_leave() {
             self.leave();
         }
+    }
+
+    /// Learns from an answer who has the slot. Returns whether the call goes on, and to whom.
+    fn goes_on(&self, node: &Node, call: &mut Call, result: &Result<Value>) -> Option<(Node, bool)> {
+        let Err(error) = result else { return None };
         if error.is_of_connection() || error.is_of_nobody() {
             locked(&self.links).map.forget(node);
         }

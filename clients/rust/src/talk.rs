@@ -125,6 +125,10 @@ impl Talk {
     }
 }
 
+/// For so long what was sent may go without a sign of its arrival. TCP itself would wait for a quarter of an hour.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const UNANSWERED: Duration = Duration::from_secs(15);
+
 /// How the text begins if a connection ended.
 const LOST: &str = "the connection is lost: ";
 
@@ -163,16 +167,15 @@ fn connect(info: &ConnectionInfo, patience: Duration) -> IoResult<Socket> {
             Ok(stream) => {
                 let (socket, settings) = (Socket::from(stream), info.tcp_settings());
                 socket.set_tcp_nodelay(true)?;
-                // A server that is gone without a word is noticed also while nothing is sent.
+                // A server that is gone without a word is noticed also while nothing is sent: before it would have forgotten a
+                // call, so that this can be sent again.
                 let often = TcpKeepalive::new()
-                    .with_time(Duration::from_secs(15))
-                    .with_interval(Duration::from_secs(5))
+                    .with_time(Duration::from_secs(6))
+                    .with_interval(Duration::from_secs(3))
                     .with_retries(3);
                 socket.set_tcp_keepalive(settings.keepalive().unwrap_or(&often))?;
                 #[cfg(any(target_os = "linux", target_os = "android"))]
-                if let Some(time) = settings.user_timeout() {
-                    socket.set_tcp_user_timeout(Some(time))?;
-                }
+                socket.set_tcp_user_timeout(Some(settings.user_timeout().unwrap_or(UNANSWERED)))?;
                 return Ok(socket);
             }
             Err(error) => last = error,

@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket as socket_module
 import time
 import uuid
 import weakref
 from collections import deque
 from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
-from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Set
+from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -23,6 +22,13 @@ from ._place import Place
 from .errors import Disconnected, LockError, Unavailable, of
 
 BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
+
+# A call that has no time to wait has so many seconds for its reply.
+SOON = 1.0
+
+# So often, in seconds at most and in patiences, who waits in the server looks whether it is there. With another patience after
+# that, a server remembers a call for longer.
+LOOK_AGAIN = (8.0, 1.6)
 
 # After a broken connection, in seconds.
 TRY_AGAIN = 0.05
@@ -85,8 +91,9 @@ async def told_within(event: asyncio.Event, seconds: float) -> None:
 class Link:
     """A connection on which calls overtake nothing and wait for nothing: replies come in the order of the calls."""
 
-    def __init__(self, connection: Any, on_message: Optional[Callable[[Any], None]], on_end: Callable[[], None]) -> None:
-        self._connection, self._on_message, self._on_end = connection, on_message, on_end
+    def __init__(self, connection: Any, on_message: Optional[Callable[[Any], None]]) -> None:
+        self._connection, self._on_message = connection, on_message
+        self.on_end: Callable[[], None] = lambda: None
         self._replies: Deque["asyncio.Future[Any]"] = deque()
         self._write = asyncio.Lock()
         self.open = True
@@ -106,9 +113,6 @@ class Link:
         if socket is not None and socket.family != AF_UNIX:
             # A wait without limit has no other way to find that its server has vanished.
             socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-            for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-                if hasattr(socket_module, name):
-                    socket.setsockopt(socket_module.IPPROTO_TCP, getattr(socket_module, name), value)
         _links.add(self)
         self._reader = asyncio.ensure_future(self._read())
 
@@ -165,7 +169,7 @@ class Link:
                 reply.set_exception(Disconnected("the connection is lost"))
                 reply.exception()  # Nobody may be left to look at it.
         self._abort()
-        self._on_end()
+        self.on_end()
 
     def _abort(self) -> None:
         writer, self._connection._writer = self._connection._writer, None
@@ -198,20 +202,25 @@ class Session:
         self._opening = asyncio.Lock()
         self.closed = False
 
-    async def _open(self, on_message: Optional[Callable[[str], None]]) -> Link:
+    async def _open(
+        self, on_message: Optional[Callable[[str], None]], on_end: Optional[Callable[[], None]] = None
+    ) -> Link:
+        on_end = on_end or self._wake
         if self._place.name is None:
-            return await self._connect(self._place, self.patience, on_message, self._wake)
+            return await self._connect(self._place, self.patience, on_message, on_end)
         failure = Disconnected("no connection: there is no Sentinel")
         for _ in list(self._sentinels):
             try:
-                return await self._primary(self._place.name, on_message)
+                return await self._primary(self._place.name, on_message, on_end)
             except LockError as error:
                 # What one knows of the name, the others know, too; but a Sentinel may be new, or away: it comes last now.
                 failure = Disconnected(str(error))
                 self._sentinels.append(self._sentinels.pop(0))
         raise failure
 
-    async def _primary(self, name: str, on_message: Optional[Callable[[str], None]]) -> Link:
+    async def _primary(
+        self, name: str, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None]
+    ) -> Link:
         # Whoever calls does not wait much longer than for one.
         patience = min(1.0, self.patience) if len(self._sentinels) > 1 else self.patience
         sentinel = await self._connect(self._sentinels[0], patience, None, lambda: None)
@@ -222,7 +231,7 @@ class Session:
         if not isinstance(found, list):
             raise Disconnected(f"no connection: a Sentinel knows no primary {name}")
         place = self._place.at(text(found[0]), int(found[1]))
-        link = await self._connect(place, self.patience, on_message, self._wake)
+        link = await self._connect(place, self.patience, on_message, on_end)
         role = await self._ask(link, self.patience, "ROLE")
         # After a failover they may name the old one for a moment. Who has no permission to ask is told by the first call.
         if isinstance(role, list) and text(role[0]) != "master":
@@ -236,9 +245,11 @@ class Session:
             return await within(await link.send(*words), patience)
         except ResponseError as error:
             return error
-        except (*BROKEN, LockError) as error:
-            await link.close()
-            raise Disconnected(f"no connection: {error}") from error
+        except BaseException as error:
+            link.break_off()
+            if isinstance(error, (*BROKEN, LockError)):
+                raise Disconnected(f"no connection: {error}") from error
+            raise
 
     async def _connect(
         self, place: Place, patience: float, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None]
@@ -247,11 +258,19 @@ class Session:
         # package's own affair.
         ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
         kind: Any = place.kind
-        link = Link(kind(**{**place.settings, **ours}), on_message, on_end)
+        link = Link(kind(**{**place.settings, **ours}), on_message)
+        start = asyncio.ensure_future(link.start())
         try:
-            await asyncio.wait_for(link.start(), patience)
-        except (*BROKEN, RedisError) as error:
-            raise Disconnected(f"no connection: {error}") from error
+            await within(start, patience)
+        except BaseException as error:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            link.break_off()
+            if isinstance(error, (*BROKEN, RedisError)):
+                raise Disconnected(f"no connection: {error}") from error
+            raise
+        # One that never was concerns nobody.
+        link.on_end = on_end
         return link
 
     def tell(self, label: str, event: str, outcome: str, seconds: float) -> None:
@@ -316,28 +335,51 @@ class Session:
                     self._messages.break_off()
             raise ours from error
 
-    async def block(self, *words: Any, seconds: Optional[float]) -> Any:
-        """The reply to a call that waits in the server, for so long or without limit. Cancelled, its connection is closed."""
+    async def block(self, words: Callable[[], Sequence[Any]], deadline: Optional[float]) -> Tuple[Any, Link]:
+        """The reply to a call that waits in the server, until then or without limit, and the connection that no other call has
+        meanwhile: it is to be broken off, or to `rest`. What the call says is asked when it is sent."""
+        if self.closed:
+            raise Unavailable("closed")
         link, self._idle = self._idle, None
         if link is None or not link.open:
-            link = await self._open(None)
+            link = await self._open(None, self._forget)
         self._own.add(link)
+        probe = asyncio.ensure_future(self._probe(link))
         try:
             if self.closed:
                 raise Unavailable("closed")
-            result = await within(await link.send(*words), seconds)
-        except ResponseError as error:
-            raise of(error) from error
-        except asyncio.TimeoutError:
-            raise Disconnected("the server does not answer") from None
-        else:
-            if self._idle is None and not self.closed:
-                self._idle = link
-            return result
+            reply = await link.send(*words())
+            return await within(reply, None if deadline is None else deadline - time.monotonic() + SOON), link
+        except BaseException as error:
+            link.break_off()
+            if isinstance(error, ResponseError):
+                raise of(error) from error
+            if isinstance(error, asyncio.TimeoutError):
+                raise Disconnected("the server does not answer") from None
+            raise
         finally:
-            if self._idle is not link:
-                self._own.discard(link)
+            probe.cancel()
+
+    def rest(self, link: Link) -> None:
+        """Nothing is bound to the connection of `block` any more: it may carry the next."""
+        if self._idle is None and link.open and not self.closed:
+            self._idle = link
+        else:
+            link.break_off()
+
+    def _forget(self) -> None:
+        self._own = {link for link in self._own if link.open}
+
+    async def _probe(self, link: Link) -> None:
+        """TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one."""
+        while link.open:
+            await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
+            try:
+                await self.insist(self.patience, "PING")
+            except Disconnected:
                 link.break_off()
+            except LockError:
+                pass
 
     async def insist(self, seconds: float, *words: Any) -> Any:
         """A call that may be sent twice, and is, for so long, when its connection breaks."""

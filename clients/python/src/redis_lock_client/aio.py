@@ -13,7 +13,7 @@ from typing import Any, Coroutine, Dict, List, Optional, Sequence, TypeVar, Unio
 import redis.asyncio
 
 from ._place import Place, place_of
-from ._session import TRY_AGAIN, Listener, Session, text, told_within
+from ._session import SOON, TRY_AGAIN, Listener, Session, text, told_within
 from .errors import Busy, Disconnected, LockError, Lost, Misuse, TimedOut, Unavailable
 
 T = TypeVar("T")
@@ -24,9 +24,6 @@ Owner = Union[str, bytes]
 
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
 ASK_AGAIN = 3.0
-
-# A call that has no time to wait has so many seconds for its reply.
-SOON = 1.0
 
 
 class Hold:
@@ -303,33 +300,42 @@ class Lock:
             del self._session.waits[request]
 
     async def _blocking_acquire(self, owner: Owner, request: str, deadline: Optional[float]) -> Optional[Hold]:
-        """Waits by `BLOCK` on a connection of its own, which the hold is not bound to."""
-        words, patience = self._acquisition(owner, request), self._session.patience
+        """Waits by `BLOCK` on a connection of its own. What is kept is bound to that, and then to the session's."""
+        words, session = [*self._acquisition(owner, request), *self._bound()], self._session
         away_since: Optional[float] = None
-        broken = False
         while True:
-            now = time.monotonic()
-            left = None if deadline is None else max(0.001, deadline - now)
+            asked: Optional[float] = None
+
+            def block() -> List[Any]:
+                nonlocal asked
+                asked = time.monotonic()
+                return [*words, "BLOCK", 0 if deadline is None else max(1, _ms(deadline - asked))]
+
             try:
-                limit = None if left is None else left + patience
-                reply = await self._session.block(*words, "BLOCK", _ms(left or 0), seconds=limit)
+                reply, link = await session.block(block, deadline)
+                try:
+                    sent = asked or time.monotonic()
+                    late = time.monotonic() - sent > self.lease / 20
+                    if reply is not None and (away_since is not None or self.keep or self.ephemeral or late):
+                        # The lease runs since the grant, which nobody knows the time of.
+                        sent = time.monotonic()
+                        await session.call(*self._renewal(owner, self.lease))
+                except BaseException:
+                    link.break_off()
+                    raise
+                session.rest(link)
                 if reply is None:
                     return None
-                sent = now
-                if broken or self.keep or self.ephemeral or time.monotonic() - now > self.lease / 20:
-                    # The lease runs since the grant, which nobody knows the time of. And what is to be bound, is bound now.
-                    sent = time.monotonic()
-                    await self._session.insist(self.lease, *self._renewal(owner, self.lease))
                 hold = Hold(self, owner)
                 hold.token = _token(reply)
                 hold._begin(sent)
                 return hold
             except Disconnected:
-                broke, broken = time.monotonic(), True
-                # It waited in a server that was there, for longer than a connection may take.
-                if away_since is None or broke - now > 2 * patience:
-                    away_since = broke
-                if broke > (away_since + patience if deadline is None else deadline):
+                now = time.monotonic()
+                # It waited in a server that was there.
+                if away_since is None or (asked is not None and now - asked > min(SOON, session.patience)):
+                    away_since = now
+                if now > (away_since + session.patience if deadline is None else deadline):
                     raise
                 # With the same ID: what was granted meanwhile is granted still.
                 await asyncio.sleep(TRY_AGAIN)

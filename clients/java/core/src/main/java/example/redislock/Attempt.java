@@ -15,8 +15,8 @@ final class Attempt {
     /** A message may be lost. Who waits asks again so often, and keeps its place. */
     private static final long ASK_AGAIN = Duration.ofSeconds(3).toNanos();
 
-    /** Longer than any process lives, and less than a timer can wait for. */
-    private static final long FOREVER = Duration.ofDays(36_500).toNanos();
+    /** The longest wait that a server takes. */
+    private static final long LONGEST = Duration.ofSeconds(1_000_000_000).toNanos();
 
     private static final String PROCESS = host() + "/" + ProcessHandle.current().pid();
 
@@ -28,7 +28,7 @@ final class Attempt {
     private final boolean waits;
     private final boolean own;
     private final long began = Session.now();
-    /** When the call was sent that is not answered. */
+    /** When the call was sent that waits in the server; 0 if it is not. */
     private long asked;
     /** What an own call waits on, and what it gets is bound to. */
     private Session.Link link;
@@ -104,7 +104,7 @@ final class Attempt {
     private void ask() {
         asking = true;
         rung = false;
-        asked = Session.now();
+        asked = 0;
         if (own) {
             block();
             return;
@@ -126,19 +126,29 @@ final class Attempt {
     }
 
     private void block() {
-        boolean limited = how.waiting() >= 0;
-        long left = Math.max(1, left());
+        if (session.isClosed()) {
+            failed(Session.over());
+            return;
+        }
+        link = session.ownLink();
+        link.block(this::blocking, () -> Math.min(LONGEST, left()) + Session.SOON)
+                .whenComplete((reply, error) -> {
+                    if (error == null) {
+                        answered(reply, asked);
+                    } else {
+                        failed(LockException.of(error));
+                    }
+                });
+    }
+
+    /** What is sent, now. */
+    private List<String> blocking() {
+        asked = Session.now();
         List<String> blocking = new ArrayList<>(words);
         blocking.add("BLOCK");
-        blocking.add(limited ? How.ms(left) : "0");
-        link = session.ownLink();
-        link.block(blocking, limited ? left + session.patience : FOREVER).whenComplete((reply, error) -> {
-            if (error == null) {
-                answered(reply, asked);
-            } else {
-                failed(LockException.of(error));
-            }
-        });
+        // 0 is without limit, and what is too long for a server comes to the same.
+        blocking.add(left() > LONGEST ? "0" : How.ms(Math.max(1, left())));
+        return blocking;
     }
 
     private void answered(Object reply, long sent) {
@@ -197,8 +207,8 @@ final class Attempt {
         }
         long now = Session.now();
         closeLink();
-        // The second: it waited in a server that was there, for longer than a connection may take.
-        if (failing == 0 || (own && now - asked > 2 * session.patience)) {
+        // The second: it waited in a server that was there.
+        if (failing == 0 || (asked != 0 && now - asked > Math.min(Session.SOON, session.patience))) {
             failing = now;
         }
         // A try is sent again once, and a wait without limit until there was no server for some time.

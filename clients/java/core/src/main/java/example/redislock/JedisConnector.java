@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 package example.redislock;
 
-import java.io.IOException;
-import java.net.Socket;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -14,11 +12,9 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
-import jdk.net.ExtendedSocketOptions;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
-import redis.clients.jedis.DefaultJedisSocketFactory;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.JedisClientConfig;
@@ -71,8 +67,7 @@ public final class JedisConnector implements Wire.Connector {
         this.mayFailOver = mayFailOver;
         this.config = DefaultJedisClientConfig.builder()
                 .from(config)
-                // A reader waits for as long as nothing is to be read.
-                .socketTimeoutMillis(0)
+                .socketTimeoutMillis(config.getConnectionTimeoutMillis())
                 .protocol(RedisProtocol.RESP2)
                 .build();
     }
@@ -93,6 +88,8 @@ public final class JedisConnector implements Wire.Connector {
                     connection.flush();
                     connection.getUnflushedObject();
                 }
+                // A reader waits for as long as nothing is to be read.
+                connection.setSoTimeout(0);
                 JedisWire wire = new JedisWire(connection, channel == null ? null : told, ended);
                 start("read", wire::read);
                 start("send", wire::write);
@@ -151,30 +148,10 @@ public final class JedisConnector implements Wire.Connector {
         return error instanceof JedisDataException ? new Wire.ServerError(error.getMessage()) : error;
     }
 
-    /** A call may wait for long, and finds out that the server has vanished: where the system and the socket can. */
-    private static final class LivelySockets extends DefaultJedisSocketFactory {
-        LivelySockets(HostAndPort server, JedisClientConfig config) {
-            super(server, config);
-        }
-
-        @Override
-        public Socket createSocket() {
-            Socket socket = super.createSocket();
-            try {
-                socket.setOption(ExtendedSocketOptions.TCP_KEEPIDLE, 15);
-                socket.setOption(ExtendedSocketOptions.TCP_KEEPINTERVAL, 5);
-                socket.setOption(ExtendedSocketOptions.TCP_KEEPCOUNT, 3);
-            } catch (IOException | UnsupportedOperationException isNot) {
-                // Then the system says when.
-            }
-            return socket;
-        }
-    }
-
     /** A connection whose callers say when what they have sent is to leave. */
     private static final class Open extends Connection {
         Open(HostAndPort server, JedisClientConfig config) {
-            super(new LivelySockets(server, config), config);
+            super(server, config);
         }
 
         void send(List<String> words) {

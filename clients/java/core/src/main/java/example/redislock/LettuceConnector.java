@@ -6,7 +6,6 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisURI;
-import io.lettuce.core.SocketOptions;
 import io.lettuce.core.TimeoutOptions;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
@@ -19,7 +18,6 @@ import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -63,17 +61,6 @@ public final class LettuceConnector implements Wire.Connector {
                 .timeoutOptions(TimeoutOptions.create())
                 .protocolVersion(ProtocolVersion.RESP2)
                 .pingBeforeActivateConnection(false)
-                // A call may wait for long, and finds out that the server has vanished.
-                .socketOptions(theirs.getOptions()
-                        .getSocketOptions()
-                        .mutate()
-                        .keepAlive(SocketOptions.KeepAliveOptions.builder()
-                                .enable()
-                                .idle(Duration.ofSeconds(15))
-                                .interval(Duration.ofSeconds(5))
-                                .count(3)
-                                .build())
-                        .build())
                 .build());
     }
 

@@ -19,6 +19,7 @@ import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 
 /**
@@ -29,6 +30,9 @@ final class Session {
     static final long TRY_AGAIN = Duration.ofMillis(50).toNanos();
     /** A call that has no time to wait has so long for its reply. */
     static final long SOON = Duration.ofSeconds(1).toNanos();
+
+    /** So often at most who waits in the server looks whether it is there. With the patience, a server remembers a call for longer. */
+    private static final long LOOK_AGAIN = Duration.ofSeconds(8).toNanos();
 
     private enum Use {
         COMMANDS,
@@ -115,7 +119,7 @@ final class Session {
         return loop.schedule(work, Math.max(0, time), TimeUnit.NANOSECONDS);
     }
 
-    private static LockException over() {
+    static LockException over() {
         return new LockException(Kind.UNAVAILABLE, "closed");
     }
 
@@ -287,6 +291,7 @@ final class Session {
         private final List<Runnable> queue = new ArrayList<>();
 
         private Wire wire;
+        private boolean answered;
         private boolean gone;
 
         Link(Use use) {
@@ -327,19 +332,39 @@ final class Session {
             }
         }
 
-        /** The reply to a call that waits in the server, for so long at most. */
-        CompletableFuture<Object> block(List<String> words, long within) {
+        /** The reply to a call that waits in the server. What it says, and for how long, is asked when there is a connection. */
+        CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within) {
             CompletableFuture<Object> answer = new CompletableFuture<>();
-            if (closed) {
-                answer.completeExceptionally(over());
-            } else {
-                use(
-                        new Call(this, answer),
-                        within,
-                        true,
-                        call -> wire.call(words).whenComplete(call::answer));
-            }
-            return answer;
+            // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
+            // this one.
+            Runnable look = () -> insist(List.of("PING"), patience).whenComplete((pong, error) -> {
+                if (error != null && LockException.of(error) instanceof Disconnected) {
+                    close();
+                }
+            });
+            long often = Math.min(LOOK_AGAIN, patience / 5 * 8);
+            ScheduledFuture<?> probe = loop.scheduleWithFixedDelay(look, often, often, TimeUnit.NANOSECONDS);
+            Consumer<Call> send = call -> {
+                limit(call, within.getAsLong(), true);
+                wire.call(words.get()).whenComplete(call::answer);
+            };
+            use(new Call(this, answer), patience, true, call -> {
+                if (answered) {
+                    send.accept(call);
+                    return;
+                }
+                // A connection says nothing of whether anybody is behind it who answers. A refusal is an answer, too.
+                wire.call(List.of("PING"))
+                        .whenComplete((pong, error) -> run(() -> {
+                            answered = error == null || !(LockException.of(error) instanceof Disconnected);
+                            if (answered && calls.contains(call)) {
+                                send.accept(call);
+                            } else if (!answered) {
+                                call.end(null, LockException.of(error));
+                            }
+                        }));
+            });
+            return answer.whenComplete((reply, error) -> probe.cancel(false));
         }
 
         /** Nothing is bound to it any more: it may carry the next call that waits. */
@@ -353,16 +378,7 @@ final class Session {
 
         private void use(Call call, long within, boolean givesUp, Consumer<Call> work) {
             calls.add(call);
-            call.timer = after(Math.max(1, within), () -> {
-                // Who has less patience than the session says nothing about the server.
-                LockException silent = new Disconnected("the server does not answer");
-                if (calls.remove(call)) {
-                    if (givesUp) {
-                        giveUp(this);
-                    }
-                    call.answer.completeExceptionally(silent);
-                }
-            });
+            limit(call, within, givesUp);
             Runnable send = () -> {
                 if (!calls.contains(call)) {
                     return;
@@ -378,6 +394,22 @@ final class Session {
             } else {
                 queue.add(send);
             }
+        }
+
+        private void limit(Call call, long within, boolean givesUp) {
+            if (call.timer != null) {
+                call.timer.cancel(false);
+            }
+            call.timer = after(Math.max(1, within), () -> {
+                LockException silent = new Disconnected("the server does not answer");
+                if (calls.remove(call)) {
+                    // Who has less patience than the session says nothing about the server.
+                    if (givesUp) {
+                        giveUp(this);
+                    }
+                    call.answer.completeExceptionally(silent);
+                }
+            });
         }
 
         void close() {

@@ -533,4 +533,23 @@ class LocksTest {
             locks.lock("k").acquire().release();
         }
     }
+
+    @ParameterizedTest
+    @EnumSource
+    void silenceEndsAWaitWithoutLimit(Library library) throws Exception {
+        try (Locks locks = new Locks(library.connector.apply(server.uri()), Duration.ofMillis(300), event -> {})) {
+            server.call("LOCK.ACQUIRE", "k", "somebody", "PX", "600");
+            CompletableFuture<Hold> wait = locks.lock("k").ownConnection().acquireAsync();
+            untilWaiters(1);
+            server.signal("STOP");
+            ExecutionException error = assertThrows(ExecutionException.class, () -> wait.get(30, TimeUnit.SECONDS));
+            assertTrue(((LockException) error.getCause()).is(Kind.UNAVAILABLE), error::toString);
+            server.signal("CONT");
+            untilWaiters(0);
+            until("it is free", () -> server.jedis.exists("k", "other") == 0);
+            // As long as Java can say.
+            assertTrue(locks.lock("k").ownConnection().tryLock(Long.MAX_VALUE, TimeUnit.NANOSECONDS));
+            locks.lock("k").unlock();
+        }
+    }
 }
