@@ -222,7 +222,7 @@ func (s *session) block(ctx context.Context, words ...any) (value any, l *link, 
 			return got.value, l, sent, nil
 		case <-probe.C:
 			s.spawn(func() {
-				if err := s.insist(ctx, s.patience, "PING"); passes(err) {
+				if _, err := s.call(ctx, "PING"); passes(err) {
 					l.breakOff(err)
 				}
 			})

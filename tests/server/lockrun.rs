@@ -220,6 +220,12 @@ fn what_is_wrong_is_said(flavor: Flavor) {
         assert!(printed.contains(words), "{arguments:?}: {printed}");
     }
     greets.join().unwrap().unwrap();
+    // What a server says before it has been asked anything.
+    let mut a = shell.server.client();
+    assert_eq!(a.call("CONFIG SET maxclients 1"), "OK");
+    let (found, printed) = told(&shell.run(&["k", "touch", "ran"]));
+    assert!(found == Some(69) && printed.contains("max number of clients"), "{found:?}: {printed}");
+    assert_eq!(a.call("CONFIG SET maxclients 1000"), "OK");
     assert!(!shell.path("ran").exists());
     shell.assert_nothing_stays();
 }

@@ -126,20 +126,27 @@ export class Session {
     const forget = signal && onAbort(signal, close);
     // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. And a timer
     // keeps the process alive.
-    const look = (): unknown => this.insist(['PING'], this.patience).catch((error: unknown) => error instanceof Disconnected && close());
+    let isOver = false;
+    const giveUp = (error: unknown): void => {
+      if (error instanceof Disconnected && !isOver) close();
+    };
+    const look = (): unknown => this.call(['PING']).catch(giveUp);
     const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
-    let late = setTimeout(close, this.patience);
+    // What came while the process was busy is read first.
+    const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(() => isOver || close()), time);
+    let late = after(this.patience);
     try {
       await wire.ready;
       if (idle === undefined) await isThere(wire);
       clearTimeout(late);
       sent();
-      if (Number.isFinite(ms())) late = setTimeout(close, Math.min(Math.max(0, ms()) + SOON, 2 ** 31 - 1));
+      if (Number.isFinite(ms())) late = after(Math.min(Math.max(0, ms()) + SOON, 2 ** 31 - 1));
       return { reply: await wire.call(words()), wire };
     } catch (cause) {
       close();
       throw errorOf(cause);
     } finally {
+      isOver = true;
       forget?.();
       clearInterval(probe);
       clearTimeout(late);

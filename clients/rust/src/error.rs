@@ -125,7 +125,9 @@ impl Error {
         match error.code() {
             "NOTOWNER" => Error::Lost(text),
             "DEADLOCK" => Error::Deadlock(text),
-            "ERR" if text.contains("too many") => Error::Unavailable(text),
+            "ERR" if text.contains("too many") || text.contains("max number of clients") => {
+                Error::Unavailable(text)
+            }
             "ERR" | "WRONGTYPE" | "NOPERM" => Error::Misuse(text),
             _ => Error::Unavailable(text),
         }

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub(crate) struct Link {
     /// Of a connection that is subscribed.
     on_message: Option<OnMessage>,
     on_end: Box<dyn Fn(&Link) + Send + Sync>,
+    /// One call has it for itself.
+    alone: AtomicBool,
 }
 
 struct State {
@@ -82,7 +85,12 @@ impl Link {
             answered: false,
         };
         let (inbox, on_message) = inbox.unzip();
-        let link = Arc::new(Link { state: Mutex::new(state), on_message, on_end: Box::new(on_end) });
+        let link = Arc::new(Link {
+            state: Mutex::new(state),
+            on_message,
+            on_end: Box::new(on_end),
+            alone: AtomicBool::new(false),
+        });
         let reader = Arc::clone(&link);
         let thread = thread::Builder::new().name("redis-lock-reader".to_owned()).spawn(move || {
             if let Err(error) = reader.run(connect, inbox.as_deref()) {
@@ -103,6 +111,14 @@ impl Link {
             }
             Phase::Down(..) => None,
         }
+    }
+
+    pub(crate) fn set_alone(&self, alone: bool) {
+        self.alone.store(alone, Ordering::Release);
+    }
+
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Acquire)
     }
 
     /// Whether anything can have been sent.

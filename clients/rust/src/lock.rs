@@ -308,8 +308,9 @@ impl Attempt<'_> {
                 }
                 Err(error) if session.may_pass(&error) => {
                     was_broken = true;
-                    // It was there for so long, without a word.
-                    if self.blocks() && !error.is_unsent() && asked.saturating_add(session.patience) < now() {
+                    // It was there for so long: a connection counts when the server has answered on it.
+                    let long = A_MOMENT.min(session.patience);
+                    if self.blocks() && !error.is_unsent() && asked.saturating_add(long) < now() {
                         broken = None;
                     }
                     let since = *broken.get_or_insert_with(now);

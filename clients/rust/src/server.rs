@@ -100,6 +100,11 @@ impl Server {
         !matches!(self.kind, Kind::Alone(_))
     }
 
+    /// Whether Sentinels know who is the primary.
+    pub(crate) fn is_watched(&self) -> bool {
+        matches!(self.kind, Kind::Sentinel { .. })
+    }
+
     /// The address of the primary of the moment; of a cluster, that of the first node that was named. No step takes longer
     /// than `patience`.
     ///

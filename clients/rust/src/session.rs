@@ -174,12 +174,11 @@ impl Session {
             (self.inbox.clone(), hear)
         });
         let on_end = move |link: &Link| {
-            let mut links = locked(&session.links);
-            let current = links.ways.get(&node).and_then(|way| way.commands.as_ref());
-            if commands && !current.is_some_and(|current| std::ptr::eq(Arc::as_ptr(current), link)) {
-                // One that a wait has for itself concerns nobody else.
+            if link.is_alone() {
+                // It concerns nobody but the wait that has it.
                 return;
             }
+            let mut links = locked(&session.links);
             links.map.forget(&node);
             // What is heard of a server that is gone is nothing; a new connection may lead to another.
             let messages = links.ways.get_mut(&node).filter(|_| commands).and_then(|way| way.messages.take());
@@ -253,7 +252,11 @@ impl Session {
             let idle = links.ways.get_mut(&node).and_then(|way| way.idle.take());
             let link = match idle.filter(|link| matches!(link.usable(), Some(Ok(())))) {
                 Some(idle) => idle,
-                None => self.open(&mut links, &node, true)?,
+                None => {
+                    let link = self.open(&mut links, &node, true)?;
+                    link.set_alone(true);
+                    link
+                }
             };
             links.own.push(Arc::clone(&link));
             drop(links);
@@ -328,21 +331,29 @@ impl Session {
 
     /// Sends the call on, if the answer is that another server has the key.
     fn answered(self: &Arc<Self>, node: Node, mut call: Call, result: Result<Value>, then: Then) {
-        self.heed(&result);
+        if !matches!(&result, Err(error) if error.is_of_connection()) {
+            call.fate.reached();
+        }
+        self.heed(&node, &result);
         match self.goes_on(&node, &mut call, &result) {
             Some((node, asking)) => self.send_to(node, asking, call, then),
             None => then(result),
         }
     }
 
-    /// Gives up the connections if another server has the locks.
-    fn heed(&self, result: &Result<Value>) {
+    /// Gives up the connections if another server has the locks, or those with this one if that may be.
+    fn heed(&self, node: &Node, result: &Result<Value>) {
         let Err(error) = result else { return };
+        let gone = |text: &str| Error::Unavailable(text.to_owned());
         // What is bound to a connection would end with it.
-        let may_leave =
-            || self.server.may_fail_over() && !locked(&self.holds).values().any(|hold| hold.is_kept());
-        if error.is_elsewhere() || error.may_be_elsewhere() && may_leave() {
-            self.leave();
+        let keeps = || locked(&self.holds).values().any(|hold| hold.is_kept());
+        if error.is_elsewhere() {
+            let all: Vec<Arc<Link>> = locked(&self.links).all().cloned().collect();
+            all.iter().for_each(|link| link.break_off(gone("the server is no primary any more")));
+        } else if error.may_be_elsewhere() && self.server.is_watched() && !keeps() {
+            let links = locked(&self.links).ways.get(node).map(|way| way.shared().cloned().collect());
+            let links: Vec<Arc<Link>> = links.unwrap_or_default();
+            links.iter().for_each(|link| link.break_off(gone("the server may be no primary any more")));
         }
     }
 
@@ -412,16 +423,6 @@ impl Session {
                 }
             }),
         );
-    }
-
-    /// Gives the connections up: those that are made next may lead to another server.
-    fn leave(&self) {
-        let links = locked(&self.links);
-        let all: Vec<Arc<Link>> = links.all().cloned().collect();
-        drop(links);
-        for link in all {
-            link.break_off(Error::Unavailable("the server is no primary any more".to_owned()));
-        }
     }
 
     pub(crate) fn waits_for(&self, request: &str, mailbox: &Arc<Mailbox>) {
@@ -524,6 +525,7 @@ impl Alone {
         let has_another = way.commands.as_ref().is_some_and(|link| matches!(link.usable(), Some(Ok(()))));
         self.stays = !has_another && !closed;
         if self.stays {
+            self.link.set_alone(false);
             way.commands = Some(Arc::clone(&self.link));
         }
     }
@@ -558,8 +560,12 @@ impl Way {
         }
     }
 
+    fn shared(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.commands.iter().chain(&self.messages)
+    }
+
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.commands.iter().chain(&self.messages).chain(&self.idle)
+        self.shared().chain(&self.idle)
     }
 }
 

@@ -85,10 +85,9 @@ impl Talk {
         // Only an answer tells that somebody is there who speaks this language, and has accepted our certificate. A long call of a
         // user who is not logged in would not even be read.
         match self.ask(&cmd("PING"))? {
-            Value::ServerError(error) if error.code() == "NOAUTH" => {
-                checked(Value::ServerError(error)).map(drop)
-            }
-            Value::ServerError(_) => Ok(()),
+            Value::ServerError(error) if HARMLESS.contains(&error.code()) => Ok(()),
+            // It lets nobody in, or not this user, or not one more: it says so, and closes the connection.
+            Value::ServerError(error) => checked(Value::ServerError(error)).map(drop),
             Value::SimpleString(pong) if pong == "PONG" => Ok(()),
             _ => Err(gone("it is no server of this kind")),
         }
@@ -128,6 +127,9 @@ impl Talk {
 /// For so long what was sent may go without a sign of its arrival. TCP itself would wait for a quarter of an hour.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UNANSWERED: Duration = Duration::from_secs(15);
+
+/// What a server may say to a `PING`, and carry out other calls all the same, or in a moment.
+const HARMLESS: [&str; 5] = ["NOPERM", "LOADING", "MASTERDOWN", "BUSY", "READONLY"];
 
 /// How the text begins if a connection ended.
 const LOST: &str = "the connection is lost: ";

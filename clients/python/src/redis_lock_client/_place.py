@@ -7,6 +7,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 import redis
 import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 
 from .errors import Misuse
 
@@ -16,6 +18,12 @@ KINDS: Dict[Any, Kind] = {
     redis.Connection: redis.asyncio.Connection,
     redis.SSLConnection: redis.asyncio.SSLConnection,
     redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+}
+MANAGED = {
+    redis.sentinel.SentinelManagedConnection,
+    redis.sentinel.SentinelManagedSSLConnection,
+    redis.asyncio.sentinel.SentinelManagedConnection,
+    redis.asyncio.sentinel.SentinelManagedSSLConnection,
 }
 SECURE = (redis.SSLConnection, redis.asyncio.SSLConnection)
 
@@ -30,9 +38,11 @@ class Place(NamedTuple):
     name: Optional[str] = None
     """Of the primary, if these Sentinels know it. Then the settings have no address."""
     sentinels: Tuple["Place", ...] = ()
+    host: Optional[str] = None
+    """Of the primary, whatever they say: `force_master_ip`."""
 
     def at(self, host: str, port: int) -> "Place":
-        return Place(self.kind, {**self.settings, "host": host, "port": port})
+        return Place(self.kind, {**self.settings, "host": self.host or host, "port": port})
 
 
 def place_of(client: Any) -> Place:
@@ -43,9 +53,12 @@ def place_of(client: Any) -> Place:
         return _place(pool, pool.connection_class)
     if not pool.is_master:
         raise Misuse("replicas have no locks: master_for has the client that is needed")
+    if pool.connection_class not in MANAGED:
+        raise Misuse(f"{pool.connection_class.__name__}: connections of this kind are not supported")
     plain = _place(pool, redis.asyncio.SSLConnection if issubclass(pool.connection_class, SECURE) else redis.asyncio.Connection)
     sentinels = tuple(place_of(sentinel) for sentinel in manager.sentinels)
-    return Place(plain.kind, plain.settings, pool.service_name, sentinels)
+    host = getattr(manager, "_force_master_ip", None)
+    return Place(plain.kind, plain.settings, pool.service_name, sentinels, host)
 
 
 def _place(pool: Any, kind: Any) -> Place:

@@ -200,7 +200,19 @@ class Session:
         self._own: Set[Link] = set()
         self._idle: Optional[Link] = None
         self._opening = asyncio.Lock()
+        # When an attempt to connect has failed, and why.
+        self._failed: Optional[Tuple[float, str]] = None
         self.closed = False
+
+    async def _open_once(self, began: float, on_message: Optional[Callable[[str], None]]) -> Link:
+        """Who has waited for another's attempt shares its failure."""
+        if self._failed is not None and self._failed[0] >= began:
+            raise Disconnected(self._failed[1])
+        try:
+            return await self._open(on_message)
+        except Disconnected as error:
+            self._failed = (time.monotonic(), str(error))
+            raise
 
     async def _open(
         self, on_message: Optional[Callable[[str], None]], on_end: Optional[Callable[[], None]] = None
@@ -210,34 +222,36 @@ class Session:
             return await self._connect(self._place, self.patience, on_message, on_end)
         failure = Disconnected("no connection: there is no Sentinel")
         for _ in list(self._sentinels):
+            sentinel = self._sentinels[0]
             try:
-                return await self._primary(self._place.name, on_message, on_end)
+                place = await self._primary(sentinel, self._place.name)
             except LockError as error:
                 # What one knows of the name, the others know, too; but a Sentinel may be new, or away: it comes last now.
                 failure = Disconnected(str(error))
-                self._sentinels.append(self._sentinels.pop(0))
+                if self._sentinels[0] is sentinel:
+                    self._sentinels.append(self._sentinels.pop(0))
+                continue
+            link = await self._connect(place, self.patience, on_message, on_end)
+            role = await self._ask(link, self.patience, "ROLE")
+            # After a failover they may name the old one for a moment. Who has no permission to ask is told by the first call.
+            if isinstance(role, list) and text(role[0]) != "master":
+                await link.close()
+                raise Disconnected(f"no connection: {place.settings['host']}:{place.settings['port']} is no primary")
+            return link
         raise failure
 
-    async def _primary(
-        self, name: str, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None]
-    ) -> Link:
+    async def _primary(self, of: Place, name: str) -> Place:
+        """The primary that this Sentinel knows."""
         # Whoever calls does not wait much longer than for one.
-        patience = min(1.0, self.patience) if len(self._sentinels) > 1 else self.patience
-        sentinel = await self._connect(self._sentinels[0], patience, None, lambda: None)
+        patience = min(SOON, self.patience) if len(self._sentinels) > 1 else self.patience
+        sentinel = await self._connect(of, patience, None, lambda: None)
         try:
             found = await self._ask(sentinel, patience, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
         finally:
             await sentinel.close()
         if not isinstance(found, list):
             raise Disconnected(f"no connection: a Sentinel knows no primary {name}")
-        place = self._place.at(text(found[0]), int(found[1]))
-        link = await self._connect(place, self.patience, on_message, on_end)
-        role = await self._ask(link, self.patience, "ROLE")
-        # After a failover they may name the old one for a moment. Who has no permission to ask is told by the first call.
-        if isinstance(role, list) and text(role[0]) != "master":
-            await link.close()
-            raise Disconnected(f"no connection: {place.settings['host']}:{place.settings['port']} is no primary")
-        return link
+        return self._place.at(text(found[0]), int(found[1]))
 
     async def _ask(self, link: Link, patience: float, *words: Any) -> Any:
         """The reply, or the error that is one."""
@@ -293,11 +307,12 @@ class Session:
 
     async def listen(self) -> None:
         """Before a wait: a message that nobody hears is taken for a refusal."""
+        began = time.monotonic()
         async with self._opening:
             if self.closed:
                 raise Unavailable("closed")
             if self._messages is None or not self._messages.open:
-                link = await self._open(self._told)
+                link = await self._open_once(began, self._told)
                 try:
                     reply = await link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}")
                     await within(reply, self.patience)
@@ -312,11 +327,12 @@ class Session:
 
     async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
         """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most."""
+        began = time.monotonic()
         async with self._opening:
             if self.closed:
                 raise Unavailable("closed")
             if self._commands is None or not self._commands.open:
-                self._commands = await self._open(None)
+                self._commands = await self._open_once(began, None)
             link = self._commands
         reply = await link.send(*words)
         try:
@@ -343,6 +359,8 @@ class Session:
         link, self._idle = self._idle, None
         if link is None or not link.open:
             link = await self._open(None, self._forget)
+            # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
+            await self._ask(link, self.patience, "PING")
         self._own.add(link)
         probe = asyncio.ensure_future(self._probe(link))
         try:
@@ -375,7 +393,7 @@ class Session:
         while link.open:
             await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
             try:
-                await self.insist(self.patience, "PING")
+                await self.call("PING")
             except Disconnected:
                 link.break_off()
             except LockError:

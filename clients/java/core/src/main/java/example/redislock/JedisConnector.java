@@ -57,9 +57,15 @@ public final class JedisConnector implements Wire.Connector {
         this(() -> server, false, config);
     }
 
-    /** To the primary that Sentinels know by this name. The settings are for the primary. */
+    /** To the primary that Sentinels without a password know by this name. The settings are for the primary. */
     public JedisConnector(String name, List<HostAndPort> sentinels, JedisClientConfig config) {
-        this(() -> primary(name, sentinels), true, config);
+        this(name, sentinels, config, DefaultJedisClientConfig.builder().build());
+    }
+
+    /** The same, with the settings for the Sentinels: their user, password and TLS. */
+    public JedisConnector(
+            String name, List<HostAndPort> sentinels, JedisClientConfig config, JedisClientConfig forSentinels) {
+        this(() -> primary(name, sentinels, forSentinels), true, config);
     }
 
     private JedisConnector(Supplier<HostAndPort> server, boolean mayFailOver, JedisClientConfig config) {
@@ -76,11 +82,11 @@ public final class JedisConnector implements Wire.Connector {
     public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
         CompletableFuture<Wire> opened = new CompletableFuture<>();
         start("connect", () -> {
+            Open connection = null;
             try {
-                Open connection = new Open(server.get(), config);
+                connection = new Open(server.get(), config);
                 connection.connect();
                 if (mayFailOver && isReplica(connection)) {
-                    connection.disconnect();
                     throw new JedisConnectionException("the Sentinels name a server that is not the primary yet");
                 }
                 if (channel != null) {
@@ -95,15 +101,19 @@ public final class JedisConnector implements Wire.Connector {
                 start("send", wire::write);
                 opened.complete(wire);
             } catch (RuntimeException error) {
+                if (connection != null) {
+                    connection.disconnect();
+                }
                 opened.completeExceptionally(errorOf(error));
             }
         });
         return opened;
     }
 
-    private static HostAndPort primary(String name, List<HostAndPort> sentinels) {
+    private static HostAndPort primary(String name, List<HostAndPort> sentinels, JedisClientConfig config) {
         JedisException failure = new JedisConnectionException("there is no Sentinel");
         JedisClientConfig soon = DefaultJedisClientConfig.builder()
+                .from(config)
                 .connectionTimeoutMillis(1000)
                 .socketTimeoutMillis(1000)
                 .build();
@@ -115,7 +125,8 @@ public final class JedisConnector implements Wire.Connector {
                 }
                 failure = new JedisConnectionException(address + " knows no primary " + name);
             } catch (JedisException error) {
-                failure = error;
+                // Whatever it says, another may know.
+                failure = new JedisConnectionException(address + ": " + error.getMessage(), error);
             }
         }
         throw failure;

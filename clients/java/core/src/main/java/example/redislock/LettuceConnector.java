@@ -6,6 +6,7 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisURI;
+import io.lettuce.core.SocketOptions;
 import io.lettuce.core.TimeoutOptions;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
@@ -18,6 +19,7 @@ import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -33,6 +35,8 @@ import java.util.function.Consumer;
 
 /** Connections of Lettuce, 6.5 or later. A URI for Sentinel leads to the primary, also after a failover. */
 public final class LettuceConnector implements Wire.Connector {
+    private static final Duration SOON = Duration.ofMillis(1500);
+
     private final RedisClient client;
     private final RedisURI uri;
     /** Connections that open or close. */
@@ -52,6 +56,12 @@ public final class LettuceConnector implements Wire.Connector {
 
     private LettuceConnector(RedisClient theirs, RedisURI uri, boolean isOurs) {
         this.uri = uri;
+        SocketOptions sockets = theirs.getOptions().getSocketOptions();
+        if (isOurs && !uri.getSentinels().isEmpty()) {
+            // One that is away must not use up the patience with all, as they are asked one after another.
+            uri.getSentinels().forEach(sentinel -> sentinel.setTimeout(SOON));
+            sockets = sockets.mutate().connectTimeout(SOON).build();
+        }
         client = isOurs ? theirs : RedisClient.create(theirs.getResources());
         // Lettuce would send calls again behind our back, on a connection to which nothing is bound.
         client.setOptions(theirs.getOptions()
@@ -61,6 +71,7 @@ public final class LettuceConnector implements Wire.Connector {
                 .timeoutOptions(TimeoutOptions.create())
                 .protocolVersion(ProtocolVersion.RESP2)
                 .pingBeforeActivateConnection(false)
+                .socketOptions(sockets)
                 .build());
     }
 

@@ -337,8 +337,8 @@ final class Session {
             CompletableFuture<Object> answer = new CompletableFuture<>();
             // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
             // this one.
-            Runnable look = () -> insist(List.of("PING"), patience).whenComplete((pong, error) -> {
-                if (error != null && LockException.of(error) instanceof Disconnected) {
+            Runnable look = () -> call(List.of("PING"), patience).whenComplete((pong, error) -> {
+                if (error instanceof Disconnected && !answer.isDone()) {
                     close();
                 }
             });

@@ -85,7 +85,7 @@ class SentinelTest {
         return switch (library) {
             case LETTUCE -> {
                 String sentinels = "127.0.0.1:%d,127.0.0.1:%d".formatted(silent.getLocalPort(), port);
-                yield new Locks(new LettuceConnector("redis-sentinel://" + sentinels + "?timeout=1s#" + name));
+                yield new Locks(new LettuceConnector("redis-sentinel://" + sentinels + "#" + name));
             }
             case JEDIS ->
                 new Locks(new JedisConnector(
