@@ -20,8 +20,6 @@ import (
 const (
 	commands = iota
 	messages
-	// own is the kind of a link that carries one call at a time.
-	own
 )
 
 // tryAgain is the pause after a connection broke.
@@ -243,7 +241,7 @@ func (s *session) ownLink(ctx context.Context) (*link, error) {
 	}
 	dialing, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
-	l, in, err := s.dial(dialing, own)
+	l, in, err := s.dial(dialing, commands)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:

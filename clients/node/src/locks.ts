@@ -197,9 +197,9 @@ export class Locks {
       for (;;) {
         check();
         bell.clear();
-        let asked = Infinity;
+        const asked = { at: Infinity };
         try {
-          if (own) return await this.#block(hold, how, words, deadline, broken, () => (asked = now()));
+          if (own) return await this.#block(hold, how, words, deadline, broken, asked);
           // A wait without limit ends when there is no server.
           const patience = Math.max(SOON, deadline - now());
           if (waits) await session.listen(patience);
@@ -221,7 +221,7 @@ export class Locks {
           failing = undefined;
         } catch (error) {
           // It waited in a server that was there.
-          if (own && now() - asked > Math.min(SOON, session.patience)) failing = undefined;
+          if (own && now() - asked.at > Math.min(SOON, session.patience)) failing = undefined;
           failing ??= now();
           // A try is sent again once, and a wait without limit until there was no server for some time.
           const isOver = waits ? now() > (how.wait === undefined ? failing + session.patience : deadline) : broken;
@@ -246,22 +246,18 @@ export class Locks {
     words: readonly string[],
     deadline: number,
     broken: boolean,
-    isSent: () => void,
+    asked: { at: number },
   ): Promise<Grant | null> {
     const session = this.#session;
-    let sent = now();
     const left = (): number => deadline - now();
     const block = (): string => (how.wait === undefined ? '0' : ms(Math.min(1e12, Math.max(1, left()))));
     const { reply, wire } = await session.block(() => [...words, 'BLOCK', block()], left, {
       signal: how.signal,
-      sent: () => {
-        sent = now();
-        isSent();
-      },
+      sent: () => (asked.at = now()),
     });
-    let renewed = sent;
+    let renewed = asked.at;
     // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.
-    if (reply !== null && (broken || how.keep || now() - sent > how.lease / 20)) {
+    if (reply !== null && (broken || how.keep || now() - asked.at > how.lease / 20)) {
       renewed = now();
       try {
         await hold.confirm(0);

@@ -61,16 +61,21 @@ impl Error {
         }
     }
 
+    /// The word in capitals with which the server's text begins, as `READONLY`; nothing if the server has not said it.
+    #[must_use]
+    pub fn code(&self) -> Option<&str> {
+        let word = self.text().split(' ').next()?;
+        (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(word)
+    }
+
     /// Whether the same call may go well in a moment: there is no connection, the server starts or is no primary, or a cluster
     /// sorts itself out. What else a server says stands; it begins with a word in capitals.
     pub(crate) fn may_pass(&self) -> bool {
         const PASSING: [&str; 6] = ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"];
         // Another server has the lock now, in Redis' words and in those of the module. Who is unblocked by somebody is told otherwise.
         const MOVED: [&str; 2] = ["instance state changed", "send the command"];
-        let Error::Unavailable(text) = self else { return false };
-        let moved = text.starts_with("UNBLOCKED") && MOVED.iter().any(|words| text.contains(words));
-        let said = text.split(' ').next().is_some_and(|word| PASSING.contains(&word));
-        self.is_of_connection() || moved || said
+        let moved = self.begins_with(&["UNBLOCKED"]) && MOVED.iter().any(|words| self.text().contains(words));
+        self.is_of_connection() || moved || self.begins_with(&PASSING)
     }
 
     /// Whether another server is the primary now, which new connections may find.
@@ -89,7 +94,7 @@ impl Error {
     }
 
     fn begins_with(&self, words: &[&str]) -> bool {
-        matches!(self, Error::Unavailable(text) if words.iter().any(|word| text.starts_with(word)))
+        matches!(self, Error::Unavailable(_)) && self.code().is_some_and(|code| words.contains(&code))
     }
 
     /// Whether it is said of the connection, and not by the server.

@@ -362,7 +362,7 @@ impl Attempt<'_> {
         } else {
             session.call(&self.mailbox, call, soon)?
         };
-        let token = match reply {
+        let reply = match reply {
             Value::Nil if self.blocks() => {
                 if let Some(alone) = alone {
                     alone.give_back();
@@ -371,14 +371,14 @@ impl Attempt<'_> {
             }
             Value::Nil => return Ok(Reply::Busy),
             Value::Int(0) => return Ok(Reply::Queued),
-            Value::Int(_) if !self.lock.fence => None,
-            reply => {
-                self.sent.set(true);
-                let untold = || Error::Unavailable("ERR a grant without a token".to_owned());
-                Some(token(&reply).ok_or_else(untold)?)
-            }
+            granted => granted,
         };
+        // Whatever follows, there is something to undo.
         self.sent.set(true);
+        let token = token(&reply);
+        if token.is_none() && (self.lock.fence || !matches!(reply, Value::Int(_))) {
+            return Err(Error::Unavailable("ERR a grant without a token".to_owned()));
+        }
         let (mut granted, mut sent) = (began, began);
         if self.blocks() {
             granted = now();

@@ -122,6 +122,14 @@ impl Server {
         connection
     }
 
+    /// How often a command was carried out.
+    pub fn calls(&self, command: &str) -> usize {
+        let stats: String = self.call("INFO commandstats");
+        let begins = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find(|line| line.to_lowercase().starts_with(&begins));
+        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    }
+
     pub fn held(&self, key: &str) -> bool {
         self.call(&format!("EXISTS {key}"))
     }

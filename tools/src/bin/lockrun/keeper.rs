@@ -69,13 +69,13 @@ impl Keeper {
 
 /// Whether the hold is over. Of something else in the lock's place nobody is the owner.
 pub(crate) fn is_loss(error: &Error) -> bool {
-    matches!(error, Error::Lost(_)) || error.text().starts_with("WRONGTYPE")
+    matches!(error, Error::Lost(_)) || error.code() == Some("WRONGTYPE")
 }
 
 /// Why it is over: the server has said so, or has said nothing for too long.
 pub(crate) fn why(error: &Error) -> String {
     match error {
-        Error::Lost(text) if !text.starts_with("NOTOWNER") => OUT_OF_REACH.to_owned(),
+        Error::Lost(_) if error.code() != Some("NOTOWNER") => OUT_OF_REACH.to_owned(),
         error => in_words(error),
     }
 }

@@ -139,13 +139,13 @@ fn passes(error: &Error) -> bool {
         "TRYAGAIN",
         "UNBLOCKED",
     ];
-    matches!(error, Error::Unavailable(text) if text.split(' ').next().is_some_and(|word| PASSING.contains(&word)))
+    matches!(error, Error::Unavailable(_)) && error.code().is_some_and(|code| PASSING.contains(&code))
 }
 
 /// An error in words for a terminal.
 pub(crate) fn in_words(error: &Error) -> String {
-    match error.text() {
-        moved if moved.starts_with("MOVED") => format!("{moved}: the server is of a cluster, try --cluster"),
-        words => explained(words),
+    match error.code() {
+        Some("MOVED") => format!("{}: the server is of a cluster, try --cluster", error.text()),
+        _ => explained(error.text()),
     }
 }
