@@ -135,7 +135,7 @@ def test_it_survives_a_cut(server, proxy, locks, far):
         until(lambda: server.waiters("a") == 1)
         client = waiting(server, "a")[0]["client"]
         proxy.cut()
-        until(lambda: server.waiters("a") == 1 and waiting(server, "a")[0]["client"] != client)
+        until(lambda: [waiter["client"] != client for waiter in waiting(server, "a")] == [True])
     thread.join(5)
     assert server.admin.hgetall("a") == {ended[0].owner: "1"}
     ended[0].release()

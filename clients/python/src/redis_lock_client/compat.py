@@ -14,18 +14,20 @@ import os
 import threading
 import weakref
 from types import SimpleNamespace
-from typing import Any, Dict, Literal, Optional, Tuple, Union
+from typing import Any, Awaitable, Coroutine, Dict, List, Literal, Optional, Tuple, TypeVar, Union
 
 import redis
 import redis.asyncio
 
-from . import Hold, LockError, Locks, aio
 from . import Lock as OurLock
+from . import LockError, Locks, aio
 from .errors import Busy, Lost, Misuse, TimedOut
 
 __all__ = ["AsyncLock", "AsyncRedis", "Lock", "Redis", "locks_of", "locks_of_async"]
 
 log = logging.getLogger("redis_lock_client")
+
+T = TypeVar("T")
 
 # Re-entrant: garbage that is collected meanwhile may come here, too.
 _guard = threading.RLock()
@@ -64,6 +66,20 @@ def _end(of_loop: Any, locks: aio.Locks) -> None:
     loop = of_loop()
     if loop is not None and not loop.is_closed():
         loop.call_soon_threadsafe(lambda: asyncio.ensure_future(locks.close(), loop=loop))
+
+
+async def _given(value: Any) -> Any:
+    return await value if isinstance(value, Awaitable) else value
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of work that waits for nothing but threads."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("it waits")
 
 
 class _Local(threading.local):
@@ -148,6 +164,69 @@ class _Shape:
             raise error
         log.warning("%s: it was unlocked or no longer owned when its scope ended", self._name())
 
+    # What both do alike. What the lock of a thread gives is there at once, what that of a task gives is awaited.
+
+    def _lock(self) -> Any:
+        raise NotImplementedError
+
+    async def _acquire(
+        self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]
+    ) -> bool:
+        owner = self._owner(token)
+        hold = await _given(self._lock().acquire(self._wait(blocking, blocking_timeout), owner=owner))
+        if hold is None:
+            return False
+        self.local.token, self.local.hold = owner, hold
+        return True
+
+    async def _owners(self) -> List[Optional[bytes]]:
+        try:
+            return [self._encode(holder["owner"]) for holder in await _given(self._lock().holders())]
+        except Misuse as error:
+            if "WRONGTYPE" in str(error):
+                return [None]
+            raise
+
+    async def _owned(self) -> bool:
+        return self.local.token is not None and self.local.token in await self._owners()
+
+    async def _release(self) -> None:
+        hold = self._hold(self._lock(), "release")
+        # Of a cancelled release nothing is forgotten.
+        try:
+            await _given(hold.release())
+        except LockError as error:
+            error = self._translated(error, "release")
+            if isinstance(error, Lost):
+                self._forget()
+            raise error
+        self._forget()
+
+    async def _extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
+        lock = self._lock()
+        hold = self._hold(lock, "extend")
+        self._with_timeout("extend")
+        try:
+            left = 0.0
+            if not replace_ttl:
+                holders = await _given(lock.holders())
+                ttls = [holder["ttl"] for holder in holders if self._encode(holder["owner"]) == self.local.token]
+                if not ttls:
+                    raise self._not_owned("extend")
+                left = ttls[0] / 1000
+            await _given(hold.extend(left + additional_time))
+        except LockError as error:
+            raise self._translated(error, "extend")
+        return True
+
+    async def _reacquire(self) -> Literal[True]:
+        hold = self._hold(self._lock(), "reacquire")
+        try:
+            await _given(hold.extend(self._with_timeout("reacquire")))
+        except LockError as error:
+            raise self._translated(error, "reacquire")
+        return True
+
 
 class Lock(_Shape):
     """`redis.lock.Lock` by this server's locks."""
@@ -163,66 +242,27 @@ class Lock(_Shape):
         token: Union[str, bytes, None] = None,
     ) -> bool:
         """Whether it was got. `token` is the name of the owner, new for each acquire if none is given."""
-        owner = self._owner(token)
-        hold = self._lock().acquire(self._wait(blocking, blocking_timeout), owner=owner)
-        if hold is None:
-            return False
-        self.local.token, self.local.hold = owner, hold
-        return True
+        return _at_once(self._acquire(blocking, blocking_timeout, token))
 
     def locked(self) -> bool:
         """Whether anybody has it."""
-        return bool(self._owners())
+        return bool(_at_once(self._owners()))
 
     def owned(self) -> bool:
         """Whether this has it."""
-        return self.local.token is not None and bool(self.local.token in self._owners())
-
-    def _owners(self) -> Any:
-        try:
-            return [self._encode(holder["owner"]) for holder in self._lock().holders()]
-        except Misuse as error:
-            if "WRONGTYPE" in str(error):
-                return [None]
-            raise
+        return _at_once(self._owned())
 
     def release(self) -> None:
         """Gives it back. `LockNotOwnedError` if it was lost. If there is no connection, it may be called again."""
-        hold: Hold = self._hold(self._lock(), "release")
-        try:
-            hold.release()
-        except LockError as error:
-            error = self._translated(error, "release")
-            if isinstance(error, Lost):
-                self._forget()
-            raise error
-        self._forget()
+        _at_once(self._release())
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Adds so many seconds to what is left, or leaves so many."""
-        lock = self._lock()
-        hold: Hold = self._hold(lock, "extend")
-        self._with_timeout("extend")
-        try:
-            left = 0.0
-            if not replace_ttl:
-                ttls = [holder["ttl"] for holder in lock.holders() if self._encode(holder["owner"]) == self.local.token]
-                if not ttls:
-                    raise self._not_owned("extend")
-                left = ttls[0] / 1000
-            hold.extend(left + additional_time)
-        except LockError as error:
-            raise self._translated(error, "extend")
-        return True
+        return _at_once(self._extend(additional_time, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
         """The whole `timeout` again."""
-        hold: Hold = self._hold(self._lock(), "reacquire")
-        try:
-            hold.extend(self._with_timeout("reacquire"))
-        except LockError as error:
-            raise self._translated(error, "reacquire")
-        return True
+        return _at_once(self._reacquire())
 
     def __enter__(self) -> "Lock":
         if not self.acquire():
@@ -249,12 +289,7 @@ class AsyncLock(_Shape):
         token: Union[str, bytes, None] = None,
     ) -> bool:
         """Whether it was got. `token` is the name of the owner, new for each acquire if none is given."""
-        owner = self._owner(token)
-        hold = await self._lock().acquire(self._wait(blocking, blocking_timeout), owner)
-        if hold is None:
-            return False
-        self.local.token, self.local.hold = owner, hold
-        return True
+        return await self._acquire(blocking, blocking_timeout, token)
 
     async def locked(self) -> bool:
         """Whether anybody has it."""
@@ -262,54 +297,19 @@ class AsyncLock(_Shape):
 
     async def owned(self) -> bool:
         """Whether this has it."""
-        return self.local.token is not None and bool(self.local.token in await self._owners())
-
-    async def _owners(self) -> Any:
-        try:
-            return [self._encode(holder["owner"]) for holder in await self._lock().holders()]
-        except Misuse as error:
-            if "WRONGTYPE" in str(error):
-                return [None]
-            raise
+        return await self._owned()
 
     async def release(self) -> None:
         """Gives it back. `LockNotOwnedError` if it was lost. If it failed or was cancelled, it may be called again."""
-        hold: aio.Hold = self._hold(self._lock(), "release")
-        # Of a cancelled release nothing is forgotten.
-        try:
-            await hold.release()
-        except LockError as error:
-            error = self._translated(error, "release")
-            if isinstance(error, Lost):
-                self._forget()
-            raise error
-        self._forget()
+        await self._release()
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Adds so many seconds to what is left, or leaves so many."""
-        lock = self._lock()
-        hold: aio.Hold = self._hold(lock, "extend")
-        self._with_timeout("extend")
-        try:
-            left = 0.0
-            if not replace_ttl:
-                ttls = [holder["ttl"] for holder in await lock.holders() if self._encode(holder["owner"]) == self.local.token]
-                if not ttls:
-                    raise self._not_owned("extend")
-                left = ttls[0] / 1000
-            await hold.extend(left + additional_time)
-        except LockError as error:
-            raise self._translated(error, "extend")
-        return True
+        return await self._extend(additional_time, replace_ttl)
 
     async def reacquire(self) -> Literal[True]:
         """The whole `timeout` again."""
-        hold: aio.Hold = self._hold(self._lock(), "reacquire")
-        try:
-            await hold.extend(self._with_timeout("reacquire"))
-        except LockError as error:
-            raise self._translated(error, "reacquire")
-        return True
+        return await self._reacquire()
 
     async def __aenter__(self) -> "AsyncLock":
         if not await self.acquire():
@@ -323,8 +323,10 @@ class AsyncLock(_Shape):
             self._leave(failure, error)
 
 
-class Redis(redis.Redis):
-    """redis-py's client, with locks of ours: for `OPTIONS.REDIS_CLIENT_CLASS` of django-redis, too."""
+class _Client:
+    """What both clients do alike: it stands before redis-py's."""
+
+    _lock_kind: Any
 
     def lock(
         self,
@@ -338,10 +340,17 @@ class Redis(redis.Redis):
         raise_on_release_error: bool = True,
     ) -> Any:
         """As redis-py's."""
-        kind: Any = Lock if lock_class is None else lock_class
+        kind = self._lock_kind if lock_class is None else lock_class
         # Older ones do not know it.
         more: Any = {} if raise_on_release_error else {"raise_on_release_error": False}
-        return super().lock(name, timeout, sleep, blocking, blocking_timeout, kind, thread_local, **more)
+        client: Any = super()
+        return client.lock(name, timeout, sleep, blocking, blocking_timeout, kind, thread_local, **more)
+
+
+class Redis(_Client, redis.Redis):
+    """redis-py's client, with locks of ours: for `OPTIONS.REDIS_CLIENT_CLASS` of django-redis, too."""
+
+    _lock_kind = Lock
 
     def close(self) -> None:
         """Ends the session of its locks, too, if the pool is its own."""
@@ -359,25 +368,11 @@ class Redis(redis.Redis):
             pass
 
 
-class AsyncRedis(redis.asyncio.Redis):
+# Of two bases mypy looks again at redis-py's own, which do not agree.
+class AsyncRedis(_Client, redis.asyncio.Redis):  # type: ignore[misc]
     """The same for asyncio."""
 
-    def lock(
-        self,
-        name: Any,
-        timeout: Optional[float] = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: Optional[float] = None,
-        lock_class: Any = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-    ) -> Any:
-        """As redis-py's."""
-        kind: Any = AsyncLock if lock_class is None else lock_class
-        # Older ones do not know it.
-        more: Any = {} if raise_on_release_error else {"raise_on_release_error": False}
-        return super().lock(name, timeout, sleep, blocking, blocking_timeout, kind, thread_local, **more)
+    _lock_kind = AsyncLock
 
     async def aclose(self, close_connection_pool: Optional[bool] = None) -> None:
         """Ends the session of its locks, too, if the pool is its own."""
