@@ -11,6 +11,7 @@ All waits and holds of a process share two connections, which a thread looks aft
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import weakref
@@ -131,9 +132,20 @@ _all: "weakref.WeakSet[Locks]" = weakref.WeakSet()
 def _after_fork() -> None:
     for locks in list(_all):
         locks._guard = threading.RLock()
+    _quiet()
+
+
+def _quiet() -> None:
+    """What a session still does when its process ends, or its parent's when it is forked, ends with it, and nobody is to be told."""
+    for locks in list(_all):
+        for task in asyncio.all_tasks(locks._loop):
+            quiet: Any = task
+            quiet._log_destroy_pending = False
 
 
 os.register_at_fork(after_in_child=_after_fork)
+# The session goes on: what is to be called at the end behind this may give a lock back.
+atexit.register(_quiet)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
