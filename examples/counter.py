@@ -10,6 +10,9 @@ import sys
 import redis
 from redis_lock_client import Locks
 
+if len(sys.argv) != 3:
+    print("usage: counter.py URL TIMES", file=sys.stderr)
+    sys.exit(2)
 client = redis.Redis.from_url(sys.argv[1])
 locks = Locks(client)
 for _ in range(int(sys.argv[2])):

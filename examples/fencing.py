@@ -10,6 +10,9 @@ import sys
 import redis
 from redis_lock_client import Locks, Lost
 
+if len(sys.argv) != 3:
+    print("usage: fencing.py URL NAME", file=sys.stderr)
+    sys.exit(2)
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
 locks = Locks(client)
 # The lease ends three seconds after the grant, whatever becomes of this process.

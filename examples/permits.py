@@ -11,6 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import redis
 from redis_lock_client import Locks
 
+if len(sys.argv) != 2:
+    print("usage: permits.py URL", file=sys.stderr)
+    sys.exit(2)
 client = redis.Redis.from_url(sys.argv[1])
 locks = Locks(client)
 

@@ -28,4 +28,7 @@ async def main(url: str, tasks: int) -> None:
     await client.aclose()
 
 
+if len(sys.argv) != 3:
+    print("usage: tasks.py URL TASKS", file=sys.stderr)
+    sys.exit(2)
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))

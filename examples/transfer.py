@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import redis
 from redis_lock_client import Locks
 
+if len(sys.argv) != 2:
+    print("usage: transfer.py URL", file=sys.stderr)
+    sys.exit(2)
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
 locks = Locks(client)
 # One hash tag, so that this works in a cluster as well.
