@@ -102,7 +102,7 @@ class Threads(Driver):
             threading.Thread(target=self.serve, args=(request,), daemon=True).start()
 
     def serve(self, request):
-        verb = getattr(self, f"do_{request['do']}", None)
+        verb = getattr(self, f"do_{request['do'].replace(' ', '_')}", None)
         try:
             reply = {"is": "unknown"} if verb is None else verb(request)
         except LockError as error:
@@ -139,6 +139,9 @@ class Threads(Driver):
 
     def do_until_lost(self, request):
         return {"is": "lost" if self.holds[request["as"]].wait_lost(request["within"] / 1000) else "held"}
+
+    def do_hand_over(self, request):
+        return {"is": "done", "owner": self.holds[request["as"]].hand_over()}
 
     def do_attach(self, request):
         hold = self.holds[request["as"]] = self.locks.lock(request["lock"], **how(request)).attach(request["owner"])
@@ -213,7 +216,7 @@ class Tasks(Driver):
         asyncio.run(self.run())
 
     async def serve(self, request):
-        verb = getattr(self, f"do_{request['do']}", None)
+        verb = getattr(self, f"do_{request['do'].replace(' ', '_')}", None)
         try:
             reply = {"is": "unknown"} if verb is None else verb(request)
             if asyncio.iscoroutine(reply):
@@ -253,6 +256,9 @@ class Tasks(Driver):
         except asyncio.TimeoutError:
             return {"is": "held"}
         return {"is": "lost"}
+
+    async def do_hand_over(self, request):
+        return {"is": "done", "owner": await self.holds[request["as"]].hand_over()}
 
     async def do_attach(self, request):
         hold = self.holds[request["as"]] = await self.locks.lock(request["lock"], **how(request)).attach(request["owner"])

@@ -97,6 +97,9 @@ scenarios!(
     s33_a_cancel_that_meets_the_grant_on_its_own_connection,
     s34_a_wait_on_its_own_connection_goes_on,
     s35_a_wait_on_its_own_connection_has_time,
+    s36_a_kept_hold_is_handed_to_another_process,
+    s37_a_release_waits_until_the_server_can_write,
+    s38_what_is_lost_by_the_own_clock_is_given_back,
 );
 
 fn scenarios() -> &'static BTreeMap<String, Value> {
@@ -249,7 +252,7 @@ impl Stage {
             return;
         }
         let answer = driver.answer(number);
-        if step["do"] == "owner" {
+        if step["do"] == "owner" || step["do"] == "hand over" {
             let owner = answer["owner"].as_str().expect("no owner").to_owned();
             self.owners.insert(step["as"].as_str().unwrap().to_owned(), owner);
         }

@@ -15,7 +15,9 @@ import atexit
 import os
 import threading
 import weakref
-from typing import Any, Callable, Coroutine, Dict, List, Optional, Set, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Set, Tuple, TypeVar
 
 import redis
 
@@ -81,8 +83,8 @@ class Locks:
         # Nothing begins after the end: a call that did would never return.
         self._guard = threading.RLock()
         self._closed = False
-        _all.add(self)
         self._start()
+        _all.add(self)
 
     def _start(self) -> None:
         self._loop = loop = asyncio.new_event_loop()
@@ -94,18 +96,21 @@ class Locks:
         weakref.finalize(self, _end, loop, self.asynchronous, self._process, self._patience).atexit = False
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        with self._guard:
-            if self._closed:
-                raise Unavailable("closed")
-            if self._process != os.getpid():
-                self._start()
-            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        future = self._begin(work)
         try:
             return future.result()
         except BaseException:
             # Ctrl-C: the wait is taken back.
             future.cancel()
             raise
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T]":
+        with self._guard:
+            if self._closed:
+                raise Unavailable("closed")
+            if self._process != os.getpid():
+                self._start()
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def lock(self, key: aio.Name, **how: Any) -> "Lock":
         """See the README for what may be said."""
@@ -136,7 +141,7 @@ def _after_fork() -> None:
 
 
 def _quiet() -> None:
-    """What a session still does when its process ends, or its parent's when it is forked, ends with it, and nobody is to be told."""
+    """What a session still does when its process ends, or is its parent's when it is forked, ends with it, without a word."""
     for locks in list(_all):
         for task in asyncio.all_tasks(locks._loop):
             quiet: Any = task
@@ -214,7 +219,20 @@ class Hold:
 
     def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
-        self._here(self._hold.release)
+        try:
+            self._here(self._hold.release)
+        except LockError:
+            raise
+        except BaseException:
+            # Ctrl-C: it goes on without whoever has asked for it.
+            with suppress(LockError):
+                self._locks._begin(self._hold.release)
+            raise
+
+    def hand_over(self) -> aio.Owner:
+        """It is the affair of another process from now on, which calls `attach` with the owner that this returns. What is kept
+        is bound to this process until then, and ends with it."""
+        return self._here(self._hold.hand_over)
 
     def _here(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._process != os.getpid():
@@ -229,7 +247,8 @@ class Lock:
         self.key = key
         # Anew for each call, as the session of a forked child is another.
         self._locks, self._lock = locks, make
-        self._mine = threading.local()
+        # Of scopes, with the thread that entered each.
+        self._scopes: List[Tuple[int, Hold]] = []
         self._wait = make().wait
 
     def try_acquire(self) -> Optional[Hold]:
@@ -306,20 +325,19 @@ class Lock:
         """The hold of that owner, to be given back or extended: nothing is asked, and nobody looks after it."""
         return Hold(self._locks, self._lock().hold_of(owner))
 
-    def _stack(self) -> List[Hold]:
-        stack: List[Hold] = self._mine.__dict__.setdefault("holds", [])
-        return stack
-
     def __enter__(self) -> Hold:
         hold = self.acquire()
         if hold is None:
             raise (Busy if self._wait == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
-        self._stack().append(hold)
+        with self._locks._guard:
+            self._scopes.append((threading.get_ident(), hold))
         return hold
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        with self._locks._guard:
+            hold = aio.last_of(self._scopes, threading.get_ident())
         try:
-            self._stack().pop().release()
+            hold.release()
         except LockError:
             # What the body raised says more.
             if error is None:

@@ -47,7 +47,9 @@ class Place(NamedTuple):
 
 def place_of(client: Any) -> Place:
     """Of a client for threads or for asyncio. `Misuse` if its connections are of a kind of their own."""
-    pool = client.connection_pool
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        raise Misuse(f"{type(client).__name__}: a client of this kind is not supported")
     manager = getattr(pool, "sentinel_manager", None)
     if manager is None:
         return _place(pool, pool.connection_class)

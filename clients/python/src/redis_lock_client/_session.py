@@ -11,7 +11,7 @@ import uuid
 import weakref
 from collections import deque
 from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
-from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Coroutine, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -19,19 +19,22 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ._place import Place
-from .errors import Disconnected, LockError, Unavailable, of
+from .errors import Disconnected, LockError, Misuse, Unavailable, of
 
 BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
 
 # A call that has no time to wait has so many seconds for its reply.
 SOON = 1.0
 
+SILENT = "no connection: the server does not answer"
+
 # So often, in seconds at most and in patiences, who waits in the server looks whether it is there. With another patience after
 # that, a server remembers a call for longer.
 LOOK_AGAIN = (8.0, 1.6)
 
-# After a broken connection, in seconds.
+# After a broken connection, in seconds; then twice as long, and so on up to this.
 TRY_AGAIN = 0.05
+TRY_RARELY = 1.0
 
 log = logging.getLogger("redis_lock_client")
 
@@ -95,7 +98,6 @@ class Link:
         self._connection, self._on_message = connection, on_message
         self.on_end: Callable[[], None] = lambda: None
         self._replies: Deque["asyncio.Future[Any]"] = deque()
-        self._write = asyncio.Lock()
         self.open = True
         self.descriptor: Optional[int] = None
 
@@ -116,21 +118,18 @@ class Link:
         _links.add(self)
         self._reader = asyncio.ensure_future(self._read())
 
-    async def send(self, *words: Any) -> "asyncio.Future[Any]":
+    def send(self, *words: Any) -> "asyncio.Future[Any]":
+        """The reply, when it comes. Nothing waits until the socket takes the words: who is silent is given up."""
+        try:
+            packed = self._connection.pack_command(*words)
+        except (RedisError, ValueError) as error:
+            raise Misuse(str(error)) from error
+        if not self.open:
+            raise Disconnected("the connection is lost")
         reply: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
-        async with self._write:
-            if not self.open:
-                raise Disconnected("the connection is lost")
-            self._replies.append(reply)
-            try:
-                # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody
-                # would know of it. What is written is written as a whole, whoever is cancelled.
-                writer = self._connection._writer
-                writer.writelines(self._connection.pack_command(*words))
-                await writer.drain()
-            except BROKEN as error:
-                self.break_off()
-                raise Disconnected(f"the connection is lost: {error}") from error
+        self._replies.append(reply)
+        # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody would know.
+        self._connection._writer.writelines(packed)
         return reply
 
     async def _read(self) -> None:
@@ -154,6 +153,8 @@ class Link:
                     reply.set_result(result)
         except (*BROKEN, RedisError, IndexError):
             pass
+        except Exception:
+            log.exception("a reply cannot be read")
         finally:
             self.break_off()
 
@@ -194,32 +195,39 @@ class Session:
         # Whom it concerns that a connection broke: the holds that are bound to it.
         self.holds: Set[asyncio.Event] = set()
         self.tasks: Set["asyncio.Task[None]"] = set()
-        self._commands: Optional[Link] = None
-        self._messages: Optional[Link] = None
+        # Of commands and of messages, each made by a task that all wait for who need it.
+        self._made: Dict[str, "asyncio.Task[Link]"] = {}
+        # When that for commands has ended, and with it what is bound to it.
+        self.unbound = float("-inf")
         # For waits that have a connection of their own: those that wait, and one that is kept for the next.
         self._own: Set[Link] = set()
         self._idle: Optional[Link] = None
-        self._opening = asyncio.Lock()
-        # When an attempt to connect has failed, and why.
-        self._failed: Optional[Tuple[float, str]] = None
-        self.closed = False
+        # What has been found since there was a connection, for those who leave before an attempt is over.
+        self._why = SILENT
+        self._closing = asyncio.Event()
 
-    async def _open_once(self, began: float, on_message: Optional[Callable[[str], None]]) -> Link:
-        """Who has waited for another's attempt shares its failure."""
-        if self._failed is not None and self._failed[0] >= began:
-            raise Disconnected(self._failed[1])
-        try:
-            return await self._open(on_message)
-        except Disconnected as error:
-            self._failed = (time.monotonic(), str(error))
-            raise
+    async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, Link]], patience: float) -> Link:
+        """The connection that all share. Who has waited for another's attempt shares its failure, or leaves earlier."""
+        if self.closed:
+            raise Unavailable("closed")
+        task = self._made.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None or not task.result().open)):
+            task = self._made[name] = asyncio.ensure_future(make())
+            # Nobody may be left to look at it.
+            task.add_done_callback(lambda made: made.cancelled() or made.exception())
+        if not task.done():
+            await asyncio.wait({task}, timeout=max(0.0, patience))
+        if not task.done():
+            raise Disconnected(self._why)
+        if task.cancelled():
+            raise Unavailable("closed")
+        return task.result()
 
     async def _open(
-        self, on_message: Optional[Callable[[str], None]], on_end: Optional[Callable[[], None]] = None
+        self, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None], patience: float
     ) -> Link:
-        on_end = on_end or self._wake
         if self._place.name is None:
-            return await self._connect(self._place, self.patience, on_message, on_end)
+            return await self._connect(self._place, patience, on_message, on_end)
         failure = Disconnected("no connection: there is no Sentinel")
         for _ in list(self._sentinels):
             sentinel = self._sentinels[0]
@@ -228,15 +236,17 @@ class Session:
             except LockError as error:
                 # What one knows of the name, the others know, too; but a Sentinel may be new, or away: it comes last now.
                 failure = Disconnected(str(error))
+                self._why = str(error)
                 if self._sentinels[0] is sentinel:
                     self._sentinels.append(self._sentinels.pop(0))
                 continue
-            link = await self._connect(place, self.patience, on_message, on_end)
-            role = await self._ask(link, self.patience, "ROLE")
+            link = await self._connect(place, patience, on_message, on_end)
+            role = await self._ask(link, patience, "ROLE")
             # After a failover they may name the old one for a moment. Who has no permission to ask is told by the first call.
             if isinstance(role, list) and text(role[0]) != "master":
                 await link.close()
                 raise Disconnected(f"no connection: {place.settings['host']}:{place.settings['port']} is no primary")
+            self._why = SILENT
             return link
         raise failure
 
@@ -256,7 +266,7 @@ class Session:
     async def _ask(self, link: Link, patience: float, *words: Any) -> Any:
         """The reply, or the error that is one."""
         try:
-            return await within(await link.send(*words), patience)
+            return await within(link.send(*words), patience)
         except ResponseError as error:
             return error
         except BaseException as error:
@@ -269,8 +279,9 @@ class Session:
         self, place: Place, patience: float, on_message: Optional[Callable[[str], None]], on_end: Callable[[], None]
     ) -> Link:
         # RESP2, in which a message comes as a reply does: redis-py keeps those of RESP3 to itself. When to try again is this
-        # package's own affair.
+        # package's own affair, and what is no text must not end a connection.
         ours = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "retry_on_error": [], "health_check_interval": 0}
+        ours["decode_responses"] = False
         kind: Any = place.kind
         link = Link(kind(**{**place.settings, **ours}), on_message)
         start = asyncio.ensure_future(link.start())
@@ -278,8 +289,10 @@ class Session:
             await within(start, patience)
         except BaseException as error:
             start.cancel()
-            await asyncio.gather(start, return_exceptions=True)
-            link.break_off()
+            try:
+                await asyncio.gather(start, return_exceptions=True)
+            finally:
+                link.break_off()
             if isinstance(error, (*BROKEN, RedisError)):
                 raise Disconnected(f"no connection: {error}") from error
             raise
@@ -305,40 +318,40 @@ class Session:
         if event is not None:
             event.set()
 
-    async def listen(self) -> None:
+    def _ended(self) -> None:
+        self.unbound = time.monotonic()
+        self._wake()
+
+    async def _commands(self) -> Link:
+        return await self._open(None, self._ended, self.patience)
+
+    async def _messages(self) -> Link:
+        link = await self._open(self._told, self._wake, self.patience)
+        try:
+            await within(link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}"), self.patience)
+        except BaseException as error:
+            await link.close()
+            if isinstance(error, asyncio.TimeoutError):
+                raise Disconnected("the server does not answer") from error
+            if isinstance(error, ResponseError):
+                raise of(error) from error
+            raise
+        return link
+
+    async def listen(self, patience: float) -> None:
         """Before a wait: a message that nobody hears is taken for a refusal."""
-        began = time.monotonic()
-        async with self._opening:
-            if self.closed:
-                raise Unavailable("closed")
-            if self._messages is None or not self._messages.open:
-                link = await self._open_once(began, self._told)
-                try:
-                    reply = await link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}")
-                    await within(reply, self.patience)
-                except BaseException as error:
-                    await link.close()
-                    if isinstance(error, asyncio.TimeoutError):
-                        raise Disconnected("the server does not answer") from error
-                    if isinstance(error, ResponseError):
-                        raise of(error) from error
-                    raise
-                self._messages = link
+        await self._shared("messages", self._messages, min(patience, self.patience))
 
     async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
         """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most."""
-        began = time.monotonic()
-        async with self._opening:
-            if self.closed:
-                raise Unavailable("closed")
-            if self._commands is None or not self._commands.open:
-                self._commands = await self._open_once(began, None)
-            link = self._commands
-        reply = await link.send(*words)
+        most = self.patience if patience is None else min(patience, self.patience)
+        deadline = time.monotonic() + most
+        link = await self._shared("commands", self._commands, most)
+        reply = link.send(*words)
         try:
-            return await within(reply, self.patience if patience is None else min(patience, self.patience))
+            return await within(reply, deadline - time.monotonic())
         except asyncio.TimeoutError:
-            if patience is None or patience >= self.patience:
+            if most >= self.patience:
                 # A server that has vanished: the next call tries a new connection.
                 link.break_off()
             raise Disconnected("the server does not answer") from None
@@ -346,10 +359,23 @@ class Session:
             ours = of(error)
             if isinstance(ours, Disconnected):
                 # The next connections may lead to another server.
-                link.break_off()
-                if self._messages is not None:
-                    self._messages.break_off()
+                for made in self._made.values():
+                    if made.done() and not made.cancelled() and made.exception() is None:
+                        made.result().break_off()
             raise ours from error
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    def decoded(self, reply: Any) -> Any:
+        """As the user's own client gives it."""
+        settings = self._place.settings
+        if isinstance(reply, list):
+            return [self.decoded(one) for one in reply]
+        if isinstance(reply, bytes) and settings.get("decode_responses"):
+            return reply.decode(settings.get("encoding", "utf-8"), settings.get("encoding_errors", "strict"))
+        return reply
 
     async def block(self, words: Callable[[], Sequence[Any]], deadline: Optional[float]) -> Tuple[Any, Link]:
         """The reply to a call that waits in the server, until then or without limit, and the connection that no other call has
@@ -358,15 +384,16 @@ class Session:
             raise Unavailable("closed")
         link, self._idle = self._idle, None
         if link is None or not link.open:
-            link = await self._open(None, self._forget)
+            patience = self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
+            link = await self._open(None, self._forget, patience)
             # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
-            await self._ask(link, self.patience, "PING")
+            await self._ask(link, patience, "PING")
         self._own.add(link)
         probe = asyncio.ensure_future(self._probe(link))
         try:
             if self.closed:
                 raise Unavailable("closed")
-            reply = await link.send(*words())
+            reply = link.send(*words())
             return await within(reply, None if deadline is None else deadline - time.monotonic() + SOON), link
         except BaseException as error:
             link.break_off()
@@ -400,22 +427,33 @@ class Session:
                 pass
 
     async def insist(self, seconds: float, *words: Any) -> Any:
-        """A call that may be sent twice, and is, for so long, when its connection breaks."""
-        deadline = time.monotonic() + seconds
+        """A call that may be sent twice, and is, for so long, when its connection breaks or the server cannot write."""
+        deadline, pause = time.monotonic() + seconds, TRY_AGAIN
         while True:
             try:
                 return await self.call(*words)
-            except Disconnected:
-                if time.monotonic() >= deadline:
+            except Unavailable:
+                if self.closed or time.monotonic() >= deadline:
                     raise
-                await asyncio.sleep(TRY_AGAIN)
+                await told_within(self._closing, pause)
+                pause = min(TRY_RARELY, 2 * pause)
+
+    def later(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Behind the caller's back, and until `close` at most."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     async def close(self) -> None:
         """Drops the connections: the server ends the waits, and the holds that are bound to them."""
-        self.closed = True
-        async with self._opening:
-            for link in (self._commands, self._messages, self._idle, *self._own):
-                if link is not None:
-                    await link.close()
+        self._closing.set()
+        made = list(self._made.values())
+        for task in made:
+            task.cancel()
+        links = await asyncio.gather(*made, return_exceptions=True)
+        for link in (*links, self._idle, *self._own):
+            if isinstance(link, Link):
+                await link.close()
         self._wake()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import uuid
-from typing import Any, Coroutine, Dict, List, Optional, Sequence, TypeVar, Union
+from typing import Any, Coroutine, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import redis.asyncio
 
@@ -25,6 +25,9 @@ Owner = Union[str, bytes]
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
 ASK_AGAIN = 3.0
 
+# To give a lock back is tried for so long (in seconds) behind the back of who could not.
+TRY_FOR = 600.0
+
 
 class Hold:
     """A lock that is held: what `with` gives."""
@@ -37,17 +40,25 @@ class Hold:
         self._wake = asyncio.Event()
         self._release_id = str(uuid.uuid4())
         self._lease = lock.lease
-        self._granted = self._until = 0.0
+        self._granted = self._confirmed = self._until = 0.0
         self._watch: Optional["asyncio.Task[None]"] = None
         self.released = False
+        # To give it back has failed: nothing renews it.
+        self._left = False
+        self._releasing = 0
 
     def valid_for(self) -> float:
-        """Seconds for which nobody else can have the lock, whatever the network does."""
-        return 0.0 if self.lost.is_set() or self.released else max(0.0, self._until - time.monotonic())
+        """Seconds for which nobody else can have the lock, whatever the network does. What ends with its connection is not
+        valid from its end until a renewal has been confirmed on the next."""
+        unbound = self._lock.ephemeral and self._confirmed <= self._session.unbound
+        over = self.lost.is_set() or self.released or unbound
+        return 0.0 if over else max(0.0, self._until - time.monotonic())
 
     async def extend(self, lease: Optional[float] = None) -> None:
         """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
-        lease = self._lease if lease is None else lease
+        lease = self._lease if lease is None else _seconds("lease", lease)
+        if self.released:
+            raise Lost(f"{text(self.key)}: it is not held any more")
         await self._renew(lease)
         self._lease = lease
         self._wake.set()
@@ -57,29 +68,83 @@ class Hold:
         if isinstance(self._lock, AllOf):
             raise Misuse("what is written under several locks cannot be guarded")
         try:
-            return await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
+            reply = await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
         except Lost:
-            self._lose()
+            self._was_lost()
             raise
+        return self._session.decoded(reply)
 
     async def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
         if not self.released:
-            words = self._lock._release(self.owner, self._release_id)
+            self._releasing += 1
             try:
-                await self._session.insist(0.0 if self.lost.is_set() else self._lease, *words)
-            except Lost:
-                self._lose()
-                await self._lock._release_rest(self.owner, self._release_id)
+                await self._give_back(0.0 if self.lost.is_set() else self._lease)
             except Unavailable:
                 if not self.lost.is_set():
+                    self._leave(self._give_back(TRY_FOR))
                     raise
-            self.released = True
-            if self._watch is not None:
-                self._watch.cancel()
-            self._tell("released")
+            except LockError:
+                # Who may not give it back may have it run out.
+                self._leave(self._session.insist(self._lease, *self._lock._ending(self.owner, self._lease)))
+                raise
+            finally:
+                self._releasing -= 1
+            self._end("released")
         if self.lost.is_set():
             raise Lost(f"{text(self.key)}: the hold ended before it was given back")
+
+    async def hand_over(self) -> Owner:
+        """It is the affair of another process from now on, which calls `attach` with the owner that this returns. What is kept
+        is bound to this process until then, and ends with it."""
+        self.released = True
+        self._wake.set()
+        if self._watch is not None:
+            # A renewal that is on its way would bind it here again.
+            await asyncio.wait({self._watch})
+        self._tell("released")
+        return self.owner
+
+    async def _give_back(self, seconds: float) -> None:
+        try:
+            await self._session.insist(seconds, *self._lock._release(self.owner, self._release_id))
+        except Lost:
+            if not self.released:
+                self._lose()
+            await self._lock._release_rest(self.owner, self._release_id)
+
+    def _leave(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Nobody may call `release` again."""
+
+        async def leave() -> None:
+            try:
+                await work
+                self._end("released")
+            except LockError:
+                pass
+
+        if self._left:
+            return work.close()
+        self._left = True
+        self._wake.set()
+        self._session.later(leave())
+
+    def _end(self, outcome: str) -> None:
+        self.released = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self._tell(outcome)
+
+    def _was_lost(self) -> None:
+        """As the server says; but it may have been given back just before."""
+        if not self._releasing and not self.released:
+            self._lose()
+
+    def _run_out(self) -> None:
+        """By the own clock. The server may have it yet, and renew it for ever."""
+        if self._lock.keep and not self._left:
+            self._leave(self._give_back(self._lease))
+        self._lose()
 
     def _lose(self) -> None:
         self.lost.set()
@@ -101,31 +166,31 @@ class Hold:
             else:
                 await self._session.call(*words, patience=patience)
         except Lost:
-            self._lose()
+            self._was_lost()
             raise
-        self._until = sent + lease
+        self._confirmed, self._until = sent, sent + lease
 
     def _begin(self, sent: float) -> None:
-        self._granted, self._until = sent, sent + self._lock.lease
+        self._granted, self._confirmed, self._until = sent, sent, sent + self._lock.lease
         self._session.holds.add(self._wake)
-        self._watch = asyncio.ensure_future(self._keep_watch())
-        self._session.tasks.add(self._watch)
-        self._watch.add_done_callback(self._session.tasks.discard)
+        self._watch = self._session.later(self._keep_watch())
 
     async def _keep_watch(self) -> None:
         """Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock."""
         lock = self._lock
         while not self.lost.is_set():
             now, pause = time.monotonic(), self._lease / 3
-            keeps = lock.keep and (lock.max_hold is None or now - self._granted < lock.max_hold)
+            keeps = lock.keep and not self._left and (lock.max_hold is None or now - self._granted < lock.max_hold)
             if not keeps and now >= self._until:
-                return self._lose()
+                return self._run_out()
             wait = min(pause, self._until - now) if keeps else self._until - now
             await told_within(self._wake, wait)
             self._wake.clear()
             if self._session.closed:
                 return self._lose()
-            if not keeps or self.lost.is_set():
+            if self.released:
+                return
+            if not keeps or self._left or self.lost.is_set():
                 continue
             now = time.monotonic()
             # A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock,
@@ -137,7 +202,7 @@ class Hold:
                 return
             except LockError:
                 if time.monotonic() >= self._until:
-                    return self._lose()
+                    return self._run_out()
                 await asyncio.sleep(min(TRY_AGAIN, pause))
                 self._wake.set()
 
@@ -161,11 +226,12 @@ class Lock:
         own_connection: bool = False,
     ) -> None:
         for name, seconds in (("lease", lease), ("max_hold", max_hold)):
-            if seconds is not None and _ms(seconds) <= 0:
-                raise Misuse(f"{name} is {seconds} s, and must be a millisecond at least")
+            if seconds is not None:
+                _seconds(name, seconds)
+        self.wait = _waiting(wait)
         if limit is not None:
             shared = True
-        self.key, self.wait, self.max_hold = key, wait, max_hold
+        self.key, self.max_hold = key, max_hold
         self.lease = 30.0 if lease is None else lease
         self.keep = lease is None if keep is None else keep
         self.ephemeral = self.keep if ephemeral is None else ephemeral
@@ -173,7 +239,8 @@ class Lock:
         self.label: str = text(key) if label is None else label
         self.own_connection = own_connection
         self._session = session
-        self._holds: Dict[Any, Hold] = {}
+        # Of scopes, with the task that entered each.
+        self._holds: List[Tuple[Any, Hold]] = []
 
     def _verb(self, verb: str) -> List[Any]:
         return [f"LOCK.{verb}", self.key]
@@ -186,6 +253,10 @@ class Lock:
 
     def _renewal(self, owner: Owner, lease: float, age: float = 0.0) -> List[Any]:
         return [*self._verb("RENEW"), owner, "PX", _ms(lease), *self._bound(age)]
+
+    def _ending(self, owner: Owner, lease: float) -> List[Any]:
+        """A last renewal, after which the server does not renew, as the hold is older than that: nothing else ends this."""
+        return [*self._verb("RENEW"), owner, "PX", _ms(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL"]
 
     def _release(self, owner: Owner, request: str) -> List[Any]:
         return [*self._verb("RELEASE"), owner, *(["SHARED"] if self.shared else []), "ID", request]
@@ -209,9 +280,9 @@ class Lock:
     async def acquire(self, wait: Optional[float] = None, owner: Optional[Owner] = None) -> Optional[Hold]:
         """The hold, or None when `wait` seconds are over; without it, as the lock was made. An `owner` of the caller's own
         must be one that nobody else has."""
-        limit = self.wait if wait is None else wait
-        if limit is not None and limit < 0:
-            raise Misuse(f"wait is {limit} s, and must not be negative")
+        limit = self.wait if wait is None else _waiting(wait)
+        if owner is not None:
+            _named(owner)
         started = time.monotonic()
         outcome = "cancelled"
         try:
@@ -226,17 +297,29 @@ class Lock:
 
     async def holders(self) -> List[Dict[str, Any]]:
         """Who has it, as `LOCK.INFO` says: `owner`, `mode`, `holds` and `ttl` in milliseconds, and more. Empty if it is free."""
-        return [_pairs(holder) for holder in _pairs(await self._session.call("LOCK.INFO", self.key)).get("holders", [])]
+        holders = await self._holders(0.0)
+        return [{name: self._session.decoded(value) for name, value in holder.items()} for holder in holders]
+
+    async def _holders(self, seconds: float) -> List[Dict[str, Any]]:
+        info = _pairs(await self._session.insist(seconds, "LOCK.INFO", self.key))
+        return [_pairs(holder) for holder in info.get("holders", [])]
 
     def hold_of(self, owner: Owner) -> Hold:
         """The hold of that owner, to be given back or extended: nothing is asked, and nobody looks after it."""
         return Hold(self, owner)
 
     async def attach(self, owner: Owner) -> Hold:
-        """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none."""
-        hold = Hold(self, owner)
+        """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none; `Misuse` if it is
+        kept there, and would not be here: it would end with the other process all the same."""
+        hold, patience = Hold(self, _named(owner)), self._session.patience
+        if not (self.keep and self.ephemeral):
+            for holder in await self._holders(patience):
+                watched, ephemeral = holder.get("watchdog"), holder.get("ephemeral")
+                bound = (watched and not self.keep) or (ephemeral and not self.ephemeral)
+                if bound and text(holder["owner"]) == text(owner):
+                    raise Misuse(f"{text(self.key)}: the hold is bound to a connection: attach it as one that is kept")
         sent = hold._granted = time.monotonic()
-        await self._session.insist(self._session.patience, *self._renewal(owner, self.lease))
+        await self._session.insist(patience, *self._renewal(owner, self.lease))
         hold._begin(sent)
         return hold
 
@@ -268,10 +351,10 @@ class Lock:
             while True:
                 told.clear()
                 try:
+                    patience = self._session.patience if deadline is None else max(SOON, deadline - time.monotonic())
                     if waits:
-                        await self._session.listen()
+                        await self._session.listen(patience)
                     sent = time.monotonic()
-                    patience = None if deadline is None else max(SOON, deadline - sent)
                     reply = await self._session.call(*words, patience=patience)
                     if reply is not None and reply != 0:
                         hold.token = _token(reply)
@@ -354,23 +437,22 @@ class Lock:
         try:
             for words in cancellations:
                 await self._session.call(*words, patience=SOON)
-        except Disconnected:
-            task = asyncio.ensure_future(again())
-            self._session.tasks.add(task)
-            task.add_done_callback(self._session.tasks.discard)
+        except Unavailable:
+            if not self._session.closed:
+                self._session.later(again())
         except LockError:
-            # Closed, or not permitted: then the wait ends with its connection.
+            # Not permitted: then the wait ends with its connection.
             pass
 
     async def __aenter__(self) -> Hold:
         hold = await self.acquire()
         if hold is None:
             raise (Busy if self.wait == 0 else TimedOut)(f"{text(self.key)}: somebody else has it")
-        self._holds[asyncio.current_task()] = hold
+        self._holds.append((asyncio.current_task(), hold))
         return hold
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        hold = self._holds.pop(asyncio.current_task())
+        hold = last_of(self._holds, asyncio.current_task())
         try:
             await _finish(hold.release())
         except LockError:
@@ -405,9 +487,8 @@ class AllOf(Lock):
     def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
         return [["LOCK.CANCEL", key, owner, "ID", request] for key in self.keys]
 
-    async def holders(self) -> List[Dict[str, Any]]:
-        """Who has any of them."""
-        return [holder for key in self.keys for holder in await Lock(self._session, key).holders()]
+    async def _holders(self, seconds: float) -> List[Dict[str, Any]]:
+        return [holder for key in self.keys for holder in await Lock(self._session, key)._holders(seconds)]
 
 
 class Locks:
@@ -450,8 +531,30 @@ async def _finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+def last_of(scopes: List[Tuple[Any, T]], who: Any) -> T:
+    """The hold that this task or thread has entered last; or of whoever did, if another leaves what it has entered."""
+    mine = [at for at, (owner, _) in enumerate(scopes) if owner == who]
+    return scopes.pop(mine[-1] if mine else -1)[1]
+
+
 def new_owner() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4()}"
+
+
+def _named(owner: Owner) -> Owner:
+    if owner in ("*", b"*"):
+        raise Misuse("* is no owner: the server takes another in its place")
+    return owner
+
+
+def _seconds(name: str, seconds: float, least: float = 0.001) -> float:
+    if not isinstance(seconds, (int, float)) or not least <= seconds < float("inf"):
+        raise Misuse(f"{name} is {seconds!r} s, and must be {least} at least")
+    return seconds
+
+
+def _waiting(wait: Optional[float]) -> Optional[float]:
+    return None if wait is None or wait == float("inf") else _seconds("wait", wait, 0)
 
 
 def _ms(seconds: float) -> int:

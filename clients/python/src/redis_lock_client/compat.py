@@ -123,7 +123,8 @@ class _Shape:
 
     def _wait(self, blocking: Optional[bool], blocking_timeout: Optional[float]) -> Optional[float]:
         blocking = self.blocking if blocking is None else blocking
-        return (self.blocking_timeout if blocking_timeout is None else blocking_timeout) if blocking else 0
+        limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return 0 if not blocking else None if limit is None else max(0.0, limit)
 
     def _owner(self, token: Union[str, bytes, None]) -> bytes:
         return aio.new_owner().encode() if token is None else bytes(self._encode(token))

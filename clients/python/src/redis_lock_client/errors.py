@@ -54,11 +54,15 @@ class Disconnected(Unavailable):
     """No reply came, or one of a server that another has replaced: on the next connection the call may be sent again."""
 
 
+# What redis-py does not take off. Another word in capitals may be that of an option.
+PREFIXES = {"NOTOWNER", "DEADLOCK", "UNBLOCKED", "QUARANTINE", "WRONGTYPE", "NOREPLICAS", "MISCONF", "BUSY", "NOPERM", "DENIED"}
+
+
 def of(error: ResponseError) -> LockError:
     """The error for what the server said, with the prefix that redis-py takes off those that it knows."""
     text = str(error)
     prefix = text.split(" ", 1)[0]
-    if type(error) is not ResponseError or not prefix.isupper():
+    if type(error) is not ResponseError or prefix not in PREFIXES:
         known = (code for code, kind in BaseParser.EXCEPTION_CLASSES.items() if kind is type(error))
         prefix = next(known, "ERR")
         text = f"{prefix} {text}"

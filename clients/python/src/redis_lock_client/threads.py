@@ -11,7 +11,7 @@ from typing import Any, Optional, Tuple
 
 from . import Hold, Locks
 from . import Lock as OurLock
-from .errors import Lost
+from .errors import LockError, Lost, Misuse
 
 __all__ = ["Lock", "RLock"]
 
@@ -29,7 +29,7 @@ class _Scope:
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         try:
             self.release()
-        except Lost:
+        except LockError:
             # What the body raised says more.
             if error is None:
                 raise
@@ -39,6 +39,8 @@ class Lock(_Scope):
     """As `threading.Lock`: any thread may give it back."""
 
     def __init__(self, locks: Locks, key: str, **how: Any) -> None:
+        if how.get("shared") or how.get("limit") is not None:
+            raise Misuse("a lock of threads has one hold at a time")
         self._lock: OurLock = locks.lock(key, **how)
         self._hold: Optional[Hold] = None
 
