@@ -84,6 +84,9 @@ const VERBS = {
   async owner({ as }) {
     return { is: 'done', owner: holds.get(as).owner };
   },
+  async 'hand over'({ as }) {
+    return { is: 'done', owner: holds.get(as).handOver() };
+  },
   async attach({ as, lock, owner, lease }) {
     return granted(as, await locks.attach(lock, owner, { lease }));
   },

@@ -53,21 +53,27 @@ export class UnavailableError extends LockError {
 /** No reply came, or one of a server that serves nobody: on the next connection the call may be sent again. @internal */
 export class Disconnected extends UnavailableError {}
 
-/** The error for what the server or the client library said. @internal */
-export function errorOf(cause: unknown): LockError {
+/** What the client libraries call an error that the server sent. */
+const REPLIES = ['ReplyError', 'ErrorReply', 'SimpleError', 'BlobError'];
+
+/** The error for what the server or the client library said. A guarded command may say anything: it speaks of itself, and not of
+ *  the connection. @internal */
+export function errorOf(cause: unknown, guarded = false): LockError {
   if (cause instanceof LockError) return cause;
   const text = cause instanceof Error ? cause.message || String((cause as NodeJS.ErrnoException).code) : String(cause);
-  // What the server says begins with a word in capitals; what a library says of a connection does not.
+  const isReply = cause instanceof Error && REPLIES.includes(cause.constructor.name);
+  const Broken = isReply && guarded ? UnavailableError : Disconnected;
+  // What the server itself says begins with a word in capitals; what a library says of a connection does not.
   switch (/^[A-Z]{2,}(?= )/.exec(text)?.[0]) {
     case undefined:
-      return new Disconnected(`the connection is lost: ${text}`, { cause });
+      return isReply ? new UnavailableError(text, { cause }) : new Disconnected(`the connection is lost: ${text}`, { cause });
     case 'READONLY':
     case 'MASTERDOWN':
     case 'LOADING':
-      return new Disconnected(text, { cause });
+      return new Broken(text, { cause });
     case 'UNBLOCKED':
       // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
-      return new (/instance state changed|send the command/.test(text) ? Disconnected : UnavailableError)(text, { cause });
+      return new (/instance state changed|send the command/.test(text) ? Broken : UnavailableError)(text, { cause });
     case 'NOTOWNER':
       return new LostError(text, { cause });
     case 'DEADLOCK':
@@ -75,6 +81,8 @@ export function errorOf(cause: unknown): LockError {
     case 'ERR':
     case 'WRONGTYPE':
     case 'NOPERM':
+      // The server closes such a connection; the next may be served.
+      if (text.includes('max number of clients')) return new Broken(text, { cause });
       return new (text.includes('too many') ? UnavailableError : MisuseError)(text, { cause });
     default:
       return new UnavailableError(text, { cause });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
 import { randomUUID } from 'node:crypto';
+import type { Wire } from './adapters.js';
 import { Disconnected, LockError, LostError, UnavailableError } from './errors.js';
 import { tell } from './events.js';
 import { bound, check, type How, ms } from './options.js';
@@ -16,13 +17,14 @@ export interface Grant {
 /** A lock that is held. */
 export class Hold {
   readonly #session: Session;
-  readonly #how: How;
+  #how: How;
   readonly #lost = new AbortController();
   readonly #bell = new Bell();
   readonly #releaseId = randomUUID();
   #lease: number;
   #granted = 0;
   #until = 0;
+  #link: Wire | undefined;
   #released = false;
   #releasing = 0;
   #token: number | undefined;
@@ -33,7 +35,7 @@ export class Hold {
     how: How,
     /** Of the lock. */
     readonly name: string,
-    /** Who holds it, as the server knows it. May be handed to another process: see `Locks.attach`. */
+    /** Who holds it, as the server knows it. */
     readonly owner: string,
   ) {
     this.#session = session;
@@ -51,14 +53,17 @@ export class Hold {
     return this.#token;
   }
 
-  /** Milliseconds for which nobody else can have the lock, whatever the network does. */
+  /** Milliseconds for which nobody else can have the lock, whatever the network does. What is kept ends with its connection: if
+   *  that breaks, this is 0 until the server has said on the next that the lock is still held. */
   get validFor(): number {
-    return this.signal.aborted || this.#released ? 0 : Math.max(0, this.#until - now());
+    const isBound = !this.#how.keep || (this.#link !== undefined && this.#link === this.#session.link);
+    return this.signal.aborted || this.#released || !isBound ? 0 : Math.max(0, this.#until - now());
   }
 
   /** Sets the lease anew, from now on, in milliseconds. Rejects with `LostError` if there is nothing to extend. */
   async extend(lease: number = this.#lease): Promise<void> {
     check('lease', lease);
+    if (this.#released) throw new LostError(`${this.name}: it was given back`);
     await this.#renew(lease, () => this.#session.insist(this.#renewal(lease), Math.max(0, this.#until - now())));
     this.#lease = lease;
     this.#bell.ring();
@@ -73,14 +78,16 @@ export class Hold {
   /** Gives the lock back. If that fails, it may be called again, and counts once. Rejects with `LostError` if it was lost. */
   async release(): Promise<void> {
     if (!this.#released) {
-      const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.#how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
       this.#releasing++;
       try {
-        await this.#session.insist(words, this.signal.aborted ? 0 : this.#lease);
+        await this.#giveBack(this.signal.aborted ? 0 : this.#lease);
       } catch (error) {
         if (error instanceof LostError) this.#lose(error);
         // What is lost may be impossible to give back.
-        else if (!this.signal.aborted || !(error instanceof UnavailableError)) throw error;
+        else if (!this.signal.aborted || !(error instanceof UnavailableError)) {
+          this.#letGo();
+          throw error;
+        }
       } finally {
         this.#releasing--;
       }
@@ -88,6 +95,15 @@ export class Hold {
       this.#end('released');
     }
     if (this.signal.aborted) throw this.signal.reason as LostError;
+  }
+
+  /** The hold is another process's from now on: nothing here renews it, tells of its loss or gives it back. Returns the owner, for
+   *  `Locks.attach` there. What is kept is bound to this process until then, so this process should live so long. */
+  handOver(): string {
+    this.signal.throwIfAborted();
+    this.#released = true;
+    this.#end('released');
+    return this.owner;
   }
 
   /** For `await using`: gives the lock back. A loss is told by the signal only, as the body's own error says more. */
@@ -104,6 +120,7 @@ export class Hold {
     this.#granted = sent;
     this.#until = renewed + this.#lease;
     this.#token = token;
+    this.#link = this.#session.link;
     this.#session.holds.add(this.#bell);
     void this.#watch();
   }
@@ -121,6 +138,20 @@ export class Hold {
     const sent = now();
     await this.#orLose(call);
     this.#until = sent + lease;
+    this.#link = this.#session.link;
+  }
+
+  async #giveBack(time: number): Promise<void> {
+    const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.#how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
+    await this.#session.insist(words, time);
+  }
+
+  /** It could not be given back, so its lease is to run out. */
+  #letGo(): void {
+    if (!this.#how.keep) return;
+    this.#how = { ...this.#how, maxHold: 1 };
+    // Its bond cannot be undone. But one with this limit makes the server renew no more.
+    this.#session.call(this.#renewal(this.#lease)).catch(() => undefined);
   }
 
   async #orLose<T>(call: () => Promise<T>): Promise<T> {
@@ -133,11 +164,13 @@ export class Hold {
     }
   }
 
-  #lose(why: LostError): void {
+  #lose(why: LostError, isMaybeKept = false): void {
     if (this.signal.aborted || this.#released) return;
     // Told before the listeners of the signal are: they may give it back at once.
     this.#end('lost');
     this.#lost.abort(why);
+    // The server may renew it for as long as the connection is there.
+    if (isMaybeKept) this.#giveBack(this.#session.patience).catch(() => undefined);
   }
 
   /** A hold ends once. */
@@ -148,18 +181,17 @@ export class Hold {
 
   /** Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock. */
   async #watch(): Promise<void> {
-    const { keep, maxHold = Infinity } = this.#how;
+    const keeps = (): boolean => this.#how.keep && now() - this.#granted < (this.#how.maxHold ?? Infinity);
     const lost = (why: string): LostError => new LostError(`${this.name}: ${why}`);
     for (;;) {
-      const keeps = keep && now() - this.#granted < maxHold;
       const pause = this.#lease / 3;
       const left = this.#until - now();
-      if (!keeps && left <= 0) return this.#lose(lost('the lease is over'));
-      await this.#bell.within(keeps ? Math.min(pause, left) : left);
+      if (!keeps() && left <= 0) return this.#lose(lost('the lease is over'));
+      await this.#bell.within(keeps() ? Math.min(pause, left) : left);
       this.#bell.clear();
       if (this.signal.aborted || this.#released) return;
       if (this.#session.closed) return this.#lose(lost('the session was closed'));
-      if (!keeps) continue;
+      if (!keeps()) continue;
       // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock, as no
       // other ever has this owner's name.
       const slept = now() >= this.#until;
@@ -169,7 +201,7 @@ export class Hold {
         await this.#renew(lease, () => this.#session.call(this.#renewal(lease), patience));
       } catch (error) {
         if (!(error instanceof LockError)) throw error;
-        if (now() >= this.#until) return this.#lose(lost('the lease is over, and the server does not answer'));
+        if (now() >= this.#until) return this.#lose(lost('the lease is over, and the server does not answer'), true);
         if (!(error instanceof Disconnected)) continue;
         await sleep(Math.min(TRY_AGAIN, pause));
         this.#bell.ring();

@@ -3,7 +3,9 @@
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
 import { adapt, type Client } from './adapters.js';
-import { BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, TimedOutError } from './errors.js';
+import {
+  BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, TimedOutError, UnavailableError,
+} from './errors.js';
 import { tell } from './events.js';
 import { type Grant, Hold } from './hold.js';
 import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
@@ -84,9 +86,18 @@ export class Locks {
     return this.request(name, { lease, keep: true }, (hold) => routine(hold.signal));
   }
 
-  /** Takes over the hold of an owner, of another process maybe, and sets its lease. Rejects with `LostError` if it has ended. */
+  /** Takes over the hold of an owner, of another process maybe, and sets its lease: see `Hold.handOver`. One that is kept must be
+   *  kept here, too. Rejects with `LostError` if it has ended. */
   async attach(name: string, owner: string, options: Options = {}): Promise<Hold> {
-    const hold = new Hold(this.#session, howOf(name, options), name, owner);
+    const how = howOf(name, { ...options, owner });
+    if (!how.keep) {
+      const info = fieldsOf(await this.#session.insist(['LOCK.INFO', name], this.#session.patience));
+      const holder = listOf(info['holders']).find((one) => one['owner'] === owner);
+      // It would end with that connection, whatever its lease is.
+      const isBound = Number(holder?.['watchdog']) === 1 || Number(holder?.['ephemeral']) === 1;
+      if (isBound) throw new MisuseError(`${name}: the hold is bound to a connection: attach it as one that is kept`);
+    }
+    const hold = new Hold(this.#session, how, name, owner);
     const sent = now();
     await hold.confirm(this.#session.patience);
     hold.begin({ sent, renewed: sent });
@@ -126,8 +137,7 @@ export class Locks {
       this.#session.call(['LOCK.INFO', name]),
       this.#session.call(['LOCK.WAITERS', name, 'COUNT', '1000000']),
     ]);
-    const listed = (all: unknown): LockInfo[] =>
-      ((all ?? []) as unknown[]).map(fieldsOf).map(({ mode, owner }) => ({ name, mode, owner }) as LockInfo);
+    const listed = (all: unknown): LockInfo[] => listOf(all).map(({ mode, owner }) => ({ name, mode, owner }) as LockInfo);
     return { held: listed(fieldsOf(info)['holders']), pending: listed(waiters) };
   }
 
@@ -159,17 +169,19 @@ export class Locks {
         // It was granted to a connection that broke, and ended with it.
         if (error instanceof LostError) continue;
         // Whatever has become of the call: nothing waits, and nothing is held.
-        await this.#takeBack(hold, request);
+        const taken = this.#takeBack(hold, request, how.lease);
+        // Who could not be asked cannot be told either, so nobody waits for that.
+        if (!(error instanceof Disconnected)) await taken;
         throw error;
       }
       if (grant !== null) {
         hold.begin(grant);
         if (!hold.signal.aborted) return hold;
         // Who slept through the whole lease begins nothing.
-        await this.#takeBack(hold, request);
+        await this.#takeBack(hold, request, how.lease);
         throw hold.signal.reason as LostError;
       }
-      if (how.wait !== 0) await this.#takeBack(hold, request);
+      if (how.wait !== 0) await this.#takeBack(hold, request, how.lease);
       return null;
     }
   }
@@ -224,7 +236,8 @@ export class Locks {
           if (own && now() - asked.at > Math.min(SOON, session.patience)) failing = undefined;
           failing ??= now();
           // A try is sent again once, and a wait without limit until there was no server for some time.
-          const isOver = waits ? now() > (how.wait === undefined ? failing + session.patience : deadline) : broken;
+          const end = how.wait === undefined ? failing + session.patience : deadline;
+          const isOver = waits ? now() > end : broken || now() + TRY_AGAIN > deadline + SOON;
           if (!(error instanceof Disconnected) || isOver) throw error;
           broken = true;
           await sleep(TRY_AGAIN);
@@ -271,14 +284,16 @@ export class Locks {
     return reply === null ? null : { sent: renewed, renewed, token: tokenOf(reply) };
   }
 
-  /** Whatever the acquire has got. Where there is no connection, this goes on behind the caller's back. */
-  async #takeBack({ name, owner }: Hold, request: string): Promise<void> {
+  /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. */
+  async #takeBack({ name, owner }: Hold, request: string, lease: number): Promise<void> {
     const words = ['LOCK.CANCEL', name, owner, 'ID', request];
     try {
       await this.#session.call(words, SOON);
     } catch (error) {
       // Closed, or not permitted: then the wait ends with its connection.
-      if (error instanceof Disconnected) this.#session.insist(words, this.#session.patience).catch(() => undefined);
+      if (!(error instanceof UnavailableError)) return;
+      const time = error instanceof Disconnected ? this.#session.patience : lease;
+      this.#session.insist(words, time).catch(() => undefined);
     }
   }
 }
@@ -289,16 +304,21 @@ function cancelled(name: string, { reason }: AbortSignal): CancelledError {
 
 /** As the attempt, but at once when the signal is aborted. */
 async function unlessAborted<T>(attempt: Promise<T>, signal: AbortSignal, name: string): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const forget = onAbort(signal, () => reject(cancelled(name, signal)));
-    attempt.then(resolve, reject).finally(forget);
+  let forget: (() => void) | undefined;
+  const aborted = new Promise<never>((_, reject) => {
+    forget = onAbort(signal, () => reject(cancelled(name, signal)));
   });
+  return Promise.race([attempt, aborted]).finally(forget);
 }
 
 /** A map comes as a list in RESP2, and nothing as null. */
 function fieldsOf(reply: unknown): Record<string, unknown> {
   const list = (reply ?? []) as unknown[];
   return Object.fromEntries(list.flatMap((name, at) => (at % 2 === 0 ? [[String(name), list[at + 1]]] : [])));
+}
+
+function listOf(reply: unknown): Record<string, unknown>[] {
+  return ((reply ?? []) as unknown[]).map(fieldsOf);
 }
 
 function tokenOf(reply: unknown): number | undefined {

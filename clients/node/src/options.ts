@@ -62,8 +62,10 @@ export function howOf(name: string, options: Options): How {
     if (!(word in LEAST) && !OTHERS.has(word)) throw new MisuseError(`there is no option ${word}`);
     if (word in LEAST && value !== undefined) check(word as keyof typeof LEAST, value);
   }
-  const { lease, mode = 'exclusive', limit } = options;
+  const { lease, mode = 'exclusive', limit, signal, owner } = options;
   if (!['exclusive', 'shared'].includes(mode)) throw new MisuseError(`mode must be exclusive or shared, and is ${mode}`);
+  if (signal !== undefined && !(signal instanceof AbortSignal)) throw new MisuseError('signal must be an AbortSignal of Node');
+  if (owner === '*') throw new MisuseError('the owner * means any, to the server');
   return {
     ...options,
     lease: lease ?? 30_000,

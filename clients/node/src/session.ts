@@ -91,6 +91,11 @@ export class Session {
     readonly patience: number,
   ) {}
 
+  /** What is kept is bound to this, the connection for commands, if there is one. */
+  get link(): Wire | undefined {
+    return this.#wires.get('commands');
+  }
+
   /** Before a wait: a message that nobody hears is taken for a refusal. */
   async listen(patience: number): Promise<void> {
     await this.#answer(this.#wire('messages'), patience, async () => undefined);
@@ -99,17 +104,17 @@ export class Session {
   /** The reply. `Disconnected` if there is none in `patience` milliseconds: the session's own is the most. */
   async call(words: readonly string[], patience = this.patience): Promise<unknown> {
     const wire = this.#wire('commands');
-    return this.#answer(wire, patience, () => wire.call(words));
+    return this.#answer(wire, patience, () => wire.call(words), words[0] === 'LOCK.GUARD');
   }
 
-  /** A call that may be sent twice, and is, for so long, when its connection breaks. */
+  /** A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing now. */
   async insist(words: readonly string[], ms: number): Promise<unknown> {
     const deadline = now() + ms;
     for (;;) {
       try {
         return await this.call(words);
       } catch (error) {
-        if (!(error instanceof Disconnected) || now() >= deadline) throw error;
+        if (!(error instanceof UnavailableError) || this.closed || now() >= deadline) throw error;
         await sleep(TRY_AGAIN);
       }
     }
@@ -134,7 +139,7 @@ export class Session {
     const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
     // What came while the process was busy is read first.
     const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(() => isOver || close()), time);
-    let late = after(this.patience);
+    let late = after(Math.min(this.patience, Math.max(SOON, ms())));
     try {
       await wire.ready;
       if (idle === undefined) await isThere(wire);
@@ -194,7 +199,7 @@ export class Session {
     return wire;
   }
 
-  async #answer<T>(wire: Wire, patience: number, work: () => Promise<T>): Promise<T> {
+  async #answer<T>(wire: Wire, patience: number, work: () => Promise<T>, guarded = false): Promise<T> {
     const silent = new Disconnected('the server does not answer');
     let timer: NodeJS.Timeout | undefined;
     const late = new Promise<never>((_, reject) => {
@@ -204,7 +209,7 @@ export class Session {
     try {
       return await Promise.race([wire.ready.then(work), late]);
     } catch (cause) {
-      const error = errorOf(cause);
+      const error = errorOf(cause, guarded);
       // The next connection may lead to another server. Who has less patience than the session says nothing about the server.
       if (error instanceof Disconnected && (error !== silent || patience >= this.patience)) this.#giveUp(wire);
       throw error;

@@ -7,6 +7,7 @@ import type { LockStore } from '@verrou/core/types';
 import { LostError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Locks } from './locks.js';
+import type { Options } from './options.js';
 
 /** For Verrou's `stores`. A `prefix` keeps its locks apart from the strings of Verrou's own Redis store. */
 export function redisLockStore(locks: Locks, { prefix = 'redis-lock:' } = {}): { driver: { factory: () => LockStore } } {
@@ -31,7 +32,8 @@ export class RedisLockStore implements LockStore {
   }
 
   async delete(key: string, owner: string): Promise<void> {
-    await owned(async () => (await this.#hold(key, owner, 30_000)).release());
+    // It may be one that another process keeps.
+    await owned(async () => (await this.#hold(key, owner, { keep: true })).release());
     this.#holds.delete(`${owner} ${key}`);
   }
 
@@ -49,14 +51,14 @@ export class RedisLockStore implements LockStore {
   }
 
   async extend(key: string, owner: string, duration: number): Promise<void> {
-    await owned(async () => (await this.#hold(key, owner, duration)).extend(duration));
+    await owned(async () => (await this.#hold(key, owner, { lease: duration })).extend(duration));
   }
 
   /** That of an owner in another process becomes ours. */
-  async #hold(key: string, owner: string, lease: number): Promise<Hold> {
+  async #hold(key: string, owner: string, options: Options): Promise<Hold> {
     const ours = this.#holds.get(`${owner} ${key}`);
     if (ours !== undefined) return ours;
-    const hold = await this.#locks.attach(this.#prefix + key, owner, { lease });
+    const hold = await this.#locks.attach(this.#prefix + key, owner, options);
     this.#remember(key, hold);
     return hold;
   }

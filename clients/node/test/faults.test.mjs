@@ -66,6 +66,64 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.ok(await server.isEmpty('k'));
     });
 
+    test('a release and a cancel go on while the server writes nothing', async () => {
+      const writes = (yes) => server.admin.config('SET', 'min-replicas-to-write', yes ? 0 : 1);
+      const hold = await locks.acquire('k');
+      const abort = new AbortController();
+      const wait = locks.acquire('k', { signal: abort.signal });
+      await until(async () => (await server.waiters('k')) === 1);
+      await writes(false);
+      abort.abort();
+      await assert.rejects(wait, { kind: 'cancelled' });
+      const release = hold.release();
+      await sleep(300);
+      await writes(true);
+      await release;
+      await until(() => server.isEmpty('k'), 'what is taken back later', 1000);
+    });
+
+    test('a kept hold that cannot be given back is renewed no more', async () => {
+      const hold = await locks.acquire('k', { lease: 600, keep: true });
+      await server.admin.call('ACL', 'SETUSER', 'default', '-lock.release');
+      await assert.rejects(hold.release(), { kind: 'misuse' });
+      await until(() => server.isEmpty('k'), 'its end', 2000);
+      await until(() => hold.signal.aborted);
+    });
+
+    test('what is kept is valid no more when its connection broke, until it is renewed on another', async () => {
+      const hold = await locks.acquire('k');
+      proxy.shutsThen = true;
+      proxy.cutReplyOf = 'LOCK.INFO';
+      await assert.rejects(locks.query('k'), UnavailableError);
+      await until(() => hold.validFor === 0, 'its end', 500);
+      await until(() => server.isEmpty('k'));
+      assert.equal(hold.signal.aborted, false);
+      // As if the server had seen no end.
+      assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', hold.owner), 1);
+      proxy.open();
+      await until(() => hold.validFor > 0, 'its renewal', 1000);
+      await hold.release();
+    });
+
+    test('what the own clock lost is not kept by the server', async () => {
+      const hold = await locks.acquire('k', { lease: 600, keep: true });
+      proxy.delay(true);
+      await until(() => hold.signal.aborted);
+      proxy.delay(false);
+      await until(() => server.isEmpty('k'), 'its end', 2000);
+    });
+
+    test('nobody waits much longer than the own time for a server that is silent', async () => {
+      server.process.kill('SIGSTOP');
+      const longest = async (call, ms) => {
+        const began = performance.now();
+        await assert.rejects(call, UnavailableError);
+        assert.ok(performance.now() - began < ms, `${performance.now() - began} ms`);
+      };
+      for (const ownConnection of [false, true]) await longest(locks.acquire('k', { wait: 500, ownConnection }), 1700);
+      await longest(locks.tryAcquire('k'), 1700);
+    });
+
     test('killed connections come back: a lease and a wait go on, what was kept is told as lost at once', async () => {
       const lease = await locks.acquire('a', { lease: 60_000 });
       const kept = await locks.acquire('b', { lease: 60_000, keep: true });

@@ -10,6 +10,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import {
   BusyError, CancelledError, DeadlockError, LockError, Locks, LostError, MisuseError, TimedOutError, UnavailableError,
 } from '@redis-lock/client';
+import { RedisLockStore } from '@redis-lock/client/verrou';
 import { busyFor, LIBRARIES, Server, until } from './support.mjs';
 
 for (const [name, library] of Object.entries(LIBRARIES)) {
@@ -356,10 +357,12 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     test('what is wrong changes nothing', async () => {
       const wrong = [
         { lease: 0 }, { lease: -1 }, { lease: NaN }, { lease: '5' }, { wait: -1 }, { limit: 1.5 }, { limit: 0 }, { mode: 'both' },
-        { maxHold: 0 }, { steal: true },
+        { maxHold: 0 }, { steal: true }, { owner: '*' }, { signal: {} }, { signal: 'x' },
+        { signal: { aborted: false, addEventListener() {}, removeEventListener() {} } },
       ];
       for (const options of wrong) await assert.rejects(locks.acquire('k', options), MisuseError, JSON.stringify(options));
       await assert.rejects(locks.acquire(undefined), MisuseError);
+      await assert.rejects(locks.attach('k', '*'), MisuseError);
       await assert.rejects(locks.request('k'), MisuseError);
       assert.equal(await server.calls('lock.acquire'), 0);
       const hold = await locks.acquire('k', { lease: 60_000 });
@@ -391,6 +394,71 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       } finally {
         await others.close();
       }
+    });
+
+    test('what is kept is attached as such, or not at all', async () => {
+      const kept = await locks.acquire('k');
+      const others = new Locks(client);
+      try {
+        await assert.rejects(others.attach('k', kept.owner, { lease: 60_000 }), MisuseError);
+        assert.ok((await server.ttl('k')) <= 30_000, 'it changed nothing');
+        await (await others.attach('k', kept.owner)).release();
+        assert.ok(await server.isEmpty('k'));
+        const [mine, theirs] = [new RedisLockStore(locks, ''), new RedisLockStore(others, '')];
+        assert.ok(await mine.save('k', 'o', null));
+        await theirs.forceDelete('k');
+        assert.ok(await server.isEmpty('k'));
+      } finally {
+        await others.close();
+      }
+    });
+
+    test('who has handed it over has nothing to do with it any more', async () => {
+      const heard = [];
+      const listener = ({ event, outcome }) => event === 'held' && heard.push(outcome);
+      const others = new Locks(client);
+      diagnostics.subscribe('redis-lock', listener);
+      try {
+        const hold = await locks.acquire('k', { lease: 300, keep: true });
+        const owner = hold.handOver();
+        assert.equal(owner, hold.owner);
+        assert.deepEqual([hold.validFor, hold.signal.aborted, heard], [0, false, ['released']]);
+        const theirs = await others.attach('k', owner, { lease: 60_000, keep: true });
+        await sleep(400);
+        await hold.release();
+        await hold[Symbol.asyncDispose]();
+        await assert.rejects(hold.extend(), LostError);
+        assert.ok((await server.ttl('k')) > 50_000);
+        assert.deepEqual([theirs.signal.aborted, hold.signal.aborted, heard], [false, false, ['released']]);
+        await theirs.release();
+      } finally {
+        diagnostics.unsubscribe('redis-lock', listener);
+        await others.close();
+      }
+    });
+
+    test('what a guarded command says is no matter of the connection', async () => {
+      const kept = await locks.acquire('other');
+      const before = await server.connections();
+      const hold = await locks.acquire('k', { lease: 60_000 });
+      for (const text of ['MY_CODE hi', 'boom happened', 'WRONG_STATE no money', 'LOADING data', 'READONLY text']) {
+        const words = ['EVAL', 'return redis.error_reply(ARGV[1])', '0', text];
+        await assert.rejects(hold.guard(...words), { kind: 'unavailable', message: new RegExp(text) });
+      }
+      await sleep(100);
+      assert.deepEqual(await server.connections(), before);
+      assert.equal(kept.signal.aborted, false);
+      await hold.release();
+      await kept.release();
+    });
+
+    test('a server with too many clients is one that is away', async () => {
+      await server.admin.config('SET', 'maxclients', 1);
+      await assert.rejects(locks.tryAcquire('k'), { kind: 'unavailable', message: /max number of clients/ });
+      const waits = [locks.acquire('k'), locks.acquire('k', { ownConnection: true })].map(async (wait) => (await wait).release());
+      await sleep(300);
+      await server.admin.config('SET', 'maxclients', 10_000);
+      await Promise.all(waits);
     });
 
     test('events are told by label', async () => {

@@ -168,6 +168,11 @@ export class Proxy {
     for (const pair of this.#pairs) pair.isFrozen = true;
   }
 
+  /** What is connected now hears all, but not before it may. */
+  delay(yes) {
+    for (const { near, far } of this.#pairs) for (const one of [near, far]) one[yes ? 'pause' : 'resume']();
+  }
+
   open() {
     this.#isShut = false;
     for (const near of this.#held.splice(0)) near.resume();
