@@ -85,7 +85,7 @@ export class Hold {
         if (error instanceof LostError) this.#lose(error);
         // What is lost may be impossible to give back.
         else if (!this.signal.aborted || !(error instanceof UnavailableError)) {
-          this.#letGo();
+          this.#letGo(error);
           throw error;
         }
       } finally {
@@ -147,9 +147,14 @@ export class Hold {
   }
 
   /** It could not be given back, so its lease is to run out. */
-  #letGo(): void {
+  #letGo(why: unknown): void {
     if (!this.#how.keep) return;
     this.#how = { ...this.#how, maxHold: 1 };
+    if (why instanceof UnavailableError) {
+      // Nobody may call `release` again.
+      this.#giveBack(this.#lease).catch(() => undefined);
+      return;
+    }
     // Its bond cannot be undone. But one with this limit makes the server renew no more.
     this.#session.call(this.#renewal(this.#lease)).catch(() => undefined);
   }

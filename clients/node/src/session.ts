@@ -110,12 +110,12 @@ export class Session {
   /** A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing now. */
   async insist(words: readonly string[], ms: number): Promise<unknown> {
     const deadline = now() + ms;
-    for (;;) {
+    for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON)) {
       try {
         return await this.call(words);
       } catch (error) {
         if (!(error instanceof UnavailableError) || this.closed || now() >= deadline) throw error;
-        await sleep(TRY_AGAIN);
+        await sleep(pause);
       }
     }
   }
