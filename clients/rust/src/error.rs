@@ -30,6 +30,9 @@ pub enum Error {
 /// How the text begins if nothing was sent.
 pub(crate) const NO_CONNECTION: &str = "no connection";
 
+/// What a server says to one connection too many. The next may be let in.
+pub(crate) const FULL: &str = "max number of clients";
+
 pub(crate) const SILENT: &str = "no answer in time";
 
 impl Error {
@@ -130,9 +133,7 @@ impl Error {
         match error.code() {
             "NOTOWNER" => Error::Lost(text),
             "DEADLOCK" => Error::Deadlock(text),
-            "ERR" if text.contains("too many") || text.contains("max number of clients") => {
-                Error::Unavailable(text)
-            }
+            "ERR" if text.contains("too many") || text.contains(FULL) => Error::Unavailable(text),
             "ERR" | "WRONGTYPE" | "NOPERM" => Error::Misuse(text),
             _ => Error::Unavailable(text),
         }

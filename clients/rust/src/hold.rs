@@ -14,7 +14,7 @@ use crate::error::{silent, Error, Result};
 use crate::link::Then;
 use crate::lock::How;
 use crate::mailbox::{locked, Mailbox};
-use crate::session::{Session, TRY_AGAIN};
+use crate::session::{Fate, Session, TRY_AGAIN};
 use crate::timer::Place;
 use crate::{Event, Handle};
 
@@ -42,6 +42,10 @@ struct State {
     lease: Duration,
     /// When the last call that was confirmed was sent, plus the lease.
     until: Moment,
+    /// What became of that call: a kept hold is bound to the connection on which it went.
+    bond: Arc<Fate>,
+    /// Until when it is renewed, by its age.
+    max_hold: Option<Duration>,
     /// When it counts as lost: at `until`, but if this process slept.
     deadline: Moment,
     slept: bool,
@@ -77,12 +81,15 @@ impl Held {
         how: How,
         granted: Moment,
         sent: Moment,
+        bond: Arc<Fate>,
     ) -> Arc<Held> {
         let lease = how.lease;
         let state = State {
             phase: Phase::Held,
             lease,
             until: sent + lease,
+            bond,
+            max_hold: how.max_hold,
             deadline: sent + lease,
             slept: false,
             renew_at: sent + lease / 3,
@@ -116,9 +123,9 @@ impl Held {
         self.how.keep
     }
 
-    fn keeps(&self) -> bool {
+    fn keeps(&self, state: &State) -> bool {
         let age = now().saturating_sub(self.granted);
-        self.how.keep && self.how.max_hold.is_none_or(|max| age < max)
+        self.how.keep && state.max_hold.is_none_or(|max| age < max)
     }
 
     /// Tells the timer when to look at it next.
@@ -127,7 +134,7 @@ impl Held {
         if state.phase != Phase::Held {
             return;
         }
-        let renews = self.keeps() && !state.renewing;
+        let renews = self.keeps(&state) && !state.renewing;
         let due = if renews { state.deadline.min(state.renew_at) } else { state.deadline };
         state.due = due;
         let held = Arc::clone(self);
@@ -143,13 +150,18 @@ impl Held {
         if state.phase != Phase::Held || state.due != due {
             return;
         }
-        let keeps = self.keeps();
+        let keeps = self.keeps(&state);
         if state.deadline <= now() {
             // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the
             // lock, as no other ever has this owner's name.
             if !keeps || late < state.lease / 10 || std::mem::replace(&mut state.slept, true) {
                 drop(state);
-                return self.lose(self.ended_by("its lease is over, and no renewal was confirmed"));
+                self.lose(self.ended_by("its lease is over, and no renewal was confirmed"));
+                if self.how.keep {
+                    // The server may renew it for as long as the connection is there.
+                    self.tidy();
+                }
+                return;
             }
             state.deadline = after(state.lease / 3);
             state.renew_at = now();
@@ -175,23 +187,26 @@ impl Held {
     }
 
     fn renew(self: &Arc<Self>, lease: Duration, then: Then) {
-        let (held, sent) = (Arc::clone(self), now());
+        let (held, sent, bond) = (Arc::clone(self), now(), Arc::default());
         let mut command = renewal(&self.key, &self.owner, lease);
-        self.how.bind(&mut command, sent.saturating_sub(self.granted));
+        let (max, age) = (locked(&self.state).max_hold, sent.saturating_sub(self.granted));
+        self.how.bind(&mut command, max.map(|max| max.saturating_sub(age)));
+        let call = self.session.to(&self.key, &command).with(&bond);
         let then = move |result: Result<Value>| {
-            held.renewed(sent, lease, &result);
+            held.renewed(sent, lease, bond, &result);
             then(result);
         };
-        self.session.send(self.session.to(&self.key, &command), Box::new(then));
+        self.session.send(call, Box::new(then));
     }
 
-    fn renewed(self: &Arc<Self>, sent: Moment, lease: Duration, result: &Result<Value>) {
+    fn renewed(self: &Arc<Self>, sent: Moment, lease: Duration, bond: Arc<Fate>, result: &Result<Value>) {
         let mut state = locked(&self.state);
         state.renewing = false;
         match result {
             Ok(_) => {
                 state.lease = lease;
                 state.until = sent + lease;
+                state.bond = bond;
                 state.deadline = state.until;
                 state.slept = false;
                 state.renew_at = sent + lease / 3;
@@ -204,6 +219,7 @@ impl Held {
             Err(_) => state.renew_at = after(state.lease / 3),
         }
         drop(state);
+        self.changed.notify_all();
         self.schedule();
     }
 
@@ -270,16 +286,24 @@ impl Held {
         result
     }
 
-    /// Tries to give it back for as long as the lease.
-    fn send_release(&self, then: Then) {
+    /// Tries to give it back for as long as the lease. If that fails, it is renewed no more, so that its lease ends it.
+    fn send_release(self: &Arc<Self>, then: Then) {
         let mut command = cmd("LOCK.RELEASE");
         command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
-        let lease = locked(&self.state).lease;
-        self.session.errand(self.session.to(&self.key, &command), lease, then);
+        let (held, lease) = (Arc::clone(self), locked(&self.state).lease);
+        let then = move |result: Result<Value>| {
+            if held.how.keep && !matches!(result, Ok(_) | Err(Error::Lost(_))) {
+                locked(&held.state).max_hold = Some(Duration::ZERO);
+                // The server renews, too, and no longer than this says. While it refuses all writes, it renews nothing.
+                held.renew(lease, Box::new(|_| ()));
+            }
+            then(result);
+        };
+        self.session.errand(self.session.to(&self.key, &command), lease, Box::new(then));
     }
 
     /// The server may still have what is lost by our clock.
-    fn tidy(&self) {
+    fn tidy(self: &Arc<Self>) {
         let mut state = locked(&self.state);
         if state.phase == Phase::Lost && !std::mem::replace(&mut state.tidied, true) {
             drop(state);
@@ -362,11 +386,13 @@ impl Hold {
         state.on_lost.push(Box::new(callback));
     }
 
-    /// For how long nobody else can have the lock, whatever the network does.
+    /// For how long nobody else can have the lock, whatever the network does. What is kept ends with its connection: when that
+    /// breaks, this is zero until the server has said on another that the lock is still held.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         let state = locked(&self.held.state);
-        if matches!(state.phase, Phase::Held | Phase::Releasing) {
+        let is_held = matches!(state.phase, Phase::Held | Phase::Releasing);
+        if is_held && (!self.held.how.keep || state.bond.is_connected()) {
             return left(state.until);
         }
         Duration::ZERO
@@ -396,7 +422,7 @@ impl Hold {
         let mut guarded = cmd("LOCK.GUARD");
         guarded.arg(&held.key).arg("OWNER").arg(&held.owner).arg(command);
         let until = after(held.session.patience);
-        let call = held.session.to(&held.key, &guarded);
+        let call = held.session.to(&held.key, &guarded).of_user();
         let result = held.session.call(&Arc::default(), call, until);
         if let Err(error @ Error::Lost(_)) = &result {
             held.lose(error.clone());
@@ -414,13 +440,17 @@ impl Hold {
     }
 
     /// Lets go of it without giving it back, and returns the owner, by which another process may
-    /// [`attach`](crate::Locks::attach). It lasts for as long as its lease; if it is kept, until this session ends or the
-    /// other has attached with `keep`.
+    /// [`attach`](crate::Locks::attach). Here it has ended as if it were released. It lasts for as long as its lease; if it is
+    /// kept, until this session ends or the other has attached, without a lease.
     #[must_use = "nobody else can give it back"]
-    pub fn hand_over(self) -> String {
+    pub fn hand_over(&self) -> String {
         if self.held.turn(Phase::Held, Phase::Released) {
-            self.held.ended("handed over");
+            self.held.ended("released");
         }
+        // A renewal that is on its way would bind it here again.
+        let (state, patience) = (locked(&self.held.state), self.held.session.patience);
+        let waited = self.held.changed.wait_timeout_while(state, patience, |state| state.renewing);
+        drop(waited);
         self.held.owner.clone()
     }
 }

@@ -48,7 +48,7 @@ mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Client;
+use redis::{cmd, Client, Cmd};
 
 pub use error::{Error, Result};
 pub use hold::Hold;
@@ -56,9 +56,9 @@ pub use lock::Lock;
 pub use mailbox::Canceller;
 pub use server::Server;
 
-use clock::now;
+use clock::{after, now};
 use hold::Held;
-use lock::How;
+use lock::{is_bound, How};
 use session::Session;
 
 /// What a listener hears, when an acquire or a hold has ended.
@@ -69,7 +69,7 @@ pub struct Event<'a> {
     pub label: &'a str,
     /// `waited` or `held`.
     pub name: &'static str,
-    /// Of `waited`: `granted`, or the [kind](Error::kind) of error. Of `held`: `released`, `lost`, or `handed over`.
+    /// Of `waited`: `granted`, or the [kind](Error::kind) of error. Of `held`: `released` or `lost`.
     pub outcome: &'static str,
     /// How long.
     pub time: Duration,
@@ -163,11 +163,11 @@ impl Locks {
     }
 
     /// Takes over the hold of an owner, from another process. With a lease it lasts so long; without one it is kept, and
-    /// bound to this process.
+    /// bound to this process. What is kept there must be kept here, too.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if this owner does not hold it.
+    /// [`Error::Lost`] if this owner does not hold it; [`Error::Misuse`] if it is given a lease, and bound to a connection.
     pub fn attach(
         &self,
         key: impl Into<Vec<u8>>,
@@ -176,11 +176,21 @@ impl Locks {
     ) -> Result<Hold> {
         let (session, key) = (&self.handle.0, key.into());
         let how = How::new(lease.into(), None, None, "")?;
+        let bond = Arc::default();
+        let call = |command: &Cmd| {
+            let call = session.to(&key, command).with(&bond);
+            session.call(&Arc::default(), call, after(session.patience))
+        };
+        // No renewal undoes a bond: it would end with that connection, whatever its lease is.
+        if !how.keep && is_bound(&call(cmd("LOCK.INFO").arg(&key))?, owner) {
+            let why = "the hold is bound to a connection: attach it without a lease";
+            return Err(Error::Misuse(format!("{}: {why}", String::from_utf8_lossy(&key))));
+        }
         let mut command = hold::renewal(&key, owner, how.lease);
-        how.bind(&mut command, Duration::ZERO);
+        how.bind(&mut command, how.max_hold);
         let sent = now();
-        session.call(&Arc::default(), session.to(&key, &command), sent.saturating_add(session.patience))?;
-        let held = Held::begin(session, &key, owner.to_owned(), how, sent, sent);
+        call(&command)?;
+        let held = Held::begin(session, &key, owner.to_owned(), how, sent, sent, bond);
         Ok(Hold::new(held, None, Arc::clone(&self.handle)))
     }
 

@@ -121,6 +121,10 @@ impl Link {
         self.alone.load(Ordering::Acquire)
     }
 
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(locked(&self.state).phase, Phase::Up(_))
+    }
+
     /// Whether anything can have been sent.
     pub(crate) fn was_up(&self) -> bool {
         locked(&self.state).was_up

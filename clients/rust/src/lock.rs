@@ -17,9 +17,6 @@ use crate::mailbox::{Canceller, Mailbox};
 use crate::session::{Fate, Session, A_MOMENT, TRY_AGAIN};
 use crate::{Event, Handle};
 
-/// How much later than promised a server may answer.
-const MARGIN: Duration = Duration::from_secs(2);
-
 /// A wait that is longer has no end, for the server.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 
@@ -69,12 +66,12 @@ impl How {
         Ok(How { lease, keep, max_hold, label: label.to_owned() })
     }
 
-    /// What binds a hold of that age to the connection of the call.
-    pub(crate) fn bind(&self, command: &mut Cmd, age: Duration) {
+    /// What binds a hold to the connection of the call, whose server renews it for so long.
+    pub(crate) fn bind(&self, command: &mut Cmd, max: Option<Duration>) {
         if self.keep {
             command.arg("WATCHDOG");
-            if let Some(max) = self.max_hold {
-                command.arg("MAX").arg(ms(max.saturating_sub(age)).max(1));
+            if let Some(max) = max {
+                command.arg("MAX").arg(ms(max).max(1));
             }
             command.arg("EPHEMERAL");
         }
@@ -293,9 +290,9 @@ impl Attempt<'_> {
                 self.sent.set(true);
             }
             match reply {
-                Ok(Reply::Granted { token, granted, sent }) => {
+                Ok(Reply::Granted { token, granted, sent, bond }) => {
                     let (key, how) = (&self.lock.key, self.how.clone());
-                    let held = Held::begin(session, key, self.owner.clone(), how, granted, sent);
+                    let held = Held::begin(session, key, self.owner.clone(), how, granted, sent, bond);
                     return Ok(Some(Hold::new(held, token, Arc::clone(&self.lock.handle))));
                 }
                 Ok(Reply::Busy) => return Ok(None),
@@ -345,22 +342,19 @@ impl Attempt<'_> {
     /// Asks once.
     fn once(&self, broken: bool) -> Result<Reply> {
         let (session, key) = (self.lock.session(), &self.lock.key);
-        let soon = after(session.patience);
         let began = now();
         let call = session.to(key, &self.command()).with(&self.fate);
         // It is there until the grant is bound to the connection of the session.
         let mut alone = None;
         let reply = if self.blocks() {
-            let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(MARGIN));
+            let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(A_MOMENT));
             let (reply, connection) = session.call_alone(&self.mailbox, call, until)?;
             alone = Some(connection);
             reply
         } else if self.waits {
-            // A server that is slow gets a moment more than the time to wait, as a try gets more.
-            let until = self.deadline.map_or(soon, |deadline| soon.min(deadline.max(after(A_MOMENT))));
-            session.call(&self.mailbox, call.listening(), until)?
+            session.call(&self.mailbox, call.listening(), self.until())?
         } else {
-            session.call(&self.mailbox, call, soon)?
+            session.call(&self.mailbox, call, self.until())?
         };
         let reply = match reply {
             Value::Nil if self.blocks() => {
@@ -379,7 +373,7 @@ impl Attempt<'_> {
         if token.is_none() && (self.lock.fence || !matches!(reply, Value::Int(_))) {
             return Err(Error::Unavailable("ERR a grant without a token".to_owned()));
         }
-        let (mut granted, mut sent) = (began, began);
+        let (mut granted, mut sent, mut bond) = (began, began, Arc::clone(&self.fate));
         if self.blocks() {
             granted = now();
         }
@@ -388,13 +382,22 @@ impl Attempt<'_> {
         if broken || self.blocks() && (self.how.keep || granted.saturating_sub(sent) > self.how.lease / 20) {
             sent = now();
             let mut command = renewal(key, &self.owner, self.how.lease);
-            self.how.bind(&mut command, Duration::ZERO);
-            session.call(&self.mailbox, session.to(key, &command), after(session.patience))?;
+            self.how.bind(&mut command, self.how.max_hold);
+            bond = Arc::default();
+            session.call(&self.mailbox, session.to(key, &command).with(&bond), self.until())?;
         }
         if let Some(alone) = alone {
             alone.give_back();
         }
-        Ok(Reply::Granted { token, granted, sent })
+        Ok(Reply::Granted { token, granted, sent, bond })
+    }
+
+    /// Until when a call is to be answered. A server that is slow gets a moment more than the time to wait, which is for what
+    /// undoes it, too; a try gets more.
+    fn until(&self) -> Moment {
+        let soon = after(self.lock.session().patience);
+        let end = self.deadline.filter(|_| self.waits).map(|deadline| deadline.saturating_add(A_MOMENT));
+        end.map_or(soon, |end| end.min(soon))
     }
 
     fn blocks(&self) -> bool {
@@ -419,7 +422,7 @@ impl Attempt<'_> {
         session.errand(session.to(&self.lock.key, &command), self.how.lease, Box::new(mailbox.expect()));
         // If the server is silent, the session goes on with it. Nobody waits for one that has never been there.
         if self.fate.has_reached() {
-            mailbox.reply(after(A_MOMENT));
+            mailbox.reply(self.until().min(after(A_MOMENT)));
         }
     }
 
@@ -436,7 +439,7 @@ impl Attempt<'_> {
         if lock.fence {
             command.arg("FENCE");
         }
-        self.how.bind(&mut command, Duration::ZERO);
+        self.how.bind(&mut command, self.how.max_hold);
         if self.blocks() {
             let time = self.deadline.map(left).filter(|time| *time < LONGEST);
             command.arg("BLOCK").arg(time.map_or(0, |time| ms(time).max(1)));
@@ -449,22 +452,36 @@ impl Attempt<'_> {
 }
 
 enum Reply {
-    /// With when the call was sent that has confirmed it.
+    /// With when the call was sent that has confirmed it, and what became of that.
     Granted {
         token: Option<u64>,
         granted: Moment,
         sent: Moment,
+        bond: Arc<Fate>,
     },
     Queued,
     Busy,
 }
 
-/// A map, which is flat in RESP2.
 fn token(reply: &Value) -> Option<u64> {
-    let Value::Array(words) = reply else { return None };
-    let mut pairs = words.chunks_exact(2);
-    pairs.find_map(|pair| match pair {
-        [Value::BulkString(name), Value::Int(token)] if name == b"token" => u64::try_from(*token).ok(),
+    let Value::Int(token) = field(reply, "token")? else { return None };
+    u64::try_from(*token).ok()
+}
+
+/// Whether that owner's hold ends with a connection, or is renewed as long as that is there, by what `LOCK.INFO` says.
+pub(crate) fn is_bound(info: &Value, owner: &str) -> bool {
+    let Some(Value::Array(holders)) = field(info, "holders") else { return false };
+    let is = |holder, name, value| field(holder, name) == Some(&value);
+    let mut theirs =
+        holders.iter().filter(|holder| is(holder, "owner", Value::BulkString(owner.as_bytes().to_vec())));
+    theirs.any(|holder| ["watchdog", "ephemeral"].iter().any(|name| is(holder, name, Value::Int(1))))
+}
+
+/// Of a map, which is flat in RESP2.
+fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
+    let Value::Array(words) = map else { return None };
+    words.chunks_exact(2).find_map(|pair| match pair {
+        [Value::BulkString(other), value] if other == name.as_bytes() => Some(value),
         _ => None,
     })
 }

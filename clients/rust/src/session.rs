@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -72,6 +72,8 @@ pub(crate) struct Call {
     packed: Vec<u8>,
     /// Whether messages are listened to before: one that nobody hears is taken for a refusal.
     listens: bool,
+    /// Whether it has a command of the user's, whose errors say nothing of the server.
+    of_user: bool,
     fate: Arc<Fate>,
     hops: u8,
 }
@@ -83,6 +85,8 @@ pub(crate) struct Fate {
     given_up: Mutex<bool>,
     /// A server may have got it.
     reached: AtomicBool,
+    /// The connection on which it went last.
+    link: Mutex<Weak<Link>>,
 }
 
 impl Fate {
@@ -94,6 +98,11 @@ impl Fate {
         self.reached.store(true, Ordering::Release);
     }
 
+    /// Whether what it has bound to its connection is still bound.
+    pub(crate) fn is_connected(&self) -> bool {
+        locked(&self.link).upgrade().is_some_and(|link| link.is_up())
+    }
+
     pub(crate) fn has_reached(&self) -> bool {
         self.reached.load(Ordering::Acquire)
     }
@@ -102,6 +111,11 @@ impl Fate {
 impl Call {
     pub(crate) fn listening(mut self) -> Call {
         self.listens = true;
+        self
+    }
+
+    pub(crate) fn of_user(mut self) -> Call {
+        self.of_user = true;
         self
     }
 
@@ -228,7 +242,8 @@ impl Session {
     /// What a call is to whoever has the key.
     pub(crate) fn to(&self, key: &[u8], command: &Cmd) -> Call {
         let slot = locked(&self.links).map.slot(key);
-        Call { slot, packed: command.get_packed_command(), listens: false, fate: Arc::default(), hops: 0 }
+        let packed = command.get_packed_command();
+        Call { slot, packed, listens: false, of_user: false, fate: Arc::default(), hops: 0 }
     }
 
     /// Calls, and waits for the reply.
@@ -309,6 +324,7 @@ impl Session {
         if *given_up {
             return;
         }
+        *locked(&fate.link) = Arc::downgrade(&link);
         // Else what undoes it is behind it, and is not sent without it.
         if link.was_up() {
             fate.reached();
@@ -334,7 +350,9 @@ impl Session {
         if !matches!(&result, Err(error) if error.is_of_connection()) {
             call.fate.reached();
         }
-        self.heed(&node, &result);
+        if !call.of_user {
+            self.heed(&node, &result);
+        }
         match self.goes_on(&node, &mut call, &result) {
             Some((node, asking)) => self.send_to(node, asking, call, then),
             None => then(result),

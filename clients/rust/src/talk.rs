@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::io::tcp::socket2::{Socket, TcpKeepalive};
 use redis::{cmd, Cmd, ConnectionAddr, ConnectionInfo, Parser, Value};
 
-use crate::error::{checked, Error, Result, NO_CONNECTION, SILENT};
+use crate::error::{checked, Error, Result, FULL, NO_CONNECTION, SILENT};
 use crate::tls::{Config, Tls};
 
 /// A socket, and what is between it and the calls.
@@ -137,7 +137,9 @@ const LOST: &str = "the connection is lost: ";
 /// A connection that ended before it was of use is none.
 pub(crate) fn unreached(info: &ConnectionInfo, error: Error) -> Error {
     match error {
-        Error::Unavailable(why) if why.starts_with(LOST) => no_connection(info, why.trim_start_matches(LOST)),
+        Error::Unavailable(why) if why.starts_with(LOST) || why.contains(FULL) => {
+            no_connection(info, why.trim_start_matches(LOST))
+        }
         said => said,
     }
 }

@@ -228,6 +228,16 @@ fn a_write_is_guarded() {
     assert_eq!(hold.guard(&["SET", "long", &long]), Ok(Value::Okay));
     assert_eq!(server.call::<usize>("STRLEN long"), long.len());
     assert!(!hold.is_lost());
+    // A script may say what a server says that is of no use.
+    for text in
+        ["READONLY x", "LOADING x", "MASTERDOWN x", "MOVED 1 127.0.0.1:1", "UNBLOCKED send the command"]
+    {
+        let script = format!("return redis.error_reply('{text}')");
+        let error = hold.guard(&["EVAL", &script, "0"]).unwrap_err();
+        assert!(error.kind() == "unavailable" && error.text() == text, "{error}");
+    }
+    // It would have ended with the connection.
+    assert!(!hold.wait_lost(ms(100)));
     let _: i64 = server.call("LOCK.BREAK a");
     assert!(matches!(hold.guard(&["SET", "x", "2"]), Err(Error::Lost(_))));
     assert_eq!(server.call::<String>("GET x"), "1");
@@ -261,6 +271,7 @@ fn a_hold_is_handed_over() {
     let (mine, theirs) = (server.locks(), server.locks());
     let hold = mine.lock("a").acquire().unwrap();
     let owner = hold.hand_over();
+    hold.release().unwrap();
     let hold = theirs.attach("a", &owner, None).unwrap();
     mine.close();
     thread::sleep(ms(50));
@@ -269,6 +280,29 @@ fn a_hold_is_handed_over() {
     hold.release().unwrap();
     server.assert_nothing_left("a");
     assert!(matches!(theirs.attach("a", &owner, ms(1000)), Err(Error::Lost(_))));
+}
+
+#[test]
+fn a_hold_that_is_bound_is_not_attached_with_a_lease() {
+    let Some(server) = Server::start(&[]) else { return };
+    let (mine, theirs) = (server.locks(), server.locks());
+    let attach = |owner: &str| theirs.attach("a", owner, ms(60_000));
+    for bond in ["WATCHDOG", "EPHEMERAL"] {
+        let mut first = server.client().get_connection().unwrap();
+        // Another holder is no matter.
+        let _: i64 = server.call("LOCK.ACQUIRE a other PX 60000 SHARED");
+        let words = ["a", "me", "PX", "60000", "SHARED", bond];
+        let _: i64 = redis::cmd("LOCK.ACQUIRE").arg(&words).query(&mut first).unwrap();
+        let error = attach("me").unwrap_err();
+        assert!(error.kind() == "misuse" && error.text().starts_with("a: the hold is bound"), "{error}");
+        attach("other").unwrap().release().unwrap();
+        let _: i64 = server.call("LOCK.BREAK a");
+    }
+    let owner = mine.lock("a").lease(ms(5000)).acquire().unwrap().hand_over();
+    let hold = attach(&owner).unwrap();
+    mine.close();
+    assert!(hold.valid_for() > ms(50_000) && server.call::<u64>("PTTL a") > 50_000);
+    hold.release().unwrap();
 }
 
 #[test]
@@ -335,10 +369,13 @@ fn a_listener_hears_of_all_by_label() {
     hold.release().unwrap();
     let hold = locks.lock("a").label("panics").lease(ms(80)).acquire().unwrap();
     assert!(hold.wait_lost(ms(5000)));
+    let hold = locks.lock("a").label("last").acquire().unwrap();
+    let _ = hold.hand_over();
     let heard = heard.lock().unwrap();
     let said: Vec<&str> = heard.iter().map(|(said, _)| said.as_str()).collect();
     let all = ["one waited granted", "two waited busy", "three waited timed out", "one held released"];
-    assert_eq!(said, [&all[..], &["panics waited granted", "panics held lost"]].concat());
+    let last = ["panics waited granted", "panics held lost", "last waited granted", "last held released"];
+    assert_eq!(said, [all, last].concat());
     assert!(heard[2].1 >= ms(60) && heard[3].1 >= ms(60) && heard[5].1 >= ms(75), "{heard:?}");
 }
 

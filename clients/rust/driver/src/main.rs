@@ -180,6 +180,10 @@ impl Driver {
                 let owner = self.at(request, |hold| hold.owner().to_owned())?;
                 Ok(json!({"is": "done", "owner": owner}))
             }
+            "hand over" => {
+                let owner = self.at(request, Hold::hand_over)?;
+                Ok(json!({"is": "done", "owner": owner}))
+            }
             "with" => self.with(request, canceller),
             "leave" => {
                 let name = request.text("as")?;
