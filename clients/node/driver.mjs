@@ -85,7 +85,7 @@ const VERBS = {
     return { is: 'done', owner: holds.get(as).owner };
   },
   async 'hand over'({ as }) {
-    return { is: 'done', owner: holds.get(as).handOver() };
+    return { is: 'done', owner: await holds.get(as).handOver() };
   },
   async attach({ as, lock, owner, lease }) {
     return granted(as, await locks.attach(lock, owner, { lease }));

@@ -25,6 +25,7 @@ export class Hold {
   #granted = 0;
   #until = 0;
   #link: Wire | undefined;
+  #renewing: Promise<unknown> = Promise.resolve();
   #released = false;
   #releasing = 0;
   #token: number | undefined;
@@ -99,10 +100,12 @@ export class Hold {
 
   /** The hold is another process's from now on: nothing here renews it, tells of its loss or gives it back. Returns the owner, for
    *  `Locks.attach` there. What is kept is bound to this process until then, so this process should live so long. */
-  handOver(): string {
+  async handOver(): Promise<string> {
     this.signal.throwIfAborted();
     this.#released = true;
     this.#end('released');
+    // A renewal that is on its way would bind it here again.
+    await this.#renewing.catch(() => undefined);
     return this.owner;
   }
 
@@ -203,7 +206,8 @@ export class Hold {
       const lease = this.#lease;
       try {
         const patience = slept ? pause : this.#until - now();
-        await this.#renew(lease, () => this.#session.call(this.#renewal(lease), patience));
+        this.#renewing = this.#renew(lease, () => this.#session.call(this.#renewal(lease), patience));
+        await this.#renewing;
       } catch (error) {
         if (!(error instanceof LockError)) throw error;
         if (now() >= this.#until) return this.#lose(lost('the lease is over, and the server does not answer'), true);

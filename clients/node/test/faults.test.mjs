@@ -113,6 +113,20 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await until(() => server.isEmpty('k'), 'its end', 2000);
     });
 
+    test('a hand-over waits for a renewal on its way', async () => {
+      const hold = await locks.acquire('k', { lease: 900, keep: true });
+      proxy.delay(true);
+      // A third of the lease, and more.
+      await sleep(450);
+      let isOver = false;
+      const handingOver = hold.handOver().then(() => (isOver = true));
+      await sleep(50);
+      assert.equal(isOver, false);
+      proxy.delay(false);
+      await handingOver;
+      assert.equal(hold.signal.aborted, false);
+    });
+
     test('nobody waits much longer than the own time for a server that is silent', async () => {
       server.process.kill('SIGSTOP');
       const longest = async (call, ms) => {

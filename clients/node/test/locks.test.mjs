@@ -420,7 +420,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       diagnostics.subscribe('redis-lock', listener);
       try {
         const hold = await locks.acquire('k', { lease: 300, keep: true });
-        const owner = hold.handOver();
+        const owner = await hold.handOver();
         assert.equal(owner, hold.owner);
         assert.deepEqual([hold.validFor, hold.signal.aborted, heard], [0, false, ['released']]);
         const theirs = await others.attach('k', owner, { lease: 60_000, keep: true });
