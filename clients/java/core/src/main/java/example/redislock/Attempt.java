@@ -38,6 +38,8 @@ final class Attempt {
     private List<String> words;
     /** A call failed: a later reply may be that to it. */
     private boolean broken;
+    /** It may have a place in the queue, or the lock: a refusal says nothing of an earlier call. */
+    private boolean placed;
     /** Since when nothing was answered; 0 if something was. */
     private long failing;
 
@@ -76,6 +78,7 @@ final class Attempt {
         }
         how.bind(words, 0);
         broken = false;
+        placed = false;
         failing = 0;
         session.waits.put(request, this);
         ask();
@@ -156,6 +159,7 @@ final class Attempt {
         if (ended) {
             return;
         }
+        placed = true;
         if (reply == null) {
             rest();
             end(null, null);
@@ -205,6 +209,7 @@ final class Attempt {
         if (ended) {
             return;
         }
+        placed |= error instanceof Disconnected;
         long now = Session.now();
         closeLink();
         // The second: it waited in a server that was there.
@@ -249,7 +254,7 @@ final class Attempt {
         giveBack(() -> end(null, error));
     }
 
-    /** Whatever the acquire has got. Where there is no connection, this goes on behind the caller's back. */
+    /** Whatever the acquire has got. Where that cannot be now, this goes on behind the caller's back. */
     private void giveBack(Runnable then) {
         ended = true;
         closeLink();
@@ -263,9 +268,9 @@ final class Attempt {
         session.waits.remove(request);
         List<String> cancel = List.of("LOCK.CANCEL", how.key(), hold.owner(), "ID", request);
         session.call(cancel, Session.SOON).whenComplete((reply, error) -> {
-            // Else it is closed, or not permitted: then the wait ends with its connection.
-            if (error instanceof Disconnected) {
-                session.insist(cancel, session.patience);
+            // Else it is not permitted: then the wait ends with its connection.
+            if (error != null && LockException.of(error).is(Kind.UNAVAILABLE) && (placed || asking)) {
+                session.insist(cancel, Session.TRY_FOR);
             }
             then.run();
         });
@@ -284,12 +289,17 @@ final class Attempt {
     }
 
     private static Long token(Object reply) {
-        if (!(reply instanceof List<?> fields)) {
-            return null;
-        }
-        for (int at = 0; at + 1 < fields.size(); at += 2) {
-            if ("token".equals(fields.get(at))) {
-                return Long.valueOf(String.valueOf(fields.get(at + 1)));
+        Object token = field(reply, "token");
+        return token == null ? null : Long.valueOf(token.toString());
+    }
+
+    /** Of a map; null if it has none. */
+    static Object field(Object reply, String name) {
+        if (reply instanceof List<?> map) {
+            for (int at = 0; at + 1 < map.size(); at += 2) {
+                if (name.equals(map.get(at))) {
+                    return map.get(at + 1);
+                }
             }
         }
         return null;

@@ -16,7 +16,6 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import java.util.function.Supplier;
 
 /** A lock that is held. Any thread may use it. {@code close} gives it back. */
 public final class Hold implements AutoCloseable {
@@ -29,6 +28,11 @@ public final class Hold implements AutoCloseable {
     private volatile Lost why;
 
     private volatile boolean released;
+    /** To give it back has failed: nothing renews it. */
+    private volatile boolean left;
+    /** The connection to which it was bound has ended. */
+    private volatile boolean unbound;
+
     private volatile long until;
     private volatile Long token;
     private volatile long lease;
@@ -36,6 +40,8 @@ public final class Hold implements AutoCloseable {
     private int releasing;
     private boolean renewing;
     private ScheduledFuture<?> timer;
+    /** When no call that renews it is on its way. */
+    private CompletableFuture<Void> renewal = CompletableFuture.completedFuture(null);
 
     Hold(Session session, How how, String owner) {
         this.session = session;
@@ -49,7 +55,7 @@ public final class Hold implements AutoCloseable {
         return how.key();
     }
 
-    /** Who holds it, as the server knows it. May be handed to another process: see {@link RedisLock#attach}. */
+    /** Who holds it, as the server knows it. */
     public String owner() {
         return owner;
     }
@@ -81,9 +87,13 @@ public final class Hold implements AutoCloseable {
         }
     }
 
-    /** How long nobody else can have the lock, whatever the network does. */
+    /**
+     * How long nobody else can have the lock, whatever the network does. One that is kept ends with its connection: from then on this
+     * is zero, until a renewal has been confirmed on the next.
+     */
     public Duration validFor() {
-        return isLost() || released ? Duration.ZERO : Duration.ofNanos(Math.max(0, until - Session.now()));
+        boolean over = isLost() || released || left || (how.keep() && unbound);
+        return over ? Duration.ZERO : Duration.ofNanos(Math.max(0, until - Session.now()));
     }
 
     /**
@@ -94,13 +104,10 @@ public final class Hold implements AutoCloseable {
      */
     public void extend(Duration lease) {
         long time = How.time("lease", lease, false);
-        await(session.begin(() -> isLost()
-                ? ended()
-                : renew(time, () -> session.insist(renewal(time, age()), Math.max(0, until - Session.now())))
-                        .thenRun(() -> {
-                            this.lease = time;
-                            watch();
-                        })));
+        await(session.begin(() -> renew(time, renewal(time, age())).thenRun(() -> {
+            this.lease = time;
+            watch();
+        })));
     }
 
     /** As the other, with the lease that it has. */
@@ -111,17 +118,26 @@ public final class Hold implements AutoCloseable {
     /**
      * Carries out a command of Redis if the lock is still held, in the same step ({@code LOCK.GUARD}).
      *
-     * @return its reply: a {@code Long}, a {@code String}, a list, or null
+     * @return its reply: a {@code Long}, a {@code String}, a list, or null. An error in a list is the {@link LockException} that
+     *     would have been thrown
      * @throws Lost if it is not held any more; then nothing was carried out
      */
     public Object guard(String... command) {
         List<String> words = new ArrayList<>(List.of("LOCK.GUARD", key(), "OWNER", owner));
         words.addAll(Arrays.asList(command));
-        return await(session.begin(() -> orLose(session.call(words, session.patience))));
+        return await(session.begin(() -> orLose(session.guard(words)).thenApply(Hold::withErrors)));
+    }
+
+    private static Object withErrors(Object reply) {
+        if (reply instanceof List<?> list) {
+            return list.stream().map(Hold::withErrors).toList();
+        }
+        return reply instanceof Wire.ServerError error ? LockException.of(error) : reply;
     }
 
     /**
-     * Gives the lock back. If that fails it may be called again, and counts once.
+     * Gives the lock back. If that fails it may be called again, and counts once. Nobody has to: the lock is not renewed any more,
+     * and given back in the background, or runs out.
      *
      * @throws Lost if it ended before
      */
@@ -136,21 +152,42 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Gives the lock back after so long, even if this process ends. Nothing else can be done with the hold after that.
+     * Gives the lock back after so long, even if this process ends. Nothing else can be done with the hold after that. Only for a
+     * hold with a lease: one that is kept is refused as {@code MISUSE}, as it ends with its connection, and the server renews it
+     * until then.
      *
      * @throws Lost if it ended before
      */
     public void releaseAfter(Duration rest) {
         long time = How.time("rest", rest, false);
-        // Neither renewed nor bound to a connection any more.
+        if (how.keep()) {
+            throw bound("only one that is not kept can be left to its lease");
+        }
         List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
-        await(session.begin(() -> isLost()
-                ? ended()
-                : renew(time, () -> session.insist(words, Math.max(0, until - Session.now())))
-                        .thenRun(() -> {
-                            released = true;
-                            end("released");
-                        })));
+        await(session.begin(() -> renew(time, words).thenRun(() -> {
+            released = true;
+            end("released");
+        })));
+    }
+
+    /**
+     * Leaves the hold to another process, which takes it over by {@link RedisLock#attach}. Here it is neither renewed nor watched nor
+     * given back any more, and counts as released. A kept hold is bound to this process's connection until the other has attached: so
+     * this process should live until then.
+     *
+     * @return the owner
+     * @throws Lost if it ended before
+     */
+    public String handOver() {
+        return await(session.begin(() -> {
+            if (over() != null) {
+                return CompletableFuture.failedFuture(over());
+            }
+            released = true;
+            end("released");
+            // One that is on its way could come after the other has attached, and bind the hold to this process again.
+            return renewal.thenApply(answered -> owner);
+        }));
     }
 
     /** As {@link #release}, without blocking. */
@@ -159,28 +196,65 @@ public final class Hold implements AutoCloseable {
             if (released) {
                 return ended();
             }
-            List<String> words = new ArrayList<>(List.of("LOCK.RELEASE", key(), owner));
-            if (how.shared()) {
-                words.add("SHARED");
-            }
-            words.addAll(List.of("ID", releaseId));
-            releasing++;
-            return session.insist(words, isLost() ? 0 : lease)
-                    .handle((left, error) -> {
-                        releasing--;
-                        LockException failure = error == null ? null : LockException.of(error);
-                        if (failure instanceof Lost told) {
-                            lose(told);
-                        } else if (failure != null && !(isLost() && failure.is(Kind.UNAVAILABLE))) {
-                            // What is lost may be impossible to give back.
-                            throw failure;
+            return giveBack(isLost() ? 0 : lease)
+                    .exceptionally(error -> {
+                        // What is lost may be impossible to give back.
+                        if (!isLost() || !LockException.of(error).is(Kind.UNAVAILABLE)) {
+                            leave();
+                            throw LockException.of(error);
                         }
-                        released = true;
-                        end("released");
                         return null;
                     })
                     .thenCompose(done -> ended());
         });
+    }
+
+    private CompletableFuture<Void> giveBack(long within) {
+        List<String> words = new ArrayList<>(List.of("LOCK.RELEASE", key(), owner));
+        if (how.shared()) {
+            words.add("SHARED");
+        }
+        words.addAll(List.of("ID", releaseId));
+        releasing++;
+        return session.insist(words, within).handle((held, error) -> {
+            releasing--;
+            if (error != null) {
+                if (!(LockException.of(error) instanceof Lost told)) {
+                    throw LockException.of(error);
+                }
+                lose(told);
+            }
+            released = true;
+            end("released");
+            return null;
+        });
+    }
+
+    /** Nobody may give it back again. The server would renew it for as long as the connection lives. */
+    private void leave() {
+        if (left) {
+            return;
+        }
+        left = true;
+        watch();
+        giveBack(Session.TRY_FOR).exceptionally(error -> {
+            if (how.keep() && !LockException.of(error).is(Kind.UNAVAILABLE)) {
+                // Who may not give it back may have it run out: it is older than that, so the server renews no more.
+                List<String> words =
+                        List.of("LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
+                renewal.thenCompose(answered -> session.insist(words, lease));
+            }
+            return null;
+        });
+    }
+
+    boolean isLeft() {
+        return left;
+    }
+
+    /** If there is nothing to renew. */
+    private Lost over() {
+        return isLost() || !(released || left) ? why : new Lost(key() + ": it is not held any more");
     }
 
     private CompletableFuture<Void> ended() {
@@ -212,6 +286,36 @@ public final class Hold implements AutoCloseable {
         return session.insist(renewal(lease, 0), within);
     }
 
+    /** Takes it over. */
+    CompletableFuture<Hold> attach() {
+        // A renewal without the words that bind does not undo them, and nothing else does.
+        CompletableFuture<Object> info = how.keep()
+                ? CompletableFuture.completedFuture(null)
+                : session.insist(List.of("LOCK.INFO", key()), session.patience);
+        return info.thenCompose(told -> {
+            if (isBound(told)) {
+                throw bound("attach it as one that is kept");
+            }
+            long sent = Session.now();
+            return confirm(session.patience).thenApply(holds -> {
+                begin(sent, sent, null);
+                return this;
+            });
+        });
+    }
+
+    private boolean isBound(Object info) {
+        return Attempt.field(info, "holders") instanceof List<?> holders
+                && holders.stream()
+                        .filter(holder -> owner.equals(Attempt.field(holder, "owner")))
+                        .anyMatch(holder -> Long.valueOf(1).equals(Attempt.field(holder, "watchdog"))
+                                || Long.valueOf(1).equals(Attempt.field(holder, "ephemeral")));
+    }
+
+    private LockException bound(String instead) {
+        return LockException.misuse(key() + ": the hold is bound to a connection: " + instead);
+    }
+
     /** A connection broke. */
     void ring() {
         if (session.isClosed()) {
@@ -231,9 +335,25 @@ public final class Hold implements AutoCloseable {
         return words;
     }
 
-    private CompletableFuture<Void> renew(long time, Supplier<CompletableFuture<Object>> call) {
+    private CompletableFuture<Void> renew(long time, List<String> words) {
         long sent = Session.now();
-        return orLose(call.get()).thenAccept(holds -> until = sent + time);
+        return over() != null
+                ? CompletableFuture.failedFuture(over())
+                : renewed(sent + time, session.insist(words, Math.max(0, until - sent)));
+    }
+
+    private CompletableFuture<Void> renewed(long end, CompletableFuture<Object> call) {
+        CompletableFuture<Void> done = orLose(call).thenAccept(holds -> {
+            until = end;
+            unbound = false;
+        });
+        renewal = CompletableFuture.allOf(renewal, done).exceptionally(error -> null);
+        return done;
+    }
+
+    /** The connection for commands has ended. */
+    void unbind() {
+        unbound = true;
     }
 
     private <T> CompletableFuture<T> orLose(CompletableFuture<T> call) {
@@ -269,7 +389,7 @@ public final class Hold implements AutoCloseable {
     }
 
     private boolean keeps() {
-        return how.keep() && (how.maxHold() == 0 || age() < how.maxHold());
+        return how.keep() && !left && (how.maxHold() == 0 || age() < how.maxHold());
     }
 
     /** Renews when it is time, if it is to be kept, and tells when the lock is lost by the own clock. */
@@ -278,15 +398,25 @@ public final class Hold implements AutoCloseable {
         if (isLost() || released) {
             return;
         }
-        long left = until - Session.now();
+        long rest = until - Session.now();
         if (session.isClosed()) {
             lose(new Lost(key() + ": the session was closed"));
         } else if (keeps()) {
-            timer = session.after(Math.min(lease / 3, left), this::keep);
-        } else if (left <= 0) {
-            lose(new Lost(key() + ": the lease is over"));
+            timer = session.after(Math.min(lease / 3, rest), this::keep);
+        } else if (rest <= 0) {
+            runOut("the lease is over");
         } else {
-            timer = session.after(left, this::watch);
+            timer = session.after(rest, this::watch);
+        }
+    }
+
+    /** By the own clock. The server may have it yet, and renew it for ever. */
+    private void runOut(String text) {
+        if (!isLost() && !released) {
+            lose(new Lost(key() + ": " + text));
+            if (how.keep()) {
+                leave();
+            }
         }
     }
 
@@ -300,19 +430,20 @@ public final class Hold implements AutoCloseable {
             return;
         }
         // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the
-        // lock, as no
-        // other ever has this owner's name.
+        // lock, as no other ever has this owner's name.
         long pause = lease / 3;
-        long left = until - Session.now();
+        long now = Session.now();
+        long rest = until - now;
         long time = lease;
         renewing = true;
-        renew(time, () -> session.call(renewal(time, age()), left <= 0 ? pause : left))
+        renewed(now + time, session.call(renewal(time, age()), rest <= 0 ? pause : rest))
                 .whenComplete((done, error) -> {
                     renewing = false;
                     LockException failure = error == null ? null : LockException.of(error);
                     if (failure != null && until - Session.now() <= 0) {
-                        lose(new Lost(key() + ": the lease is over, and the server does not answer"));
+                        runOut("the lease is over, and the server does not answer");
                     } else if (failure instanceof Disconnected && !isLost() && !released && !session.isClosed()) {
+                        stop();
                         timer = session.after(Math.min(Session.TRY_AGAIN, pause), this::keep);
                     } else {
                         watch();

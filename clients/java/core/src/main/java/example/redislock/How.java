@@ -75,6 +75,10 @@ record How(
     }
 
     How owner(String owner) {
+        // The server would make up another, by which nobody here could give the lock back.
+        if ("*".equals(owner)) {
+            throw LockException.misuse("owner must not be *");
+        }
         return new How(key, given, said, maxHold, waiting, shared, limit, fence, label, owner, own);
     }
 

@@ -246,6 +246,9 @@ public final class JedisConnector implements Wire.Connector {
             if (reply instanceof byte[] bytes) {
                 return new String(bytes, StandardCharsets.UTF_8);
             }
+            if (reply instanceof JedisDataException error) {
+                return errorOf(error);
+            }
             return reply instanceof List<?> list
                     ? list.stream().map(JedisWire::text).toList()
                     : reply;

@@ -217,6 +217,16 @@ public final class LettuceConnector implements Wire.Connector {
         }
 
         @Override
+        public void setError(ByteBuffer error) {
+            if (lists.isEmpty()) {
+                super.setError(error);
+            } else {
+                // The call was carried out.
+                add(new Wire.ServerError(decodeString(error)));
+            }
+        }
+
+        @Override
         public void multi(int count) {
             if (count < 0) {
                 add(null);

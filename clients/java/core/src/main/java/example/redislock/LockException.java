@@ -93,9 +93,20 @@ public class LockException extends RuntimeException {
             case "NOTOWNER" -> new Lost(text);
             case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
             case "ERR", "WRONGTYPE", "NOPERM" ->
-                new LockException(text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
+                text.contains("max number of clients")
+                        ? new Disconnected(text)
+                        : new LockException(text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
             default -> new LockException(Kind.UNAVAILABLE, text);
         };
+    }
+
+    /** Of what came in reply to a guarded command, whose own word may be that of a server that serves nobody. */
+    static LockException guarded(Throwable cause) {
+        LockException error = of(cause);
+        // It has a cause if nobody said it.
+        return error instanceof Disconnected && error.getCause() == null
+                ? new LockException(Kind.UNAVAILABLE, error.getMessage())
+                : error;
     }
 
     static LockException misuse(String text) {

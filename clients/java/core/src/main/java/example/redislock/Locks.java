@@ -50,7 +50,10 @@ public final class Locks implements AutoCloseable {
         return new RedisLock(this, How.of(key));
     }
 
-    /** Readers share the lock; a writer has it alone. Both are as {@link #lock}. */
+    /**
+     * Readers share the lock; a writer has it alone. Both are as {@link #lock}. There is neither downgrade nor upgrade: a thread that
+     * has one of the two and would wait for the other gets an {@link IllegalMonitorStateException}.
+     */
     public ReadWriteLock readWriteLock(String key) {
         RedisLock write = lock(key);
         RedisLock read = write.shared();

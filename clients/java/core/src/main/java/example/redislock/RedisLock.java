@@ -149,27 +149,26 @@ public final class RedisLock implements Lock {
     }
 
     /**
-     * Takes over the hold of an owner, of another process maybe, and sets its lease.
+     * Takes over the hold of an owner, of another process maybe, and sets its lease. One that is kept there is to be kept here, too:
+     * else this is {@code MISUSE}, and changes nothing.
      *
      * @throws Lost if it has ended
+     * @see Hold#handOver
      */
     public Hold attach(String owner) {
+        if (owner == null) {
+            throw LockException.misuse(how.key() + ": a hold has an owner");
+        }
         Session session = locks.session;
-        return Hold.await(session.begin(() -> {
-            Hold hold = new Hold(session, how, owner);
-            long sent = Session.now();
-            return hold.confirm(session.patience).thenApply(holds -> {
-                hold.begin(sent, sent, null);
-                return hold;
-            });
-        }));
+        Hold hold = new Hold(session, how.owner(owner), owner);
+        return Hold.await(session.begin(hold::attach));
     }
 
     /** As {@link #acquire}, for this thread; it cannot be interrupted. */
     @Override
     public void lock() {
         boolean interrupted = false;
-        if (reenter()) {
+        if (reenterToWait()) {
             return;
         }
         Attempt attempt = begin(how);
@@ -189,7 +188,8 @@ public final class RedisLock implements Lock {
 
     @Override
     public void lockInterruptibly() throws InterruptedException {
-        if (!reenter()) {
+        checkInterrupt();
+        if (!reenterToWait()) {
             enter(acquire());
         }
     }
@@ -205,7 +205,8 @@ public final class RedisLock implements Lock {
 
     @Override
     public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
-        if (reenter()) {
+        checkInterrupt();
+        if (reenterToWait()) {
             return true;
         }
         return enter(await(begin(how.waiting(Math.max(0, unit.toNanos(time))))));
@@ -242,11 +243,11 @@ public final class RedisLock implements Lock {
         throw new UnsupportedOperationException("a lock of Redis has no conditions");
     }
 
-    /** What this thread holds by {@link #lock}; nothing if it does not, or if it was lost. */
+    /** What this thread holds by {@link #lock}; nothing if it does not, or if it was lost, or {@link #unlock} has failed. */
     public Optional<Hold> heldByCurrentThread() {
         return Optional.ofNullable(locks.entries.get(holder()))
                 .map(entry -> entry.hold)
-                .filter(hold -> !hold.isLost());
+                .filter(hold -> !hold.isLost() && !hold.isLeft());
     }
 
     private Locks.Holder holder() {
@@ -258,11 +259,28 @@ public final class RedisLock implements Lock {
         if (entry == null) {
             return false;
         }
-        if (entry.hold.isLost()) {
-            throw new IllegalMonitorStateException(how.key() + ": lost, and not unlocked yet");
+        if (entry.hold.isLost() || entry.hold.isLeft()) {
+            throw new IllegalMonitorStateException(how.key() + ": lost or being given back, and not unlocked yet");
         }
         entry.count++;
         return true;
+    }
+
+    /** As the other, for who is to wait if this says no. */
+    private boolean reenterToWait() {
+        // Each hold has an owner of its own, so the server would not see that a thread waits for itself.
+        if (how.owner() == null
+                && locks.entries.containsKey(new Locks.Holder(Thread.currentThread(), how.key(), !how.shared()))) {
+            throw new IllegalMonitorStateException(how.key() + ": this thread would wait for itself, as it has the "
+                    + (how.shared() ? "write" : "read") + " lock");
+        }
+        return reenter();
+    }
+
+    private static void checkInterrupt() throws InterruptedException {
+        if (Thread.interrupted()) {
+            throw new InterruptedException();
+        }
     }
 
     private boolean enter(Hold hold) {

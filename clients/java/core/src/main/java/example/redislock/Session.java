@@ -34,6 +34,9 @@ final class Session {
     /** So often at most who waits in the server looks whether it is there. With the patience, a server remembers a call for longer. */
     private static final long LOOK_AGAIN = Duration.ofSeconds(8).toNanos();
 
+    /** To give a lock back is tried for so long behind the back of who could not. */
+    static final long TRY_FOR = Duration.ofMinutes(10).toNanos();
+
     private enum Use {
         COMMANDS,
         MESSAGES,
@@ -49,8 +52,8 @@ final class Session {
     final Map<String, Attempt> waits = new HashMap<>();
 
     final Set<Hold> holds = new HashSet<>();
-    /** Those who would wait for what is sent again. */
-    private final Set<CompletableFuture<Object>> insisting = new HashSet<>();
+    /** Those who wait for what is sent again, with the timer for that. */
+    private final Map<CompletableFuture<Object>, ScheduledFuture<?>> insisting = new HashMap<>();
 
     private final Wire.Connector connector;
     private final ScheduledThreadPoolExecutor loop;
@@ -128,6 +131,18 @@ final class Session {
         return use(Use.COMMANDS, within, call -> call.link.wire.call(words).whenComplete(call::answer));
     }
 
+    /** As the other, for {@code LOCK.GUARD}: an error may be that of the guarded command, which says nothing of the server. */
+    CompletableFuture<Object> guard(List<String> words) {
+        return use(
+                Use.COMMANDS,
+                patience,
+                call -> call.link
+                        .wire
+                        .call(words)
+                        .whenComplete((reply, error) ->
+                                call.answer(reply, error == null ? null : LockException.guarded(error))));
+    }
+
     /** Before a wait: a message that nobody hears is taken for a refusal. */
     CompletableFuture<Object> listen(long within) {
         return use(Use.MESSAGES, within, call -> call.end(null, null));
@@ -145,22 +160,29 @@ final class Session {
         return link;
     }
 
-    /** A call that may be sent twice, and is, for so long, when its connection breaks. */
+    /** A call that may be sent twice, and is, for so long, when its connection breaks or the server cannot write. */
     CompletableFuture<Object> insist(List<String> words, long within) {
         CompletableFuture<Object> result = new CompletableFuture<>();
-        insisting.add(result);
-        insist(words, now() + within, result);
-        return result.whenComplete((reply, error) -> insisting.remove(result));
+        insisting.put(result, null);
+        insist(words, now() + within, TRY_AGAIN, result);
+        return result.whenComplete((reply, error) -> {
+            ScheduledFuture<?> timer = insisting.remove(result);
+            if (timer != null) {
+                timer.cancel(false);
+            }
+        });
     }
 
-    private void insist(List<String> words, long deadline, CompletableFuture<Object> result) {
+    private void insist(List<String> words, long deadline, long pause, CompletableFuture<Object> result) {
         call(words, patience).whenComplete((reply, error) -> {
             if (error == null) {
                 result.complete(reply);
-            } else if (!(error instanceof Disconnected) || now() - deadline >= 0) {
+            } else if (!LockException.of(error).is(Kind.UNAVAILABLE) || now() - deadline >= 0) {
                 result.completeExceptionally(error);
+            } else if (closed) {
+                result.completeExceptionally(over());
             } else {
-                after(TRY_AGAIN, () -> insist(words, deadline, result));
+                insisting.put(result, after(pause, () -> insist(words, deadline, Math.min(2 * pause, SOON), result)));
             }
         });
     }
@@ -185,7 +207,7 @@ final class Session {
             List.copyOf(own).forEach(Link::close);
             // Each ends now, as there is nothing to ask any more.
             ring();
-            List.copyOf(insisting).forEach(result -> result.completeExceptionally(over()));
+            List.copyOf(insisting.keySet()).forEach(result -> result.completeExceptionally(over()));
             loop.shutdown();
         });
         if (Thread.currentThread() == thread) {
@@ -419,6 +441,9 @@ final class Session {
             gone = true;
             links.remove(use, this);
             own.remove(this);
+            if (use == Use.COMMANDS) {
+                holds.forEach(Hold::unbind);
+            }
             if (idle == this) {
                 idle = null;
             }

@@ -11,7 +11,8 @@ public interface Wire {
      * Sends a command, after those of the calls before. No call blocks.
      *
      * @return its reply: a {@code Long}, a {@code String}, a {@code List} of these, or null; maps as lists of names and values.
-     *     What the server refuses ends as a {@link ServerError}, anything else is taken for a broken connection.
+     *     What the server refuses ends as a {@link ServerError}, anything else is taken for a broken connection. An error in a list
+     *     is a {@link ServerError} in it.
      */
     CompletionStage<Object> call(List<String> words);
 

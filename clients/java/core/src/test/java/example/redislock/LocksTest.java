@@ -5,12 +5,14 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import example.redislock.LockException.Kind;
 import example.redislock.LockException.Lost;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -18,19 +20,23 @@ import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
+import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
@@ -241,6 +247,14 @@ class LocksTest {
                     })
                     .get());
             assertThrows(UnsupportedOperationException.class, lock::newCondition);
+            lock.lock();
+            for (Executable call :
+                    List.<Executable>of(lock::lockInterruptibly, () -> lock.tryLock(1, TimeUnit.SECONDS))) {
+                Thread.currentThread().interrupt();
+                assertThrows(InterruptedException.class, call);
+                assertFalse(Thread.interrupted());
+            }
+            lock.unlock();
             assertTrue(locks.entries.isEmpty());
         }
     }
@@ -280,6 +294,24 @@ class LocksTest {
             lock.writeLock().lock();
             assertFalse(thread(() -> lock.readLock().tryLock()).get());
             lock.writeLock().unlock();
+        }
+    }
+
+    @Test
+    void neitherDowngradeNorUpgrade() throws Exception {
+        try (Locks locks = Library.LETTUCE.locks(server)) {
+            ReadWriteLock lock = locks.readWriteLock("k");
+            for (List<Lock> kinds :
+                    List.of(List.of(lock.readLock(), lock.writeLock()), List.of(lock.writeLock(), lock.readLock()))) {
+                kinds.get(0).lock();
+                Lock other = kinds.get(1);
+                for (Executable call : List.<Executable>of(
+                        other::lockInterruptibly, () -> other.tryLock(1, TimeUnit.SECONDS), other::lock)) {
+                    assertThrows(IllegalMonitorStateException.class, call);
+                }
+                assertFalse(other.tryLock());
+                kinds.get(0).unlock();
+            }
         }
     }
 
@@ -386,6 +418,276 @@ class LocksTest {
     }
 
     @Test
+    void aKeptHoldIsHandedOnToWhoKeepsIt() throws Exception {
+        ConcurrentLinkedQueue<LockEvent> events = new ConcurrentLinkedQueue<>();
+        Locks first = new Locks(new LettuceConnector(server.uri()), Duration.ofSeconds(5), events::add);
+        RedisLock lock = first.lock("k").keep(true).lease(Duration.ofMillis(900));
+        try (Locks second = Library.JEDIS.locks(server)) {
+            Hold hold = lock.acquire();
+            assertEquals(hold.owner(), hold.handOver());
+            assertEquals(Duration.ZERO, hold.validFor());
+            Hold theirs = second.lock("k").attach(hold.owner());
+            hold.close();
+            // So long that the first would have renewed.
+            assertFalse(hold.awaitLost(Duration.ofMillis(500)) || hold.isLost());
+            first.close();
+            assertFalse(theirs.awaitLost(Duration.ofMillis(200)));
+            assertEquals("OK", theirs.guard("SET", "other", "1"));
+            theirs.release();
+            server.jedis.del("other");
+        }
+        assertEquals(
+                List.of("granted", "released"),
+                events.stream().map(LockEvent::outcome).toList());
+    }
+
+    /** A renewal that comes after the other has attached would take the hold back. */
+    @Test
+    void aHoldIsHandedOverAfterItsRenewal() throws Exception {
+        try (Locks locks = Library.LETTUCE.locks(server)) {
+            Hold hold = locks.lock("k").keep(true).lease(Duration.ofSeconds(3)).acquire();
+            server.signal("STOP");
+            Thread.sleep(1300);
+            FutureTask<String> handedOver = thread(hold::handOver);
+            assertThrows(TimeoutException.class, () -> handedOver.get(200, TimeUnit.MILLISECONDS));
+            server.signal("CONT");
+            locks.lock("k").attach(handedOver.get()).release();
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            server.call("LOCK.RELEASE", "k", "somebody");
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void aKeptHoldIsNotLeftToALease(Library library) throws Exception {
+        try (Locks first = library.locks(server);
+                Locks second = library.locks(server)) {
+            for (RedisLock lock : List.of(first.lock("k"), first.lock("k").shared())) {
+                Hold hold = lock.acquire();
+                Object before = holder();
+                for (Runnable call : List.<Runnable>of(
+                        () -> second.lock("k").lease(Duration.ofSeconds(9)).attach(hold.owner()),
+                        () -> hold.releaseAfter(Duration.ofSeconds(9)))) {
+                    LockException error = assertThrows(LockException.class, call::run);
+                    assertEquals(Kind.MISUSE, error.kind());
+                    assertTrue(error.getMessage().startsWith("k: the hold is bound to a connection"), error::toString);
+                }
+                assertEquals(before, holder());
+                hold.release();
+            }
+        }
+    }
+
+    /** Whose it is, and what it is bound to. */
+    private List<?> holder() {
+        List<?> holders = (List<?>) ((List<?>) server.call("LOCK.INFO", "k")).get(7);
+        return List.of(1, 11, 13, 15).stream()
+                .map(field -> ((List<?>) holders.get(0)).get(field))
+                .map(value -> value instanceof byte[] text ? new String(text, StandardCharsets.UTF_8) : value)
+                .toList();
+    }
+
+    /** What is refused for now is tried again. */
+    @ParameterizedTest
+    @EnumSource
+    void aServerWithTooManyClients(Library library) throws Exception {
+        for (String password : List.of("", "secret")) {
+            server.call("CONFIG", "SET", "requirepass", password);
+            String uri = password.isEmpty() ? server.uri() : server.uri().replace("//", "//:" + password + "@");
+            try (Locks locks = new Locks(library.connector.apply(uri));
+                    Locks late = new Locks(library.connector.apply(uri))) {
+                Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
+                server.call("CONFIG", "SET", "maxclients", "1");
+                server.call("CLIENT", "KILL", "SKIPME", "yes");
+                until("nobody is there", () -> server.info("connected_clients").equals("1"));
+                LockException refused = assertThrows(
+                        LockException.class, () -> late.lock("other").tryAcquire());
+                assertEquals(Kind.UNAVAILABLE, refused.kind(), refused::toString);
+                CompletableFuture<Void> release = hold.releaseAsync();
+                CompletableFuture<Hold> wait = late.lock("other").acquireAsync();
+                Thread.sleep(300);
+                server.call("CONFIG", "SET", "maxclients", "100");
+                release.get(10, TimeUnit.SECONDS);
+                wait.get(10, TimeUnit.SECONDS).release();
+            }
+        }
+    }
+
+    @Test
+    void aReleaseWaitsUntilTheServerCanWrite() throws Exception {
+        try (Locks locks = Library.LETTUCE.locks(server)) {
+            Hold hold = locks.lock("k").acquire();
+            canWrite(false);
+            CompletableFuture<Void> release = hold.releaseAsync();
+            Thread.sleep(200);
+            canWrite(true);
+            release.get(10, TimeUnit.SECONDS);
+            // It fails, and nobody calls it again.
+            hold = locks.lock("k").keep(true).lease(Duration.ofMillis(600)).acquire();
+            canWrite(false);
+            assertThrows(LockException.class, hold::release);
+            canWrite(true);
+            until("it is given back", () -> !server.jedis.exists("k"));
+        }
+    }
+
+    private void canWrite(boolean can) {
+        server.call("CONFIG", "SET", "min-replicas-to-write", can ? "0" : "1");
+    }
+
+    /** With a renewal that is due. */
+    @Test
+    void aReleaseThatFailedGoesOn() throws Exception {
+        AtomicInteger refusals = new AtomicInteger(20);
+        Wire.Connector refusing = refusing("LOCK.RELEASE", "NOREPLICAS on purpose", refusals);
+        try (Locks locks = new Locks(refusing)) {
+            RedisLock lock = locks.lock("k").keep(true).lease(Duration.ofMillis(600));
+            lock.lock();
+            Hold hold = lock.heldByCurrentThread().orElseThrow();
+            assertEquals(
+                    Kind.UNAVAILABLE,
+                    assertThrows(LockException.class, lock::unlock).kind());
+            refusals.set(1);
+            assertThrows(IllegalMonitorStateException.class, lock::lock);
+            assertTrue(lock.heldByCurrentThread().isEmpty());
+            assertEquals(Duration.ZERO, hold.validFor());
+            assertThrows(Lost.class, () -> hold.extend(Duration.ofSeconds(9)));
+            assertThrows(Lost.class, hold::handOver);
+            until("it is given back", () -> !server.jedis.exists("k"));
+            lock.unlock();
+            lock.lock();
+            lock.unlock();
+        }
+    }
+
+    /** A server that refuses a command so often. */
+    private Wire.Connector refusing(String verb, String text, AtomicInteger refusals) {
+        LettuceConnector connector = new LettuceConnector(server.uri());
+        return new Wire.Connector() {
+            @Override
+            public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
+                return connector.open(channel, told, ended).thenApply(wire -> new Wire() {
+                    @Override
+                    public CompletionStage<Object> call(List<String> words) {
+                        return words.get(0).equals(verb) && refusals.getAndDecrement() > 0
+                                ? CompletableFuture.failedFuture(new ServerError(text))
+                                : wire.call(words);
+                    }
+
+                    @Override
+                    public void close() {
+                        wire.close();
+                    }
+                });
+            }
+
+            @Override
+            public void close() {
+                connector.close();
+            }
+        };
+    }
+
+    @Test
+    void whatMayNotBeGivenBackRunsOut() throws Exception {
+        server.call("ACL", "SETUSER", "default", "-lock.release");
+        try (Locks locks = Library.LETTUCE.locks(server)) {
+            Hold hold = locks.lock("k").keep(true).lease(Duration.ofMillis(900)).acquire();
+            assertEquals(
+                    Kind.MISUSE,
+                    assertThrows(LockException.class, hold::release).kind());
+            until("it is over", () -> !server.jedis.exists("k"));
+            assertTrue(hold.awaitLost(Duration.ofSeconds(2)));
+        }
+    }
+
+    @Test
+    void aCancelledWaitLeavesWhenTheServerCanWrite() throws Exception {
+        try (Locks locks = Library.LETTUCE.locks(server)) {
+            Hold first = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
+            CompletableFuture<Hold> waits = locks.lock("k").acquireAsync();
+            untilWaiters(1);
+            canWrite(false);
+            assertTrue(waits.cancel(true));
+            Thread.sleep(200);
+            assertEquals("1", server.info("lock_waiters"));
+            canWrite(true);
+            untilWaiters(0);
+            first.release();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void aKeptHoldIsNotValidWithoutItsConnection(Library library) throws Exception {
+        try (Locks first = library.locks(server);
+                Locks second = library.locks(server)) {
+            Hold hold = first.lock("k").acquire();
+            Hold leased = first.lock("other").lease(Duration.ofMinutes(10)).acquire();
+            List<String> ids = server.jedis
+                    .clientList()
+                    .lines()
+                    .filter(line -> line.contains("cmd=lock"))
+                    .map(line -> line.split("[ =]", -1)[1])
+                    .toList();
+            server.call("CLIENT", "KILL", "TYPE", "pubsub");
+            Thread.sleep(200);
+            assertTrue(hold.validFor().toSeconds() > 20);
+            // So it does not end.
+            second.lock("k").attach(hold.owner());
+            server.call("CONFIG", "SET", "maxclients", "1");
+            for (String id : ids) {
+                server.call("CLIENT", "KILL", "ID", id);
+            }
+            until("it is not valid", () -> hold.validFor().isZero());
+            assertTrue(leased.validFor().toSeconds() > 500);
+            assertFalse(hold.isLost());
+            server.call("CONFIG", "SET", "maxclients", "100");
+            until("it is renewed", () -> hold.validFor().toSeconds() > 20);
+            hold.release();
+            leased.release();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void whatIsLostByTheOwnClockIsGivenBack(Library library) throws Exception {
+        try (Locks locks = library.locks(server)) {
+            Hold hold = locks.lock("k").keep(true).lease(Duration.ofMillis(600)).acquire();
+            server.call("ACL", "SETUSER", "default", "-lock.renew");
+            assertTrue(hold.awaitLost(Duration.ofSeconds(5)));
+            until("it is given back", () -> !server.jedis.exists("k"));
+            assertThrows(Lost.class, hold::release);
+        }
+    }
+
+    /** It would bind the hold to this process again. */
+    @Test
+    void whatIsGivenAwayIsNotRenewed() throws Exception {
+        try (Locks first = Library.LETTUCE.locks(server);
+                Locks second = Library.LETTUCE.locks(server)) {
+            Hold hold = first.lock("k").acquire();
+            Hold theirs = second.lock("k").attach(hold.handOver());
+            Object before = holder();
+            for (Runnable call : List.<Runnable>of(hold::extend, hold::handOver)) {
+                assertThrows(Lost.class, call::run);
+            }
+            assertEquals(before, holder());
+            theirs.release();
+            Hold again = second.lock("k").owner(hold.owner()).acquire();
+            before = holder();
+            assertThrows(Lost.class, theirs::extend);
+            assertEquals(before, holder());
+            again.release();
+            Hold leased = first.lock("k").lease(Duration.ofMinutes(10)).acquire();
+            leased.releaseAfter(Duration.ofSeconds(1));
+            assertThrows(Lost.class, leased::extend);
+            until("it is over", () -> !server.jedis.exists("k"));
+            assertFalse(hold.isLost() || theirs.isLost() || leased.isLost());
+        }
+    }
+
+    @Test
     void tokensGrow() throws Exception {
         try (Locks locks = Library.LETTUCE.locks(server)) {
             long before = 0;
@@ -413,7 +715,10 @@ class LocksTest {
                     () -> lock.lease(Duration.ofDays(100_000)),
                     () -> lock.waiting(Duration.ofMillis(-1)),
                     () -> lock.maxHold(Duration.ofMillis(-1)),
-                    () -> lock.limit(0));
+                    () -> lock.limit(0),
+                    () -> lock.owner("*"),
+                    () -> lock.attach("*"),
+                    () -> lock.attach(null));
             for (Runnable call : wrong) {
                 assertEquals(
                         Kind.MISUSE,
@@ -440,6 +745,47 @@ class LocksTest {
                             .kind());
             assertTrue(lock.tryAcquire().isEmpty());
             hold.release();
+        }
+    }
+
+    /** It was carried out. */
+    @ParameterizedTest
+    @EnumSource
+    void anErrorInAReplyIsAnElementOfIt(Library library) throws Exception {
+        try (Locks locks = library.locks(server);
+                Hold hold = locks.lock("k").acquire()) {
+            String script = "return {{redis.error_reply('WRONGTYPE in'), false}, 'a'}";
+            List<?> reply = assertInstanceOf(List.class, hold.guard("EVAL", script, "0"));
+            assertEquals("a", reply.get(1));
+            List<?> inner = assertInstanceOf(List.class, reply.get(0));
+            assertNull(inner.get(1));
+            LockException error = assertInstanceOf(LockException.class, inner.get(0));
+            assertEquals(Kind.MISUSE, error.kind());
+            assertEquals("WRONGTYPE in", error.getMessage());
+            assertThrows(LockException.class, () -> hold.guard("EVAL", "return {err='ERR out'}", "0"));
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void theWordsOfAScriptEndNoConnection(Library library) throws Exception {
+        try (Locks locks = library.locks(server);
+                Hold hold = locks.lock("k").acquire()) {
+            String before = server.info("total_connections_received");
+            for (String text : List.of(
+                    "LOADING data",
+                    "READONLY x",
+                    "MASTERDOWN x",
+                    "UNBLOCKED x instance state changed",
+                    "ERR max number of clients")) {
+                LockException error =
+                        assertThrows(LockException.class, () -> hold.guard("EVAL", "return {err='" + text + "'}", "0"));
+                assertEquals(Kind.UNAVAILABLE, error.kind());
+                assertEquals(text, error.getMessage());
+                assertEquals("OK", hold.guard("SET", "other", "1"));
+            }
+            assertEquals(before, server.info("total_connections_received"));
+            server.jedis.del("other");
         }
     }
 

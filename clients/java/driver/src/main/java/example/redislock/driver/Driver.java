@@ -121,9 +121,10 @@ final class Driver {
                 return is(holds.get(as).awaitLost(time(request, "within")) ? "lost" : "held");
             }
             case "owner" -> {
-                JsonObject answer = is("done");
-                answer.addProperty("owner", holds.get(as).owner());
-                return answer;
+                return owned(holds.get(as).owner());
+            }
+            case "hand over" -> {
+                return owned(holds.get(as).handOver());
             }
             case "attach" -> {
                 return granted(as, lock(request).attach(request.get("owner").getAsString()));
@@ -204,6 +205,12 @@ final class Driver {
         holds.put(as, hold);
         JsonObject answer = is("granted");
         hold.token().ifPresent(token -> answer.addProperty("token", token));
+        return answer;
+    }
+
+    private static JsonObject owned(String owner) {
+        JsonObject answer = is("done");
+        answer.addProperty("owner", owner);
         return answer;
     }
 
