@@ -54,6 +54,17 @@ def test_a_reply_that_is_no_text_ends_nothing(server, locks):
     text.close()
 
 
+def test_what_a_script_says_ends_nothing(server, locks):
+    hold = locks.lock("a").acquire()
+    client = server.holder("a")["client"]
+    for words in ("READONLY x", "MASTERDOWN x", "UNBLOCKED instance state changed", "CLUSTERDOWN x", "no word"):
+        with pytest.raises((Unavailable, Misuse)):
+            hold.guard("EVAL", f"return redis.error_reply('{words}')", 0)
+    hold.extend()
+    assert hold.valid_for() > 0 and server.holder("a")["client"] == client
+    hold.release()
+
+
 def test_a_release_waits_until_the_server_can_write(server, locks):
     for name in ("a", "b"):
         hold = locks.lock(name, lease=0.6 if name == "b" else 30, keep=True).acquire()

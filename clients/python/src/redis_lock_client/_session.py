@@ -357,7 +357,8 @@ class Session:
             raise Disconnected("the server does not answer") from None
         except ResponseError as error:
             ours = of(error)
-            if isinstance(ours, Disconnected):
+            # What a guarded command says is its own word.
+            if isinstance(ours, Disconnected) and words[0] != "LOCK.GUARD":
                 # The next connections may lead to another server.
                 for made in self._made.values():
                     if made.done() and not made.cancelled() and made.exception() is None:
