@@ -75,7 +75,9 @@ func (text serverError) kind() *Error {
 	case "WRONGTYPE", "NOPERM":
 		e.Kind = ErrMisuse
 	case "ERR":
-		if !strings.Contains(string(text), "too many") {
+		// Who connects is told so in place of a reply. The next connection may be let in.
+		e.passes = strings.Contains(string(text), "max number of clients")
+		if !e.passes && !strings.Contains(string(text), "too many") {
 			e.Kind = ErrMisuse
 		}
 	case "LOADING", "READONLY", "TRYAGAIN":
@@ -91,7 +93,10 @@ func broken(why error) *Error {
 	return &Error{Kind: ErrUnavailable, Text: "no connection", Cause: why, passes: true}
 }
 
-var errClosed = &Error{Kind: ErrUnavailable, Text: "closed"}
+var (
+	errClosed = &Error{Kind: ErrUnavailable, Text: "closed"}
+	errSilent = errors.New("the server does not answer")
+)
 
 func passes(err error) bool {
 	var e *Error

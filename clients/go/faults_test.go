@@ -5,11 +5,14 @@ package lock_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -177,7 +180,7 @@ func TestAFrozenServerIsALossByTheOwnClock(t *testing.T) {
 		// Who waits for a server that says nothing waits no longer than it wanted.
 		began = time.Now()
 		_, err := locks.Acquire(background, "b", lock.WithWait(100*time.Millisecond))
-		if !errors.Is(err, lock.ErrTimeout) || time.Since(began) > 3*time.Second {
+		if !errors.Is(err, lock.ErrUnavailable) || time.Since(began) > 3*time.Second {
 			t.Fatal(err, time.Since(began))
 		}
 		s.signal(syscall.SIGCONT)
@@ -308,6 +311,117 @@ func TestAServerThatSaysNothingIsUnavailable(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "nothing is left", func() bool { return s.free("a") && s.free("b") })
+}
+
+func TestAWaitWithALimitOutlivesTheServersAbsence(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address(), lock.WithPatience(200*time.Millisecond))
+	for _, own := range [][]lock.Option{nil, {lock.WithOwnConnection()}} {
+		s.end()
+		waited := make(chan error, 2)
+		for _, limit := range [][]lock.Option{nil, {lock.WithWait(time.Minute)}} {
+			go func(options []lock.Option) {
+				waited <- locks.Do(background, "a", func(context.Context) error { return nil }, options...)
+			}(append(limit, own...))
+		}
+		if err := <-waited; !errors.Is(err, lock.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond)
+		s.begin()
+		if err := <-waited; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Who connects hears of it in place of the first reply.
+func TestAServerWithTooManyClientsIsUnavailable(t *testing.T) {
+	s := start(t)
+	for _, user := range []string{"", "default"} {
+		p := through(t, s.address())
+		client := redis.NewClient(&redis.Options{Addr: p.address(), Username: user, Password: user})
+		locks := lock.New(client)
+		hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+		s.ask("CONFIG", "SET", "maxclients", 1)
+		p.cut()
+		_, _, err := locks.Try(background, "b")
+		if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "max number of clients") {
+			t.Fatal(user, err)
+		}
+		released := make(chan error, 1)
+		go func() { released <- hold.Release(background) }()
+		time.Sleep(100 * time.Millisecond)
+		s.ask("CONFIG", "SET", "maxclients", 100)
+		if err := <-released; err != nil || !s.free("a") {
+			t.Fatal(user, err)
+		}
+		locks.Close()
+		_ = client.Close()
+	}
+}
+
+// silent accepts connections, and never says anything.
+func silent(t *testing.T) string {
+	listener := must(net.Listen("tcp", "127.0.0.1:0"))
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.Addr().String()
+}
+
+func TestThatSomebodyElseHasItNobodyHasSaid(t *testing.T) {
+	locks := locksAt(t, silent(t))
+	for _, own := range [][]lock.Option{nil, {lock.WithOwnConnection()}} {
+		began := time.Now()
+		_, err := locks.Acquire(background, "a", append(own, lock.WithWait(300*time.Millisecond))...)
+		if !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrTimeout) || time.Since(began) > 2*time.Second {
+			t.Fatal(err, time.Since(began))
+		}
+	}
+	// A server that is only slow is there.
+	p := through(t, start(t).address())
+	locks = locksAt(t, p.address())
+	must(locks.Acquire(background, "a"))
+	p.frozen.Store(true)
+	time.AfterFunc(300*time.Millisecond, func() { p.frozen.Store(false) })
+	if _, err := locks.Acquire(background, "a", lock.WithWait(100*time.Millisecond)); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+}
+
+// go-redis' own dialer is one, with TLS.
+func TestADialerThatHeedsNoContext(t *testing.T) {
+	address, late := silent(t), make(chan struct{})
+	closed := make(chan error, 10)
+	options := []*redis.Options{{Addr: address, TLSConfig: &tls.Config{}}, {Addr: address, Dialer: func(context.Context, string, string) (net.Conn, error) {
+		<-late
+		near, far := net.Pipe()
+		go func() {
+			_, err := far.Read(make([]byte, 1))
+			closed <- err
+		}()
+		return near, nil
+	}}}
+	for _, options := range options {
+		client := redis.NewClient(options)
+		locks := lock.New(client)
+		ctx, cancel := context.WithTimeout(background, 200*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		if _, err := locks.Acquire(ctx, "a", lock.WithOwnConnection()); !errors.Is(err, lock.ErrTimeout) || time.Since(began) > 2*time.Second {
+			t.Fatal(err, time.Since(began))
+		}
+		began = time.Now()
+		locks.Close()
+		if took := time.Since(began); took > time.Second {
+			t.Fatal("Close took", took)
+		}
+		_ = client.Close()
+	}
+	close(late)
+	until(t, "what comes late is closed", func() bool { return len(closed) != 0 })
+	if err := <-closed; err != io.EOF {
+		t.Fatal("what comes late is used:", err)
+	}
 }
 
 func TestTheReplyOfAnAcquireIsLost(t *testing.T) {

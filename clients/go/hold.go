@@ -50,7 +50,7 @@ const (
 // Key is the lock's.
 func (h *Hold) Key() string { return h.key }
 
-// Owner is the name under which the server knows this hold. Locks.Attach takes it over elsewhere.
+// Owner is the name under which the server knows this hold. See HandOver, if another process is to have it.
 func (h *Hold) Owner() string { return h.owner }
 
 // Token is greater than that of every grant before, if the lock was asked for Fenced; else 0.
@@ -122,8 +122,19 @@ func (h *Hold) Release(ctx context.Context) error {
 	return err
 }
 
+// HandOver leaves the hold to another process, and tells its owner, for Locks.Attach there. Nothing here renews it, watches it or
+// gives it back any more: for this process it has ended as by Release. If it is kept, it is bound to this process's connection until
+// the other has attached: so this process should live until then.
+func (h *Hold) HandOver() string {
+	h.finish(released, nil)
+	// A renewal that is on its way would take it back from the other.
+	h.renewing <- struct{}{}
+	<-h.renewing
+	return h.owner
+}
+
 func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
-	err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	_, err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
 	if err != nil {
 		return h.heed(err)
 	}
@@ -163,11 +174,12 @@ func (h *Hold) heed(err error) error {
 	return err
 }
 
-func (h *Hold) finish(end state, loss error) {
+// finish says whether it is this that ended the hold.
+func (h *Hold) finish(end state, loss error) bool {
 	h.mu.Lock()
 	if h.state == released || h.state == lost {
 		h.mu.Unlock()
-		return
+		return false
 	}
 	h.state, h.loss = end, loss
 	h.mu.Unlock()
@@ -183,6 +195,7 @@ func (h *Hold) finish(end state, loss error) {
 		close(h.lost)
 	}
 	h.locks.tell(h.how.label, "held", name, h.since)
+	return true
 }
 
 // begin is called in an acquire, when the lock is granted.
@@ -314,8 +327,7 @@ func (h *Hold) watch() {
 
 // runOut ends a hold that the server may have for longer than the own clock: it would keep it for nobody.
 func (h *Hold) runOut() {
-	h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"})
-	if h.how.watchdog {
+	if h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"}) && h.how.watchdog {
 		_ = h.giveBack(h.locks.session.closing, h.how.lease)
 	}
 }

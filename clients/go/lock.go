@@ -128,7 +128,11 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 			return hold, err
 		}
 		// Whatever has become of the call: nothing waits, and nothing is held.
-		l.undo(key, owner, request, min(h.lease, remembered))
+		answered := l.undo(key, owner, request, min(h.lease, remembered))
+		if answered && ctx.Err() != nil && errors.Is(err, errSilent) {
+			// The server is there, and only had too little time.
+			return nil, ended(ctx)
+		}
 		// What was granted by a call whose reply was lost has ended since.
 		if !errors.Is(err, ErrLost) {
 			return nil, err
@@ -157,9 +161,10 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 	words = append(words, h.bound(0)...)
 	told := s.expect(request)
 	defer s.forget(request)
-	var failure error
+	// Why there is no answer, since the last that came: nil if nothing went wrong since then.
+	var failure error = broken(errSilent)
 	resent := false
-	for giveUp := time.Now().Add(s.patience); ; {
+	for giveUp, pause := time.Now().Add(s.patience), tryAgain; ; {
 		var value any
 		var err error
 		var alone *link
@@ -174,7 +179,7 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 				sent = asked
 				if time.Since(asked) > min(courtesy, s.patience) {
 					// It waited in a server that was there.
-					failure, giveUp = nil, time.Now().Add(s.patience)
+					failure, giveUp, pause = nil, time.Now().Add(s.patience), tryAgain
 				}
 			}
 		case err == nil:
@@ -210,20 +215,21 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 		case err == nil && value == nil:
 			return nil, &Error{Kind: ErrBusy, Text: "somebody else has it"}
 		case err != nil:
-			if passes(err) && time.Now().Before(giveUp) && (h.waits || !resent) {
+			if passes(err) && (h.wait > 0 || time.Now().Before(giveUp) && (h.waits || !resent)) {
 				failure, resent = err, true
-				if sleep(ctx, tryAgain) == nil {
+				if sleep(ctx, pause) == nil {
+					pause = min(2*pause, time.Second)
 					continue
 				}
 				err = ended(ctx)
 			}
-			if _, waited := context.Cause(ctx).(verdict); waited && failure != nil {
+			if _, waited := context.Cause(ctx).(verdict); waited && failure != nil && errors.Is(err, ErrTimeout) {
 				// That somebody else has it, nobody has said.
 				return nil, failure
 			}
 			return nil, err
 		}
-		failure, giveUp = nil, time.Now().Add(s.patience)
+		failure, giveUp, pause = nil, time.Now().Add(s.patience), tryAgain
 		timer := time.NewTimer(askAgain)
 		select {
 		case <-told:
@@ -237,18 +243,20 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 	}
 }
 
-// undo takes back whatever an acquire has got.
-func (l *Locks) undo(key, owner, request string, limit time.Duration) {
-	done := make(chan struct{})
+// undo takes back whatever an acquire has got. It says whether the server has answered by now.
+func (l *Locks) undo(key, owner, request string, limit time.Duration) bool {
+	done := make(chan bool, 1)
 	l.session.spawn(func() {
-		defer close(done)
-		_ = l.session.insist(l.session.gone, limit, "LOCK.CANCEL", key, owner, "ID", request)
+		_, err := l.session.insist(l.session.gone, limit, "LOCK.CANCEL", key, owner, "ID", request)
+		done <- !passes(err)
 	})
 	timer := time.NewTimer(courtesy)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case answered := <-done:
+		return answered
 	case <-timer.C:
+		return false
 	}
 }
 
@@ -277,9 +285,10 @@ func (l *Locks) Do(ctx context.Context, key string, body func(ctx context.Contex
 	return body(inside)
 }
 
-// Attach takes over the hold of that owner, whoever has it now: Hold.Owner told its name. Its lease is set anew.
+// Attach takes over the hold of that owner, whoever has it now: Hold.HandOver told its name. Its lease is set anew. What was kept
+// must be kept here, too: else it is ErrMisuse.
 func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option) (*Hold, error) {
-	h, err := read(options)
+	h, err := read(append(options[:len(options):len(options)], WithOwner(owner)))
 	if err == nil {
 		err = l.refused
 	}
@@ -290,13 +299,30 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 		return nil, of(key, err)
 	}
 	defer l.session.acquires.Done()
+	if !h.watchdog {
+		if err := l.unbound(ctx, key, owner); err != nil {
+			return nil, of(key, err)
+		}
+	}
 	sent := time.Now()
 	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: sent}
-	if err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease)...); err != nil {
+	if _, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease)...); err != nil {
 		return nil, of(key, err)
 	}
 	hold.begin(ctx, sent)
 	return hold, nil
+}
+
+// unbound fails if the hold of that owner ends with a connection. A renewal that binds it to no other leaves it so.
+func (l *Locks) unbound(ctx context.Context, key, owner string) error {
+	info, err := l.session.insist(ctx, l.session.patience, "LOCK.INFO", key)
+	holders, _ := field(info, "holders").([]any)
+	for _, holder := range holders {
+		if field(holder, "owner") == owner && (field(holder, "watchdog") == int64(1) || field(holder, "ephemeral") == int64(1)) {
+			return &Error{Kind: ErrMisuse, Text: "the hold is bound to a connection: attach it as one that is kept"}
+		}
+	}
+	return err
 }
 
 func (l *Locks) tell(label, name, outcome string, began time.Time) {
@@ -320,11 +346,17 @@ func outcome(err error, good string) string {
 
 // token finds it in the reply to a grant: pairs, if it is fenced.
 func token(value any) int64 {
+	number, _ := field(value, "token").(int64)
+	return number
+}
+
+// field finds what has that name in a reply of pairs.
+func field(value any, name string) any {
 	pairs, _ := value.([]any)
 	for i := 0; i+1 < len(pairs); i += 2 {
-		if number, ok := pairs[i+1].(int64); ok && pairs[i] == "token" {
-			return number
+		if pairs[i] == name {
+			return pairs[i+1]
 		}
 	}
-	return 0
+	return nil
 }

@@ -373,11 +373,14 @@ func TestEachKindOfErrorOnce(t *testing.T) {
 	if !errors.As(err, &e) || e.Key != "text" || e.Text[:9] != "WRONGTYPE" {
 		t.Fatal(err)
 	}
-	for _, wrong := range []lock.Option{lock.WithLease(0), lock.WithWait(-1), lock.WithLimit(0), lock.WithMaxHold(0), lock.WithLease(-1)} {
+	for _, wrong := range []lock.Option{lock.WithLease(0), lock.WithWait(-1), lock.WithLimit(0), lock.WithMaxHold(0), lock.WithLease(-1),
+		lock.WithOwner("*")} {
 		_, err := locks.Acquire(background, "a", wrong)
 		is(lock.ErrMisuse, err)
 	}
 	_, err = locks.Acquire(background, "a", lock.WithMaxHold(time.Second), lock.WithKeep(false))
+	is(lock.ErrMisuse, err)
+	_, err = locks.Attach(background, "a", "*")
 	is(lock.ErrMisuse, err)
 	hold := must(locks.Acquire(background, "a", lock.WithOwner("one")))
 	is(lock.ErrMisuse, hold.Extend(background, 0))
@@ -455,6 +458,95 @@ func TestAnotherTakesItOver(t *testing.T) {
 	}
 	if _, err := two.Attach(background, "a", "nobody"); !errors.Is(err, lock.ErrLost) {
 		t.Fatal(err)
+	}
+}
+
+// A renewal without the words that bind it would leave the old bond, and nobody would keep it for the other.
+func TestWhatIsKeptIsNotTakenOverWithALease(t *testing.T) {
+	s := start(t)
+	one, two := locksAt(t, s.address()), locksAt(t, s.address())
+	hold := must(one.Acquire(background, "a"))
+	bound := s.boundTo("a")
+	if _, err := two.Attach(background, "a", hold.Owner(), lock.WithLease(time.Minute)); !errors.Is(err, lock.ErrMisuse) {
+		t.Fatal(err)
+	}
+	if s.boundTo("a") != bound || s.ask("PTTL", "a").(int64) > 30000 {
+		t.Fatal("something has changed")
+	}
+	one.Close()
+	until(t, "it is free", func() bool { return s.free("a") })
+	if _, err := two.Attach(background, "a", hold.Owner(), lock.WithLease(time.Minute)); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+}
+
+func TestAHoldThatIsHandedOverIsTheOthers(t *testing.T) {
+	s := start(t)
+	heard := make(chan string, 5)
+	one := locksAt(t, s.address(), lock.WithListener(func(e lock.Event) { heard <- e.Name + " " + e.Outcome }))
+	two := locksAt(t, s.address())
+	kept := []lock.Option{lock.WithLease(300 * time.Millisecond), lock.WithKeep(true)}
+	hold := must(one.Acquire(background, "a", kept...))
+	owner := hold.HandOver()
+	taken := must(two.Attach(background, "a", owner, kept...))
+	bound := s.boundTo("a")
+	until(t, "two events", func() bool { return len(heard) == 2 })
+	if <-heard != "waited granted" || <-heard != "held released" || hold.ValidFor() != 0 || hold.Context().Err() == nil || lost(hold) {
+		t.Fatal("it has not ended here")
+	}
+	if err := hold.Release(background); err != nil || hold.HandOver() != owner {
+		t.Fatal(err)
+	}
+	if err := hold.Extend(background, time.Second); !errors.Is(err, lock.ErrMisuse) {
+		t.Fatal(err)
+	}
+	// It would be renewed here meanwhile.
+	time.Sleep(400 * time.Millisecond)
+	if s.boundTo("a") != bound {
+		t.Fatal("it is bound to the first again")
+	}
+	one.Close()
+	time.Sleep(400 * time.Millisecond)
+	if err := taken.Release(background); err != nil || lost(taken) || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
+func TestARenewalOnItsWayKeepsTheHandOverWaiting(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	kept := []lock.Option{lock.WithLease(900 * time.Millisecond), lock.WithKeep(true)}
+	hold := must(locks.Acquire(background, "a", kept...))
+	p.frozen.Store(true)
+	time.Sleep(400 * time.Millisecond)
+	owner := make(chan string, 1)
+	go func() { owner <- hold.HandOver() }()
+	time.Sleep(100 * time.Millisecond)
+	if len(owner) != 0 {
+		t.Fatal("it does not wait")
+	}
+	// By the own clock the lease is over, but the server keeps it: it must not be given back.
+	name := <-owner
+	p.frozen.Store(false)
+	time.Sleep(100 * time.Millisecond)
+	if taken, err := locksAt(t, s.address()).Attach(background, "a", name, kept...); err != nil || taken.Release(background) != nil {
+		t.Fatal(err)
+	}
+}
+
+// In milliseconds, as the server counts, it is no shorter than was said.
+func TestALeaseIsRoundedUp(t *testing.T) {
+	p := through(t, start(t).address())
+	locks := locksAt(t, p.address())
+	p.loseReplyOf("\r\n21501\r\n", nil)
+	hold := must(locks.Acquire(background, "a", lock.WithLease(21500*time.Millisecond+time.Nanosecond)))
+	if !p.isDone() {
+		t.Fatal("it was asked for less")
+	}
+	p.loseReplyOf("\r\n22500\r\n", nil)
+	if err := hold.Extend(background, 22500*time.Millisecond-time.Nanosecond); err != nil || !p.isDone() {
+		t.Fatal(err, "it was extended by less")
 	}
 }
 

@@ -85,6 +85,8 @@ func read(options []Option) (how, error) {
 		text = "WithMaxHold is for holds that are kept"
 	case h.limit != nil && *h.limit < 1:
 		text = fmt.Sprintf("a limit of %d: it must be at least 1", *h.limit)
+	case h.owner == "*":
+		text = "the owner * is nobody's name: the server makes up one for it"
 	default:
 		return h, nil
 	}
@@ -102,4 +104,5 @@ func (h *how) bound(age time.Duration) []any {
 	return []any{"WATCHDOG", "EPHEMERAL"}
 }
 
-func millis(d time.Duration) int64 { return d.Milliseconds() }
+// millis rounds up: what the server has must not end before what is known here.
+func millis(d time.Duration) int64 { return int64((d-1)/time.Millisecond + 1) }

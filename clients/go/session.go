@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -261,7 +262,7 @@ func remaining(ctx context.Context) int64 {
 	if !limited {
 		return 0
 	}
-	return max(1, min(millis(time.Until(deadline)), 1e12))
+	return max(1, min(time.Until(deadline).Milliseconds(), 1e12))
 }
 
 // rest keeps a link to which nothing is bound for the next call that waits.
@@ -285,7 +286,7 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 	if err != nil {
 		return nil, nil, broken(err)
 	}
-	conn, err := s.options.Dialer(ctx, s.options.Network, s.options.Addr)
+	conn, err := s.reach(ctx)
 	if err != nil {
 		return nil, nil, broken(err)
 	}
@@ -323,15 +324,17 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 			if value, err = readReply(in); err != nil {
 				break
 			}
-			if text, refused := value.(serverError); refused && number+1 != optional {
-				stop()
-				_ = conn.Close()
-				return nil, nil, text.kind()
+			if text, refused := value.(serverError); refused {
+				if refusal := text.kind(); number+1 != optional || refusal.Kind != ErrMisuse {
+					stop()
+					_ = conn.Close()
+					return nil, nil, refusal
+				}
 			}
 		}
 	}
 	if !stop() && err == nil {
-		err = errors.New("the server does not answer")
+		err = errSilent
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -342,6 +345,31 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 		l.onMessage = s.told
 	}
 	return l, in, nil
+}
+
+// reach dials, and lets go of a dialer that does not heed the context: go-redis' own does not, with TLS.
+func (s *session) reach(ctx context.Context) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	dialed := make(chan result)
+	go func() {
+		conn, err := s.options.Dialer(ctx, s.options.Network, s.options.Addr)
+		select {
+		case dialed <- result{conn, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	select {
+	case got := <-dialed:
+		return got.conn, got.err
+	case <-ctx.Done():
+		return nil, errSilent
+	}
 }
 
 func credentials(ctx context.Context, options *redis.Options) (string, string, error) {
@@ -384,9 +412,8 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 		}
 	case <-timer.C:
 		// A server that has vanished: the next call tries a new connection.
-		err := errors.New("the server does not answer")
-		l.breakOff(err)
-		return nil, broken(err)
+		l.breakOff(errSilent)
+		return nil, broken(errSilent)
 	}
 	if got.err == nil {
 		return got.value, nil
@@ -405,14 +432,14 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 }
 
 // insist calls until there is an answer, for that long at most.
-func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) error {
+func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (any, error) {
 	for deadline, pause := time.Now().Add(limit), tryAgain; ; pause = min(2*pause, time.Second) {
-		_, err := s.call(ctx, words...)
+		value, err := s.call(ctx, words...)
 		if err == nil || !passes(err) || !time.Now().Before(deadline) {
-			return err
+			return value, err
 		}
 		if sleep(ctx, pause) != nil {
-			return ended(ctx)
+			return nil, ended(ctx)
 		}
 	}
 }

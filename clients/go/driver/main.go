@@ -168,7 +168,7 @@ func (d *driver) prepare(r request) func() answer {
 			}
 			return answer{"is": heldOrLost(inside)}
 		}
-	case "release", "extend", "owner", "guard":
+	case "release", "extend", "owner", "hand over", "guard":
 		return func() answer {
 			if hold == nil {
 				return answer{"is": "misuse", "text": r.As + " holds nothing"}
@@ -236,6 +236,8 @@ func (d *driver) withHold(hold *lock.Hold, r request) answer {
 		}
 	case "owner":
 		return answer{"is": "done", "owner": hold.Owner()}
+	case "hand over":
+		return answer{"is": "done", "owner": hold.HandOver()}
 	case "guard":
 		if _, err = hold.Guard(background, command(r.Command)...); err == nil {
 			return answer{"is": "done"}
