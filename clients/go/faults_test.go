@@ -524,3 +524,76 @@ func TestNothingIsLeftAfterAThousandRounds(t *testing.T) {
 	}
 	until(t, "it is free", func() bool { return s.free("a") })
 }
+
+func TestAReleaseAndACancelWaitUntilTheServerCanWrite(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	ctx, cancel := context.WithCancel(background)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(ctx, "a")
+		waited <- err
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	s.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+	cancel()
+	if err := <-waited; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	gone := make(chan error, 1)
+	go func() { gone <- hold.Release(background) }()
+	time.Sleep(200 * time.Millisecond)
+	if len(gone) != 0 || s.waiters("a") != 1 {
+		t.Fatal("it was not refused")
+	}
+	s.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+	if err := <-gone; err != nil {
+		t.Fatal(err)
+	}
+	until(t, "nobody there", func() bool { return s.waiters("a") == 0 && s.free("a") })
+}
+
+func TestWhatMayNotBeGivenBackRunsOut(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(600*time.Millisecond), lock.WithKeep(true)))
+	s.ask("ACL", "SETUSER", "default", "-lock.release")
+	if err := hold.Release(background); !errors.Is(err, lock.ErrMisuse) {
+		t.Fatal(err)
+	}
+	until(t, "its end", func() bool { return s.free("a") })
+}
+
+func TestAKeptHoldIsNotValidWithoutItsConnection(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold, leased := must(locks.Acquire(background, "a")), must(locks.Acquire(background, "b", lock.WithLease(time.Minute)))
+	if hold.ValidFor() < 20*time.Second {
+		t.Fatal(hold.ValidFor())
+	}
+	// Nobody answers on the next.
+	p.frozen.Store(true)
+	p.cut()
+	until(t, "its end", func() bool { return hold.ValidFor() == 0 })
+	if lost(hold) || leased.ValidFor() < 20*time.Second {
+		t.Fatal("a lease outlives a connection")
+	}
+	p.frozen.Store(false)
+}
+
+func TestWhatAScriptSaysEndsNoConnection(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	hold := must(locks.Acquire(background, "a"))
+	bound := s.boundTo("a")
+	for _, words := range []string{"READONLY x", "LOADING x", "MASTERDOWN x", "UNBLOCKED instance state changed", "no word"} {
+		if _, err := hold.Guard(background, "EVAL", "return redis.error_reply('"+words+"')", 0); err == nil || errors.Is(err, lock.ErrLost) {
+			t.Fatal(words, err)
+		}
+	}
+	if err := hold.Extend(background, time.Minute); err != nil || s.boundTo("a") != bound {
+		t.Fatal(err)
+	}
+}

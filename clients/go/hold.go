@@ -30,11 +30,13 @@ type Hold struct {
 	mu    sync.Mutex
 	state state
 	loss  error
-	// left: the caller of Release has gone, and the watch is to go on with it.
+	// left: Release has failed, or its caller has gone, and the watch is to go on with it.
 	left  bool
 	lease time.Duration
 	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
 	until time.Time
+	// confirmed is when that call was sent.
+	confirmed time.Time
 }
 
 type state int
@@ -62,11 +64,16 @@ func (h *Hold) Context() context.Context { return h.ctx }
 // Lost is closed if the hold ends before it is given back. It is not closed by Release.
 func (h *Hold) Lost() <-chan struct{} { return h.lost }
 
-// ValidFor is for how long nobody else can have the lock, whatever the network does.
+// ValidFor is for how long nobody else can have the lock, whatever the network does. What is kept ends with its connection: then this
+// is 0, until a renewal has been confirmed on the next.
 func (h *Hold) ValidFor() time.Duration {
+	s := h.locks.session
+	s.mu.Lock()
+	unbound := s.unbound
+	s.mu.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state == lost || h.state == released {
+	if h.state == lost || h.state == released || h.how.watchdog && !h.confirmed.After(unbound) {
 		return 0
 	}
 	return max(0, time.Until(h.until))
@@ -95,7 +102,7 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	}
 }
 
-// Release gives the lock back. It is tried for as long as the lease. If ctx ends before, or has ended, it goes on without the
+// Release gives the lock back. It is tried for as long as the lease. If it fails or ctx ends before, it goes on without the
 // caller. It may be called again, and counts once. The hold is not renewed any more. ErrLost, if the hold ended before.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
@@ -113,7 +120,8 @@ func (h *Hold) Release(ctx context.Context) error {
 	inner, cancel := h.under(ctx)
 	defer cancel()
 	err := h.giveBack(inner, lease)
-	if err != nil && ctx.Err() != nil {
+	if err != nil {
+		// Nobody may call it again.
 		h.mu.Lock()
 		h.left = true
 		h.mu.Unlock()
@@ -145,7 +153,7 @@ func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
 	return h.loss
 }
 
-// isLeft says, once, that the caller of Release has gone.
+// isLeft says, once, that Release has failed, or that its caller has gone.
 func (h *Hold) isLeft() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,7 +211,7 @@ func (h *Hold) begin(ctx context.Context, sent time.Time) {
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	h.lost, h.renewing = make(chan struct{}), make(chan struct{}, 1)
 	h.wake, h.changed = make(chan struct{}, 1), make(chan struct{}, 1)
-	h.releaseID, h.lease, h.until = random(), h.how.lease, sent.Add(h.how.lease)
+	h.releaseID, h.lease, h.until, h.confirmed = random(), h.how.lease, sent.Add(h.how.lease), sent
 	s := h.locks.session
 	s.mu.Lock()
 	s.holds[h] = struct{}{}
@@ -243,7 +251,7 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err == nil && h.state == held {
-		h.lease, h.until = lease, sent.Add(lease)
+		h.lease, h.until, h.confirmed = lease, sent.Add(lease), sent
 		poke(h.changed)
 	}
 	if h.state == releasing || h.state == released {
@@ -297,7 +305,10 @@ func (h *Hold) watch() {
 		}
 		if h.isLeft() {
 			ctx, cancel := context.WithDeadline(s.closing, until)
-			_ = h.giveBack(ctx, lease)
+			if err := h.giveBack(ctx, lease); errors.Is(err, ErrMisuse) && h.how.watchdog {
+				// Who may not give it back may have it run out: it is older than that, so the server renews it no more.
+				_, _ = s.call(ctx, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
+			}
 			cancel()
 		}
 		if !keeps || replan {

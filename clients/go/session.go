@@ -45,6 +45,8 @@ type session struct {
 	mu     sync.Mutex
 	closed bool
 	links  [2]*link
+	// unbound is when the last link for commands ended.
+	unbound time.Time
 	// idle carries one call that waits in the server, when one comes.
 	idle *link
 	// openings has one attempt to connect, for all who need it.
@@ -140,6 +142,14 @@ func (s *session) wake() {
 	for hold := range s.holds {
 		poke(hold.wake)
 	}
+}
+
+// unbind is called when the connection for commands has ended: what was bound to it is over, unless it is renewed in time.
+func (s *session) unbind() {
+	s.mu.Lock()
+	s.unbound = time.Now()
+	s.mu.Unlock()
+	s.wake()
 }
 
 // connect gives the link of that kind, and makes it if there is none.
@@ -343,6 +353,8 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 	l := &link{conn: conn, patience: s.patience, onEnd: s.wake, dead: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if kind == messages {
 		l.onMessage = s.told
+	} else {
+		l.onEnd = s.unbind
 	}
 	return l, in, nil
 }
@@ -418,7 +430,8 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 	if got.err == nil {
 		return got.value, nil
 	}
-	if strings.HasPrefix(got.err.Text, "READONLY") {
+	// What a guarded command says is its own word.
+	if strings.HasPrefix(got.err.Text, "READONLY") && words[0] != "LOCK.GUARD" {
 		// After a failover the next connections lead to the new primary, which looks whether anybody hears its messages.
 		s.mu.Lock()
 		heard := s.links[messages]
@@ -431,11 +444,11 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 	return nil, got.err
 }
 
-// insist calls until there is an answer, for that long at most.
+// insist calls until there is an answer other than that the server can do nothing now, for that long at most.
 func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (any, error) {
 	for deadline, pause := time.Now().Add(limit), tryAgain; ; pause = min(2*pause, time.Second) {
 		value, err := s.call(ctx, words...)
-		if err == nil || !passes(err) || !time.Now().Before(deadline) {
+		if !errors.Is(err, ErrUnavailable) || err == error(errClosed) || !time.Now().Before(deadline) {
 			return value, err
 		}
 		if sleep(ctx, pause) != nil {
