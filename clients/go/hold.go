@@ -153,6 +153,13 @@ func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
 	return h.loss
 }
 
+// letGo gives it back behind everybody's back. Who may not may have it run out: it is older than MAX, so the server renews no more.
+func (h *Hold) letGo(ctx context.Context, lease time.Duration) {
+	if err := h.giveBack(ctx, lease); errors.Is(err, ErrMisuse) && h.how.watchdog {
+		_, _ = h.locks.session.call(ctx, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
+	}
+}
+
 // isLeft says, once, that Release has failed, or that its caller has gone.
 func (h *Hold) isLeft() bool {
 	h.mu.Lock()
@@ -305,10 +312,7 @@ func (h *Hold) watch() {
 		}
 		if h.isLeft() {
 			ctx, cancel := context.WithDeadline(s.closing, until)
-			if err := h.giveBack(ctx, lease); errors.Is(err, ErrMisuse) && h.how.watchdog {
-				// Who may not give it back may have it run out: it is older than that, so the server renews it no more.
-				_, _ = s.call(ctx, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
-			}
+			h.letGo(ctx, lease)
 			cancel()
 		}
 		if !keeps || replan {
@@ -339,6 +343,6 @@ func (h *Hold) watch() {
 // runOut ends a hold that the server may have for longer than the own clock: it would keep it for nobody.
 func (h *Hold) runOut() {
 	if h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"}) && h.how.watchdog {
-		_ = h.giveBack(h.locks.session.closing, h.how.lease)
+		h.letGo(h.locks.session.closing, h.how.lease)
 	}
 }

@@ -516,10 +516,10 @@ func TestARenewalOnItsWayKeepsTheHandOverWaiting(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
 	locks := locksAt(t, p.address())
-	kept := []lock.Option{lock.WithLease(900 * time.Millisecond), lock.WithKeep(true)}
+	kept := []lock.Option{lock.WithLease(3 * time.Second), lock.WithKeep(true)}
 	hold := must(locks.Acquire(background, "a", kept...))
 	p.frozen.Store(true)
-	time.Sleep(400 * time.Millisecond)
+	time.Sleep(1300 * time.Millisecond)
 	owner := make(chan string, 1)
 	go func() { owner <- hold.HandOver() }()
 	time.Sleep(100 * time.Millisecond)

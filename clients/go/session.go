@@ -231,7 +231,8 @@ func (s *session) block(ctx context.Context, words ...any) (value any, l *link, 
 			return got.value, l, sent, nil
 		case <-probe.C:
 			s.spawn(func() {
-				if _, err := s.call(ctx, "PING"); passes(err) {
+				// One that is too many is told so: somebody is there.
+				if _, err := s.call(ctx, "PING"); passes(err) && !strings.Contains(err.Error(), "max number of clients") {
 					l.breakOff(err)
 				}
 			})

@@ -27,6 +27,8 @@ export class Hold {
   #link: Wire | undefined;
   #renewing: Promise<unknown> = Promise.resolve();
   #released = false;
+  /** To give it back has failed, and goes on. */
+  #left = false;
   #releasing = 0;
   #token: number | undefined;
 
@@ -64,7 +66,7 @@ export class Hold {
   /** Sets the lease anew, from now on, in milliseconds. Rejects with `LostError` if there is nothing to extend. */
   async extend(lease: number = this.#lease): Promise<void> {
     check('lease', lease);
-    if (this.#released) throw new LostError(`${this.name}: it was given back`);
+    if (this.#released || this.#left) throw new LostError(`${this.name}: it was given back`);
     await this.#renew(lease, () => this.#session.insist(this.#renewal(lease), Math.max(0, this.#until - now())));
     this.#lease = lease;
     this.#bell.ring();
@@ -102,6 +104,7 @@ export class Hold {
    *  `Locks.attach` there. What is kept is bound to this process until then, so this process should live so long. */
   async handOver(): Promise<string> {
     this.signal.throwIfAborted();
+    if (this.#released || this.#left || this.#releasing > 0) throw new LostError(`${this.name}: it is not held any more`);
     this.#released = true;
     this.#end('released');
     // A renewal that is on its way would bind it here again.
@@ -146,7 +149,7 @@ export class Hold {
 
   async #giveBack(time: number): Promise<void> {
     const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.#how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
-    await this.#session.insist(words, time);
+    await this.#session.insist(words, time, UnavailableError);
   }
 
   /** It could not be given back, so its lease is to run out. */
@@ -155,7 +158,14 @@ export class Hold {
     this.#how = { ...this.#how, maxHold: 1 };
     if (why instanceof UnavailableError) {
       // Nobody may call `release` again.
-      this.#giveBack(this.#lease).catch(() => undefined);
+      this.#left = true;
+      this.#giveBack(this.#lease).then(
+        () => {
+          this.#released = true;
+          this.#end('released');
+        },
+        () => undefined,
+      );
       return;
     }
     // Its bond cannot be undone. But one with this limit makes the server renew no more.

@@ -293,7 +293,7 @@ export class Locks {
       // Closed, or not permitted: then the wait ends with its connection.
       if (!(error instanceof UnavailableError)) return;
       const time = error instanceof Disconnected ? this.#session.patience : lease;
-      this.#session.insist(words, time).catch(() => undefined);
+      this.#session.insist(words, time, UnavailableError).catch(() => undefined);
     }
   }
 }

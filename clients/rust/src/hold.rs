@@ -213,6 +213,7 @@ impl Held {
             }
             Err(error @ Error::Lost(_)) => {
                 drop(state);
+                self.changed.notify_all();
                 return self.lose(error.clone());
             }
             Err(Error::Unavailable(_)) => state.renew_at = after(TRY_AGAIN.min(state.lease / 3)),

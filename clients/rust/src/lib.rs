@@ -175,6 +175,9 @@ impl Locks {
         lease: impl Into<Option<Duration>>,
     ) -> Result<Hold> {
         let (session, key) = (&self.handle.0, key.into());
+        if owner == "*" {
+            return Err(Error::Misuse("the owner * means any, to the server".to_owned()));
+        }
         let how = How::new(lease.into(), None, None, "")?;
         let bond = Arc::default();
         let call = |command: &Cmd| {

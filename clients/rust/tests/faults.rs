@@ -202,7 +202,7 @@ fn a_frozen_server_is_a_loss_by_the_own_clock() {
         canceller.cancel();
         assert_eq!(wait.join().unwrap().unwrap_err().kind(), "cancelled");
     });
-    assert!(began.elapsed() < ms(1500), "{:?}", began.elapsed());
+    assert!(began.elapsed() < ms(3000), "{:?}", began.elapsed());
     server.signal("CONT");
     until("what was sent meanwhile is undone", || {
         ["a", "b", "c"].iter().all(|key| !server.held(key) && server.waiters(key) == 0)
@@ -233,7 +233,7 @@ fn a_wait_ends_a_second_after_its_time_though_the_server_is_silent() {
             }
             assert_eq!(waits.join().unwrap().unwrap_err().kind(), "unavailable");
             let took = began.elapsed();
-            assert!(took >= ms(wait) && took < ms(wait + 1300), "{wait} ms, {blocks}: {took:?}");
+            assert!(took >= ms(wait) && took < ms(wait + 2500), "{wait} ms, {blocks}: {took:?}");
         });
         server.signal("CONT");
         server.until_waiting("a", 0);

@@ -11,7 +11,7 @@ import uuid
 import weakref
 from collections import deque
 from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
-from typing import Any, Callable, Coroutine, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Coroutine, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -126,10 +126,18 @@ class Link:
             raise Misuse(str(error)) from error
         if not self.open:
             raise Disconnected("the connection is lost")
+        writer = self._connection._writer
         reply: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
         self._replies.append(reply)
         # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody would know.
-        self._connection._writer.writelines(packed)
+        try:
+            if writer.transport.is_closing():
+                raise Disconnected("the connection is lost")
+            writer.writelines(packed)
+        except Exception as error:
+            # Event loops say in many ways that a transport has ended.
+            self.break_off()
+            raise Disconnected("the connection is lost") from error
         return reply
 
     async def _read(self) -> None:
@@ -347,11 +355,11 @@ class Session:
         most = self.patience if patience is None else min(patience, self.patience)
         deadline = time.monotonic() + most
         link = await self._shared("commands", self._commands, most)
-        reply = link.send(*words)
+        sent, reply = time.monotonic(), link.send(*words)
         try:
             return await within(reply, deadline - time.monotonic())
         except asyncio.TimeoutError:
-            if most >= self.patience:
+            if most >= self.patience and time.monotonic() - sent >= min(SOON, self.patience):
                 # A server that has vanished: the next call tries a new connection.
                 link.break_off()
             raise Disconnected("the server does not answer") from None
@@ -422,18 +430,21 @@ class Session:
             await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
             try:
                 await self.call("PING")
-            except Disconnected:
-                link.break_off()
+            except Disconnected as error:
+                # One that is too many is told so: somebody is there.
+                if "max number of clients" not in str(error):
+                    link.break_off()
             except LockError:
                 pass
 
-    async def insist(self, seconds: float, *words: Any) -> Any:
-        """A call that may be sent twice, and is, for so long, when its connection breaks or the server cannot write."""
+    async def insist(self, seconds: float, *words: Any, through: Type[Unavailable] = Disconnected) -> Any:
+        """A call that may be sent twice, and is, for so long, when its connection breaks; through `Unavailable` also when the
+        server can do nothing now."""
         deadline, pause = time.monotonic() + seconds, TRY_AGAIN
         while True:
             try:
                 return await self.call(*words)
-            except Unavailable:
+            except through:
                 if self.closed or time.monotonic() >= deadline:
                     raise
                 await told_within(self._closing, pause)

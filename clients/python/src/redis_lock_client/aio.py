@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import uuid
-from typing import Any, Coroutine, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Coroutine, Dict, List, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 import redis.asyncio
 
@@ -44,8 +44,10 @@ class Hold:
         self._watch: Optional["asyncio.Task[None]"] = None
         self.released = False
         # To give it back has failed: nothing renews it.
-        self._left = False
+        self._left = self._handing = False
         self._releasing = 0
+        # Calls that are on their way.
+        self._renewals: Set["asyncio.Future[None]"] = set()
 
     def valid_for(self) -> float:
         """Seconds for which nobody else can have the lock, whatever the network does. What ends with its connection is not
@@ -57,8 +59,7 @@ class Hold:
     async def extend(self, lease: Optional[float] = None) -> None:
         """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
         lease = self._lease if lease is None else _seconds("lease", lease)
-        if self.released:
-            raise Lost(f"{text(self.key)}: it is not held any more")
+        self._still_held()
         await self._renew(lease)
         self._lease = lease
         self._wake.set()
@@ -82,11 +83,12 @@ class Hold:
                 await self._give_back(0.0 if self.lost.is_set() else self._lease)
             except Unavailable:
                 if not self.lost.is_set():
-                    self._leave(self._give_back(TRY_FOR))
+                    self._leave(self._give_back(TRY_FOR if self._lock.keep else self._until - time.monotonic()))
                     raise
             except LockError:
                 # Who may not give it back may have it run out.
-                self._leave(self._session.insist(self._lease, *self._lock._ending(self.owner, self._lease)))
+                if self._lock.keep:
+                    self._leave(self._session.insist(self._lease, *self._lock._ending(self.owner, self._lease)))
                 raise
             finally:
                 self._releasing -= 1
@@ -97,21 +99,33 @@ class Hold:
     async def hand_over(self) -> Owner:
         """It is the affair of another process from now on, which calls `attach` with the owner that this returns. What is kept
         is bound to this process until then, and ends with it."""
-        self.released = True
-        self._wake.set()
-        if self._watch is not None:
-            # A renewal that is on its way would bind it here again.
-            await asyncio.wait({self._watch})
-        self._tell("released")
+        self._still_held()
+        self._handing = True
+        try:
+            if self._renewals:
+                # One that is on its way would bind it here again.
+                await asyncio.wait(set(self._renewals))
+            self._handing = False
+            self._still_held()
+        finally:
+            self._handing = False
+            self._wake.set()
+        self._end("released")
         return self.owner
+
+    def _still_held(self) -> None:
+        if self.lost.is_set() or self.released or self._left or self._releasing or self._handing:
+            raise Lost(f"{text(self.key)}: it is not held any more")
 
     async def _give_back(self, seconds: float) -> None:
         try:
-            await self._session.insist(seconds, *self._lock._release(self.owner, self._release_id))
+            words = self._lock._release(self.owner, self._release_id)
+            await self._session.insist(seconds, *words, through=Unavailable)
         except Lost:
             if not self.released:
                 self._lose()
             await self._lock._release_rest(self.owner, self._release_id)
+        self._end("released")
 
     def _leave(self, work: Coroutine[Any, Any, Any]) -> None:
         """Nobody may call `release` again."""
@@ -119,7 +133,6 @@ class Hold:
         async def leave() -> None:
             try:
                 await work
-                self._end("released")
             except LockError:
                 pass
 
@@ -142,7 +155,7 @@ class Hold:
 
     def _run_out(self) -> None:
         """By the own clock. The server may have it yet, and renew it for ever."""
-        if self._lock.keep and not self._left:
+        if self._lock.keep and not self._left and not self._handing:
             self._leave(self._give_back(self._lease))
         self._lose()
 
@@ -160,6 +173,8 @@ class Hold:
     async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
         sent = time.monotonic()
         words = self._lock._renewal(self.owner, lease, sent - self._granted)
+        renewal: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        self._renewals.add(renewal)
         try:
             if patience is None:
                 await self._session.insist(max(0.0, self._until - sent), *words)
@@ -168,6 +183,9 @@ class Hold:
         except Lost:
             self._was_lost()
             raise
+        finally:
+            self._renewals.discard(renewal)
+            renewal.set_result(None)
         self._confirmed, self._until = sent, sent + lease
 
     def _begin(self, sent: float) -> None:
@@ -190,7 +208,7 @@ class Hold:
                 return self._lose()
             if self.released:
                 return
-            if not keeps or self._left or self.lost.is_set():
+            if not keeps or self._left or self._handing or self.lost.is_set():
                 continue
             now = time.monotonic()
             # A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock,
@@ -199,7 +217,10 @@ class Hold:
             try:
                 await self._renew(self._lease, pause if slept else self._until - now)
             except Lost:
-                return
+                if self.lost.is_set() or self.released:
+                    return
+                # It is being given back.
+                await asyncio.sleep(min(TRY_AGAIN, pause))
             except LockError:
                 if time.monotonic() >= self._until:
                     return self._run_out()
@@ -430,7 +451,7 @@ class Lock:
         async def again() -> None:
             try:
                 for words in cancellations:
-                    await self._session.insist(self.lease, *words)
+                    await self._session.insist(self.lease, *words, through=Unavailable)
             except LockError:
                 pass
 

@@ -147,6 +147,7 @@ final class Attempt {
     /** What is sent, now. */
     private List<String> blocking() {
         asked = Session.now();
+        placed = true;
         List<String> blocking = new ArrayList<>(words);
         blocking.add("BLOCK");
         // 0 is without limit, and what is too long for a server comes to the same.
@@ -156,10 +157,10 @@ final class Attempt {
 
     private void answered(Object reply, long sent) {
         asking = false;
+        placed = true;
         if (ended) {
             return;
         }
-        placed = true;
         if (reply == null) {
             rest();
             end(null, null);
@@ -206,10 +207,10 @@ final class Attempt {
 
     private void failed(LockException error) {
         asking = false;
+        placed |= error instanceof Disconnected;
         if (ended) {
             return;
         }
-        placed |= error instanceof Disconnected;
         long now = Session.now();
         closeLink();
         // The second: it waited in a server that was there.
@@ -270,7 +271,7 @@ final class Attempt {
         session.call(cancel, Session.SOON).whenComplete((reply, error) -> {
             // Else it is not permitted: then the wait ends with its connection.
             if (error != null && LockException.of(error).is(Kind.UNAVAILABLE) && (placed || asking)) {
-                session.insist(cancel, Session.TRY_FOR);
+                session.insist(cancel, Math.min(how.lease(), Session.REMEMBERED), Kind.UNAVAILABLE);
             }
             then.run();
         });

@@ -216,7 +216,7 @@ public final class Hold implements AutoCloseable {
         }
         words.addAll(List.of("ID", releaseId));
         releasing++;
-        return session.insist(words, within).handle((held, error) -> {
+        return session.insist(words, within, Kind.UNAVAILABLE).handle((held, error) -> {
             releasing--;
             if (error != null) {
                 if (!(LockException.of(error) instanceof Lost told)) {
@@ -237,19 +237,26 @@ public final class Hold implements AutoCloseable {
         }
         left = true;
         watch();
-        giveBack(Session.TRY_FOR).exceptionally(error -> {
-            if (how.keep() && !LockException.of(error).is(Kind.UNAVAILABLE)) {
-                // Who may not give it back may have it run out: it is older than that, so the server renews no more.
-                List<String> words =
-                        List.of("LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
-                renewal.thenCompose(answered -> session.insist(words, lease));
-            }
-            return null;
-        });
+        giveBack(how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now()))
+                .exceptionally(error -> {
+                    if (how.keep() && !LockException.of(error).is(Kind.UNAVAILABLE)) {
+                        // Who may not give it back may have it run out: it is older than that, so the server renews no
+                        // more.
+                        List<String> words = List.of(
+                                "LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
+                        renewal.thenCompose(answered -> session.insist(words, lease));
+                    }
+                    return null;
+                });
     }
 
     boolean isLeft() {
         return left;
+    }
+
+    /** It was left, and is not held any more. */
+    boolean isGone() {
+        return left && (released || isLost());
     }
 
     /** If there is nothing to renew. */

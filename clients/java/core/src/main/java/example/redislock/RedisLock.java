@@ -256,6 +256,11 @@ public final class RedisLock implements Lock {
 
     private boolean reenter() {
         Locks.Entry entry = locks.entries.get(holder());
+        if (entry != null && entry.hold.isGone()) {
+            // It could not be given back at once. Nobody has to try again.
+            locks.entries.remove(holder());
+            entry = null;
+        }
         if (entry == null) {
             return false;
         }
@@ -268,9 +273,9 @@ public final class RedisLock implements Lock {
 
     /** As the other, for who is to wait if this says no. */
     private boolean reenterToWait() {
+        Locks.Entry other = locks.entries.get(new Locks.Holder(Thread.currentThread(), how.key(), !how.shared()));
         // Each hold has an owner of its own, so the server would not see that a thread waits for itself.
-        if (how.owner() == null
-                && locks.entries.containsKey(new Locks.Holder(Thread.currentThread(), how.key(), !how.shared()))) {
+        if (how.owner() == null && other != null && !other.hold.isLost() && !other.hold.isLeft()) {
             throw new IllegalMonitorStateException(how.key() + ": this thread would wait for itself, as it has the "
                     + (how.shared() ? "write" : "read") + " lock");
         }

@@ -35,6 +35,8 @@ final class Session {
     private static final long LOOK_AGAIN = Duration.ofSeconds(8).toNanos();
 
     /** To give a lock back is tried for so long behind the back of who could not. */
+    static final long REMEMBERED = Duration.ofSeconds(20).toNanos();
+
     static final long TRY_FOR = Duration.ofMinutes(10).toNanos();
 
     private enum Use {
@@ -160,11 +162,16 @@ final class Session {
         return link;
     }
 
-    /** A call that may be sent twice, and is, for so long, when its connection breaks or the server cannot write. */
+    /** A call that may be sent twice, and is, for so long, when its connection breaks. */
     CompletableFuture<Object> insist(List<String> words, long within) {
+        return insist(words, within, null);
+    }
+
+    /** The same also when the server answers with an error of that kind. */
+    CompletableFuture<Object> insist(List<String> words, long within, Kind kind) {
         CompletableFuture<Object> result = new CompletableFuture<>();
         insisting.put(result, null);
-        insist(words, now() + within, TRY_AGAIN, result);
+        insist(words, now() + within, kind, TRY_AGAIN, result);
         return result.whenComplete((reply, error) -> {
             ScheduledFuture<?> timer = insisting.remove(result);
             if (timer != null) {
@@ -173,16 +180,19 @@ final class Session {
         });
     }
 
-    private void insist(List<String> words, long deadline, long pause, CompletableFuture<Object> result) {
+    private void insist(List<String> words, long deadline, Kind kind, long pause, CompletableFuture<Object> result) {
         call(words, patience).whenComplete((reply, error) -> {
             if (error == null) {
                 result.complete(reply);
-            } else if (!LockException.of(error).is(Kind.UNAVAILABLE) || now() - deadline >= 0) {
+            } else if (!(error instanceof Disconnected
+                            || LockException.of(error).is(kind))
+                    || now() - deadline >= 0) {
                 result.completeExceptionally(error);
             } else if (closed) {
                 result.completeExceptionally(over());
             } else {
-                insisting.put(result, after(pause, () -> insist(words, deadline, Math.min(2 * pause, SOON), result)));
+                insisting.put(
+                        result, after(pause, () -> insist(words, deadline, kind, Math.min(2 * pause, SOON), result)));
             }
         });
     }
@@ -360,7 +370,10 @@ final class Session {
             // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
             // this one.
             Runnable look = () -> call(List.of("PING"), patience).whenComplete((pong, error) -> {
-                if (error instanceof Disconnected && !answer.isDone()) {
+                // One that is too many is told so: somebody is there.
+                boolean full =
+                        error != null && String.valueOf(error.getMessage()).contains("max number of clients");
+                if (error instanceof Disconnected && !full && !answer.isDone()) {
                     close();
                 }
             });
