@@ -63,6 +63,9 @@ func (e *Error) Unwrap() []error {
 // serverError is an error reply.
 type serverError string
 
+// full is what who connects is told in place of a reply, if it is one too many. The next connection may be let in.
+const full = "max number of clients"
+
 // kind sorts what the server said. What is not known is a server that grants nothing now.
 func (text serverError) kind() *Error {
 	e := &Error{Kind: ErrUnavailable, Text: string(text)}
@@ -75,8 +78,7 @@ func (text serverError) kind() *Error {
 	case "WRONGTYPE", "NOPERM":
 		e.Kind = ErrMisuse
 	case "ERR":
-		// Who connects is told so in place of a reply. The next connection may be let in.
-		e.passes = strings.Contains(string(text), "max number of clients")
+		e.passes = strings.Contains(string(text), full)
 		if !e.passes && !strings.Contains(string(text), "too many") {
 			e.Kind = ErrMisuse
 		}

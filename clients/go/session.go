@@ -232,7 +232,7 @@ func (s *session) block(ctx context.Context, words ...any) (value any, l *link, 
 		case <-probe.C:
 			s.spawn(func() {
 				// One that is too many is told so: somebody is there.
-				if _, err := s.call(ctx, "PING"); passes(err) && !strings.Contains(err.Error(), "max number of clients") {
+				if _, err := s.call(ctx, "PING"); passes(err) && !strings.Contains(err.Error(), full) {
 					l.breakOff(err)
 				}
 			})

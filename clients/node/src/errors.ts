@@ -53,6 +53,9 @@ export class UnavailableError extends LockError {
 /** No reply came, or one of a server that serves nobody: on the next connection the call may be sent again. @internal */
 export class Disconnected extends UnavailableError {}
 
+/** What the server says to one connection too many, which it closes. The next may be served. @internal */
+export const FULL = 'max number of clients';
+
 /** What the client libraries call an error that the server sent. */
 const REPLIES = ['ReplyError', 'ErrorReply', 'SimpleError', 'BlobError'];
 
@@ -81,8 +84,7 @@ export function errorOf(cause: unknown, guarded = false): LockError {
     case 'ERR':
     case 'WRONGTYPE':
     case 'NOPERM':
-      // The server closes such a connection; the next may be served.
-      if (text.includes('max number of clients')) return new Broken(text, { cause });
+      if (text.includes(FULL)) return new Broken(text, { cause });
       return new (text.includes('too many') ? UnavailableError : MisuseError)(text, { cause });
     default:
       return new UnavailableError(text, { cause });

@@ -5,7 +5,7 @@
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import type { Open, Wire } from './adapters.js';
-import { Disconnected, errorOf, UnavailableError } from './errors.js';
+import { Disconnected, errorOf, FULL, UnavailableError } from './errors.js';
 
 /** After a connection broke, in milliseconds. */
 export const TRY_AGAIN = 50;
@@ -135,7 +135,7 @@ export class Session {
     let isOver = false;
     const giveUp = (error: unknown): void => {
       // One that is too many is told so: somebody is there.
-      if (error instanceof Disconnected && !error.message.includes('max number of clients') && !isOver) close();
+      if (error instanceof Disconnected && !error.message.includes(FULL) && !isOver) close();
     };
     const look = (): unknown => this.call(['PING']).catch(giveUp);
     const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));

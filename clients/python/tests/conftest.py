@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from redis_lock_client import Locks
+
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = os.environ.get("REDIS_LOCK_MODULE", str(ROOT / "target/release/libredis_lock.so"))
 
@@ -138,3 +140,18 @@ def proxy(server):
     proxy = Proxy(server.port)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def locks(server):
+    locks = Locks(redis.Redis(port=server.port))
+    yield locks
+    locks.close()
+
+
+@pytest.fixture
+def far(proxy):
+    """Through the proxy."""
+    locks = Locks(redis.Redis(port=proxy.port))
+    yield locks
+    locks.close()

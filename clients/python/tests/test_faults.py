@@ -11,21 +11,6 @@ from conftest import until
 from redis_lock_client import Locks, Lost, Misuse, Unavailable
 
 
-@pytest.fixture
-def locks(server):
-    locks = Locks(redis.Redis(port=server.port))
-    yield locks
-    locks.close()
-
-
-@pytest.fixture
-def far(proxy):
-    """Through the proxy."""
-    locks = Locks(redis.Redis(port=proxy.port), patience=5)
-    yield locks
-    locks.close()
-
-
 class Call(threading.Thread):
     """A call that takes its time."""
 

@@ -18,13 +18,6 @@ from redis_lock_client import Busy, Locks, Lost, Misuse, TimedOut, Unavailable, 
 
 
 @pytest.fixture
-def locks(server):
-    locks = Locks(redis.Redis(port=server.port))
-    yield locks
-    locks.close()
-
-
-@pytest.fixture
 def far(proxy):
     """Through the proxy."""
     locks = Locks(redis.Redis(port=proxy.port), patience=2)

@@ -16,21 +16,6 @@ from conftest import until
 from redis_lock_client import Locks, Lost, Misuse, Unavailable, aio, compat, threads
 
 
-@pytest.fixture
-def locks(server):
-    locks = Locks(redis.Redis(port=server.port))
-    yield locks
-    locks.close()
-
-
-@pytest.fixture
-def far(proxy):
-    """Through the proxy."""
-    locks = Locks(redis.Redis(port=proxy.port))
-    yield locks
-    locks.close()
-
-
 def test_words_that_cannot_be_sent_concern_nobody_else(server, locks):
     server.admin.execute_command("LOCK.ACQUIRE", "busy", "stranger", "PX", 60000)
     hold = locks.lock("mine").acquire()

@@ -14,13 +14,6 @@ from conftest import until
 from redis_lock_client import Cancellation, Cancelled, Locks, Lost, Misuse, Unavailable, aio, errors, threads
 
 
-@pytest.fixture
-def locks(server):
-    locks = Locks(redis.Redis(port=server.port))
-    yield locks
-    locks.close()
-
-
 @pytest.mark.parametrize(
     ("command", "kind"),
     [

@@ -192,6 +192,14 @@ class Link:
         await self._connection.disconnect(nowait=True)
 
 
+def _link_of(made: "asyncio.Task[Link]") -> Optional[Link]:
+    """The connection that this has made, if it is there."""
+    if not made.done() or made.cancelled() or made.exception() is not None:
+        return None
+    link = made.result()
+    return link if link.open else None
+
+
 class Session:
     """The connections, made when they are needed, and again when they broke."""
 
@@ -219,7 +227,7 @@ class Session:
         if self.closed:
             raise Unavailable("closed")
         task = self._made.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None or not task.result().open)):
+        if task is None or (task.done() and _link_of(task) is None):
             task = self._made[name] = asyncio.ensure_future(make())
             # Nobody may be left to look at it.
             task.add_done_callback(lambda made: made.cancelled() or made.exception())
@@ -368,9 +376,9 @@ class Session:
             # What a guarded command says is its own word.
             if isinstance(ours, Disconnected) and words[0] != "LOCK.GUARD":
                 # The next connections may lead to another server.
-                for made in self._made.values():
-                    if made.done() and not made.cancelled() and made.exception() is None:
-                        made.result().break_off()
+                for made in map(_link_of, self._made.values()):
+                    if made is not None:
+                        made.break_off()
             raise ours from error
 
     @property

@@ -105,11 +105,10 @@ class Hold:
             if self._renewals:
                 # One that is on its way would bind it here again.
                 await asyncio.wait(set(self._renewals))
-            self._handing = False
-            self._still_held()
         finally:
             self._handing = False
             self._wake.set()
+        self._still_held()
         self._end("released")
         return self.owner
 

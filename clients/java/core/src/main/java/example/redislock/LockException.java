@@ -67,6 +67,9 @@ public class LockException extends RuntimeException {
         }
     }
 
+    /** What the server says to one connection too many. The next may be let in. */
+    static final String FULL = "max number of clients";
+
     /** Of what the server or the client library said. */
     static LockException of(Throwable cause) {
         if (cause instanceof CompletionException && cause.getCause() != null) {
@@ -93,7 +96,7 @@ public class LockException extends RuntimeException {
             case "NOTOWNER" -> new Lost(text);
             case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
             case "ERR", "WRONGTYPE", "NOPERM" ->
-                text.contains("max number of clients")
+                text.contains(FULL)
                         ? new Disconnected(text)
                         : new LockException(text.contains("too many") ? Kind.UNAVAILABLE : Kind.MISUSE, text);
             default -> new LockException(Kind.UNAVAILABLE, text);

@@ -372,7 +372,7 @@ final class Session {
             Runnable look = () -> call(List.of("PING"), patience).whenComplete((pong, error) -> {
                 // One that is too many is told so: somebody is there.
                 boolean full =
-                        error != null && String.valueOf(error.getMessage()).contains("max number of clients");
+                        error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
                 if (error instanceof Disconnected && !full && !answer.isDone()) {
                     close();
                 }
