@@ -597,3 +597,80 @@ func TestWhatAScriptSaysEndsNoConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A release goes by the owner's name.
+func TestAnOwnerThatIsUsedAgainKeepsWhatItGets(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address())
+	me := lock.WithOwner("me")
+	old := must(locks.Acquire(background, "a", me))
+	s.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+	soon, cancel := context.WithTimeout(background, 100*time.Millisecond)
+	defer cancel()
+	if err := old.Release(soon); !errors.Is(err, lock.ErrTimeout) || old.ValidFor() != 0 {
+		t.Fatal(err)
+	}
+	// The server cannot write yet.
+	if _, err := locks.Acquire(background, "a", me, lock.WithWait(100*time.Millisecond)); !errors.Is(err, lock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(200*time.Millisecond, func() { s.ask("CONFIG", "SET", "min-replicas-to-write", "0") })
+	defer timer.Stop()
+	hold := must(locks.Acquire(background, "a", me))
+	if err := old.Release(background); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := old.Guard(background, "SET", "k", "v"); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+	// Longer than until the next attempt.
+	time.Sleep(1200 * time.Millisecond)
+	if _, err := hold.Guard(background, "PING"); err != nil || hold.ValidFor() == 0 || lost(hold) {
+		t.Fatal("it was given back", err)
+	}
+	if err := hold.Release(background); err != nil || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
+func TestWhoLostALockDoesNotGiveBackTheNextOfItsName(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	for _, keep := range []bool{false, true} {
+		how := []lock.Option{lock.WithOwner("me"), lock.WithLease(300 * time.Millisecond), lock.WithKeep(keep)}
+		old := must(locks.Acquire(background, "a", how...))
+		p.frozen.Store(true)
+		<-old.Lost()
+		p.frozen.Store(false)
+		hold := must(locks.Acquire(background, "a", lock.WithOwner("me")))
+		if err := old.Release(background); !errors.Is(err, lock.ErrLost) {
+			t.Fatal(err)
+		}
+		if _, err := old.Guard(background, "SET", "k", "v"); !errors.Is(err, lock.ErrLost) {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond)
+		if err := hold.Release(background); err != nil || !s.free("a") {
+			t.Fatal(err)
+		}
+	}
+}
+
+// To take it over is tried twice: it is bound to the second connection.
+func TestWhatIsTakenOverAtTheSecondTryIsValid(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	owner := must(must(locksAt(t, s.address()).Acquire(background, "a")).HandOver())
+	locks := locksAt(t, p.address())
+	if _, _, err := locks.Try(background, "b"); err != nil {
+		t.Fatal(err)
+	}
+	p.vanish(true)
+	began := time.Now()
+	time.AfterFunc(100*time.Millisecond, p.cut)
+	hold := must(locks.Attach(background, "a", owner))
+	if hold.ValidFor() < 20*time.Second || time.Since(began) < 100*time.Millisecond {
+		t.Fatal(hold.ValidFor(), time.Since(began))
+	}
+}

@@ -30,7 +30,7 @@ type Hold struct {
 	mu    sync.Mutex
 	state state
 	loss  error
-	// left: Release has failed, or its caller has gone, and the watch is to go on with it.
+	// left: Release has failed, or its caller has gone, and it goes on behind their backs.
 	left  bool
 	lease time.Duration
 	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
@@ -73,7 +73,7 @@ func (h *Hold) ValidFor() time.Duration {
 	s.mu.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state == lost || h.state == released || h.how.watchdog && !h.confirmed.After(unbound) {
+	if h.state != held || h.how.watchdog && !h.confirmed.After(unbound) {
 		return 0
 	}
 	return max(0, time.Until(h.until))
@@ -82,7 +82,16 @@ func (h *Hold) ValidFor() time.Duration {
 // Guard carries out a command of Redis if the lock is still held, in the same step. If not, nothing happens: ErrLost. The reply
 // is nil, an int64, a string, or a []any of these. ErrUnavailable does not say whether the command was carried out.
 func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
+	if err := h.over(); err != nil {
+		return nil, err
+	}
 	value, err := h.locks.session.call(ctx, append([]any{"LOCK.GUARD", h.key, "OWNER", h.owner}, command...)...)
+	if errors.Is(err, ErrLost) {
+		if over := h.over(); over != nil {
+			// It has just been given back.
+			return nil, over
+		}
+	}
 	return value, h.heed(err)
 }
 
@@ -94,7 +103,7 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	ctx, cancel := h.under(ctx)
 	defer cancel()
 	for {
-		err := h.heed(h.renew(ctx, lease))
+		err := h.renew(ctx, lease)
 		if !passes(err) {
 			return err
 		}
@@ -120,29 +129,48 @@ func (h *Hold) Release(ctx context.Context) error {
 	inner, cancel := h.under(ctx)
 	defer cancel()
 	err := h.giveBack(inner, lease)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrLost) {
 		// Nobody may call it again.
-		h.mu.Lock()
-		h.left = true
-		h.mu.Unlock()
-		poke(h.changed)
+		h.leave()
 	}
 	return err
 }
 
 // HandOver leaves the hold to another process, and tells its owner, for Locks.Attach there. Nothing here renews it, watches it or
 // gives it back any more: for this process it has ended as by Release. If it is kept, it is bound to this process's connection until
-// the other has attached: so this process should live until then.
-func (h *Hold) HandOver() string {
-	h.finish(released, nil)
+// the other has attached: so this process should live until then. ErrLost, if there is nothing to hand over.
+func (h *Hold) HandOver() (string, error) {
+	h.mu.Lock()
+	state := h.state
+	if state == held {
+		h.state = released
+	}
+	h.mu.Unlock()
+	if state != held {
+		return "", h.over()
+	}
+	h.ended(released, nil)
 	// A renewal that is on its way would take it back from the other.
 	h.renewing <- struct{}{}
 	<-h.renewing
-	return h.owner
+	return h.owner, nil
+}
+
+// over is the error of whatever needs the hold, if it has ended, or is about to.
+func (h *Hold) over() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch h.state {
+	case held:
+		return nil
+	case lost:
+		return h.loss
+	}
+	return &Error{Kind: ErrLost, Key: h.key, Text: "it is not held any more"}
 }
 
 func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
-	_, err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	_, _, err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
 	if err != nil {
 		return h.heed(err)
 	}
@@ -153,20 +181,43 @@ func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
 	return h.loss
 }
 
-// letGo gives it back behind everybody's back. Who may not may have it run out: it is older than MAX, so the server renews no more.
-func (h *Hold) letGo(ctx context.Context, lease time.Duration) {
-	if err := h.giveBack(ctx, lease); errors.Is(err, ErrMisuse) && h.how.watchdog {
-		_, _ = h.locks.session.call(ctx, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
+// leave has the watch give it back. Until that has come to an end nobody here gets it by the same owner's name.
+func (h *Hold) leave() {
+	s := h.locks.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, watched := s.watched[h]; !watched {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if isThere := h.state == held || h.state == releasing; isThere && !h.left {
+		h.left = true
+		s.giving[h] = make(chan struct{})
+		poke(h.changed)
 	}
 }
 
-// isLeft says, once, that Release has failed, or that its caller has gone.
-func (h *Hold) isLeft() bool {
+// giveBackLater goes on for long with what is kept: the server would renew it for as long as the connection is there. Who may not
+// give it back may have it run out: it is older than MAX, so the server renews no more.
+func (h *Hold) giveBackLater(until time.Time, lease time.Duration) {
+	s := h.locks.session
+	limit := time.Until(until)
+	if h.how.watchdog {
+		limit = giveBackFor
+	}
+	if err := h.giveBack(s.closing, limit); errors.Is(err, ErrMisuse) && h.how.watchdog {
+		ending := []any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL"}
+		_, _, _ = s.insist(s.closing, lease, ending...)
+	}
+	s.given(h)
+}
+
+// isLeft says whether it is to be given back behind everybody's back, and until when it is valid, with which lease.
+func (h *Hold) isLeft() (time.Time, time.Duration, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	left := h.left
-	h.left = false
-	return left
+	return h.until, h.lease, h.left
 }
 
 // under is a context that a loss ends, too.
@@ -198,10 +249,11 @@ func (h *Hold) finish(end state, loss error) bool {
 	}
 	h.state, h.loss = end, loss
 	h.mu.Unlock()
-	s := h.locks.session
-	s.mu.Lock()
-	delete(s.holds, h)
-	s.mu.Unlock()
+	h.ended(end, loss)
+	return true
+}
+
+func (h *Hold) ended(end state, loss error) {
 	h.cancel(loss)
 	name := "released"
 	if end == lost {
@@ -210,7 +262,6 @@ func (h *Hold) finish(end state, loss error) bool {
 		close(h.lost)
 	}
 	h.locks.tell(h.how.label, "held", name, h.since)
-	return true
 }
 
 // begin is called in an acquire, when the lock is granted.
@@ -221,7 +272,7 @@ func (h *Hold) begin(ctx context.Context, sent time.Time) {
 	h.releaseID, h.lease, h.until, h.confirmed = random(), h.how.lease, sent.Add(h.how.lease), sent
 	s := h.locks.session
 	s.mu.Lock()
-	s.holds[h] = struct{}{}
+	s.watched[h] = struct{}{}
 	s.mu.Unlock()
 	s.spawn(h.watch)
 }
@@ -240,32 +291,29 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	}
 	sent := time.Now()
 	h.mu.Lock()
-	state, loss := h.state, h.loss
 	if lease == 0 {
 		lease = h.lease
-	} else if end := sent.Add(lease); state == held && end.Before(h.until) {
+	} else if end := sent.Add(lease); h.state == held && end.Before(h.until) {
 		// The server may set a shorter lease, and the answer get lost.
 		h.lease, h.until = lease, end
 	}
 	h.mu.Unlock()
-	switch state {
-	case lost:
-		return loss
-	case releasing, released:
-		return &Error{Kind: ErrMisuse, Text: "it is being given back"}
+	if err := h.over(); err != nil {
+		return err
 	}
 	_, err := h.locks.session.call(ctx, h.renewal(lease)...)
+	if over := h.over(); over != nil {
+		// It may have come after the release: that is no loss.
+		return over
+	}
+	if err != nil {
+		return h.heed(err)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err == nil && h.state == held {
-		h.lease, h.until, h.confirmed = lease, sent.Add(lease), sent
-		poke(h.changed)
-	}
-	if h.state == releasing || h.state == released {
-		// It came after the release: no loss.
-		return &Error{Kind: ErrMisuse, Text: "it is being given back"}
-	}
-	return err
+	h.lease, h.until, h.confirmed = lease, sent.Add(lease), sent
+	poke(h.changed)
+	return nil
 }
 
 // plan says until when the hold is valid, and whether it is to be renewed before.
@@ -279,6 +327,19 @@ func (h *Hold) plan() (until time.Time, lease time.Duration, keeps bool) {
 // watch renews what is to be kept, and tells of a loss: when the server does, or the own clock.
 func (h *Hold) watch() {
 	s := h.locks.session
+	begun := false
+	giveBack := func() {
+		if until, lease, left := h.isLeft(); left && !begun {
+			begun = true
+			s.spawn(func() { h.giveBackLater(until, lease) })
+		}
+	}
+	defer func() {
+		giveBack()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watched, h)
+	}()
 	for failed := false; ; {
 		until, lease, keeps := h.plan()
 		pause := time.Until(until)
@@ -305,15 +366,11 @@ func (h *Hold) watch() {
 			return
 		}
 		until, lease, keeps = h.plan()
+		giveBack()
 		over := !time.Now().Before(until)
 		if over && (!keeps || failed) {
 			h.runOut()
 			return
-		}
-		if h.isLeft() {
-			ctx, cancel := context.WithDeadline(s.closing, until)
-			h.letGo(ctx, lease)
-			cancel()
 		}
 		if !keeps || replan {
 			continue
@@ -325,7 +382,7 @@ func (h *Hold) watch() {
 			deadline = time.Now().Add(lease / 3)
 		}
 		ctx, cancel := context.WithDeadline(s.closing, deadline)
-		err := h.heed(h.renew(ctx, 0))
+		err := h.renew(ctx, 0)
 		cancel()
 		failed = err != nil
 		switch late := time.Since(deadline); {
@@ -342,7 +399,9 @@ func (h *Hold) watch() {
 
 // runOut ends a hold that the server may have for longer than the own clock: it would keep it for nobody.
 func (h *Hold) runOut() {
-	if h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"}) && h.how.watchdog {
-		h.letGo(h.locks.session.closing, h.how.lease)
+	if h.how.watchdog {
+		// Before anybody hears of it.
+		h.leave()
 	}
+	h.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its lease is over by the own clock"})
 }

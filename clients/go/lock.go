@@ -106,6 +106,7 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 	if l.refused != nil {
 		return nil, l.refused
 	}
+	began := time.Now()
 	if err := l.session.enter(); err != nil {
 		return nil, err
 	}
@@ -113,9 +114,18 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.session.closing, func() { cancel(verdict{errClosed}) })()
+	if h.owner != "" {
+		limit := l.session.patience
+		if h.wait > 0 || !h.waits {
+			limit = min(limit, max(h.wait, courtesy))
+		}
+		if err := l.session.settle(ctx, key, h.owner, limit); err != nil {
+			return nil, err
+		}
+	}
 	if h.wait > 0 {
 		var stop context.CancelFunc
-		ctx, stop = context.WithTimeoutCause(ctx, h.wait, verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
+		ctx, stop = context.WithDeadlineCause(ctx, began.Add(h.wait), verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
 		defer stop()
 	}
 	for ctx.Err() == nil {
@@ -247,7 +257,7 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 func (l *Locks) undo(key, owner, request string, limit time.Duration) bool {
 	done := make(chan bool, 1)
 	l.session.spawn(func() {
-		_, err := l.session.insist(l.session.gone, limit, "LOCK.CANCEL", key, owner, "ID", request)
+		_, _, err := l.session.insist(l.session.gone, limit, "LOCK.CANCEL", key, owner, "ID", request)
 		done <- !passes(err)
 	})
 	timer := time.NewTimer(courtesy)
@@ -299,14 +309,17 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 		return nil, of(key, err)
 	}
 	defer l.session.acquires.Done()
+	if err := l.session.settle(ctx, key, owner, l.session.patience); err != nil {
+		return nil, of(key, err)
+	}
 	if !h.watchdog {
 		if err := l.unbound(ctx, key, owner); err != nil {
 			return nil, of(key, err)
 		}
 	}
-	sent := time.Now()
-	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: sent}
-	if _, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease)...); err != nil {
+	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: time.Now()}
+	_, sent, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease)...)
+	if err != nil {
 		return nil, of(key, err)
 	}
 	hold.begin(ctx, sent)
@@ -315,7 +328,7 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 
 // unbound fails if the hold of that owner ends with a connection. A renewal that binds it to no other leaves it so.
 func (l *Locks) unbound(ctx context.Context, key, owner string) error {
-	info, err := l.session.insist(ctx, l.session.patience, "LOCK.INFO", key)
+	info, _, err := l.session.insist(ctx, l.session.patience, "LOCK.INFO", key)
 	holders, _ := field(info, "holders").([]any)
 	for _, holder := range holders {
 		if field(holder, "owner") == owner && (field(holder, "watchdog") == int64(1) || field(holder, "ephemeral") == int64(1)) {

@@ -487,18 +487,22 @@ func TestAHoldThatIsHandedOverIsTheOthers(t *testing.T) {
 	two := locksAt(t, s.address())
 	kept := []lock.Option{lock.WithLease(300 * time.Millisecond), lock.WithKeep(true)}
 	hold := must(one.Acquire(background, "a", kept...))
-	owner := hold.HandOver()
+	owner := must(hold.HandOver())
 	taken := must(two.Attach(background, "a", owner, kept...))
 	bound := s.boundTo("a")
 	until(t, "two events", func() bool { return len(heard) == 2 })
 	if <-heard != "waited granted" || <-heard != "held released" || hold.ValidFor() != 0 || hold.Context().Err() == nil || lost(hold) {
 		t.Fatal("it has not ended here")
 	}
-	if err := hold.Release(background); err != nil || hold.HandOver() != owner {
+	if err := hold.Release(background); err != nil {
 		t.Fatal(err)
 	}
-	if err := hold.Extend(background, time.Second); !errors.Is(err, lock.ErrMisuse) {
-		t.Fatal(err)
+	_, again := hold.HandOver()
+	_, guarded := hold.Guard(background, "PING")
+	for _, err := range []error{again, guarded, hold.Extend(background, time.Second)} {
+		if !errors.Is(err, lock.ErrLost) || lost(hold) {
+			t.Fatal(err)
+		}
 	}
 	// It would be renewed here meanwhile.
 	time.Sleep(400 * time.Millisecond)
@@ -521,7 +525,7 @@ func TestARenewalOnItsWayKeepsTheHandOverWaiting(t *testing.T) {
 	p.frozen.Store(true)
 	time.Sleep(1300 * time.Millisecond)
 	owner := make(chan string, 1)
-	go func() { owner <- hold.HandOver() }()
+	go func() { owner <- must(hold.HandOver()) }()
 	time.Sleep(100 * time.Millisecond)
 	if len(owner) != 0 {
 		t.Fatal("it does not wait")

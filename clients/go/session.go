@@ -26,6 +26,9 @@ const (
 // tryAgain is the pause after a connection broke.
 const tryAgain = 50 * time.Millisecond
 
+// giveBackFor is how long it is tried to give back what is kept, behind the back of who could not.
+const giveBackFor = 10 * time.Minute
+
 // lookAgain is how often who waits in the server looks whether it is there. With the patience after that, a server remembers a call
 // for longer.
 func (s *session) lookAgain() time.Duration { return min(8*time.Second, s.patience*8/5) }
@@ -53,8 +56,10 @@ type session struct {
 	openings [2]*opening
 	// waits by their request: who is told to ask again.
 	waits map[string]chan struct{}
-	// holds that are watched, and told when a connection broke.
-	holds map[*Hold]struct{}
+	// watched holds are told when a connection broke.
+	watched map[*Hold]struct{}
+	// giving has holds that are given back behind everybody's back. The channels are closed when that has come to an end.
+	giving map[*Hold]chan struct{}
 }
 
 type opening struct {
@@ -65,7 +70,7 @@ type opening struct {
 
 func newSession(options *redis.Options) *session {
 	s := &session{options: options, patience: 5 * time.Second, inbox: "inbox-" + random(),
-		waits: map[string]chan struct{}{}, holds: map[*Hold]struct{}{}}
+		waits: map[string]chan struct{}{}, watched: map[*Hold]struct{}{}, giving: map[*Hold]chan struct{}{}}
 	s.closing, s.close = context.WithCancel(context.Background())
 	s.gone, s.disappear = context.WithCancel(context.Background())
 	return s
@@ -139,7 +144,7 @@ func (s *session) wake() {
 	for _, told := range s.waits {
 		poke(told)
 	}
-	for hold := range s.holds {
+	for hold := range s.watched {
 		poke(hold.wake)
 	}
 }
@@ -445,15 +450,54 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 	return nil, got.err
 }
 
-// insist calls until there is an answer other than that the server can do nothing now, for that long at most.
-func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (any, error) {
+// insist calls until there is an answer other than that the server can do nothing now, for that long at most. It tells when the call
+// was sent that has been answered.
+func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (any, time.Time, error) {
 	for deadline, pause := time.Now().Add(limit), tryAgain; ; pause = min(2*pause, time.Second) {
+		sent := time.Now()
 		value, err := s.call(ctx, words...)
 		if !errors.Is(err, ErrUnavailable) || err == error(errClosed) || !time.Now().Before(deadline) {
-			return value, err
+			return value, sent, err
 		}
 		if sleep(ctx, pause) != nil {
-			return nil, ended(ctx)
+			return nil, sent, ended(ctx)
+		}
+	}
+}
+
+// given says that it is over with what was given back behind everybody's back.
+func (s *session) given(h *Hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if over := s.giving[h]; over != nil {
+		delete(s.giving, h)
+		close(over)
+	}
+}
+
+// settle waits until nothing of that owner is given back any more. A release goes by the owner's name: it would give back the new
+// hold of that name.
+func (s *session) settle(ctx context.Context, key, owner string, limit time.Duration) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		var over chan struct{}
+		s.mu.Lock()
+		for hold, end := range s.giving {
+			if hold.key == key && hold.owner == owner {
+				over = end
+			}
+		}
+		s.mu.Unlock()
+		if over == nil {
+			return nil
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return ended(ctx)
+		case <-timer.C:
+			return &Error{Kind: ErrUnavailable, Text: "the last hold of this owner could not be given back yet"}
 		}
 	}
 }

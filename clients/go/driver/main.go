@@ -237,7 +237,10 @@ func (d *driver) withHold(hold *lock.Hold, r request) answer {
 	case "owner":
 		return answer{"is": "done", "owner": hold.Owner()}
 	case "hand over":
-		return answer{"is": "done", "owner": hold.HandOver()}
+		var owner string
+		if owner, err = hold.HandOver(); err == nil {
+			return answer{"is": "done", "owner": owner}
+		}
 	case "guard":
 		if _, err = hold.Guard(background, command(r.Command)...); err == nil {
 			return answer{"is": "done"}

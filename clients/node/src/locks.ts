@@ -90,6 +90,7 @@ export class Locks {
    *  kept here, too. Rejects with `LostError` if it has ended. */
   async attach(name: string, owner: string, options: Options = {}): Promise<Hold> {
     const how = howOf(name, { ...options, owner });
+    await this.#givenBack(name, how);
     if (!how.keep) {
       const info = fieldsOf(await this.#session.insist(['LOCK.INFO', name], this.#session.patience));
       const holder = listOf(info['holders']).find((one) => one['owner'] === owner);
@@ -98,8 +99,8 @@ export class Locks {
       if (isBound) throw new MisuseError(`${name}: the hold is bound to a connection: attach it as one that is kept`);
     }
     const hold = new Hold(this.#session, how, name, owner);
-    const sent = now();
-    await hold.confirm(this.#session.patience);
+    let sent = now();
+    await hold.confirm(this.#session.patience, () => (sent = now()));
     hold.begin({ sent, renewed: sent });
     return hold;
   }
@@ -145,6 +146,7 @@ export class Locks {
     const began = now();
     let outcome = 'unavailable';
     try {
+      await this.#givenBack(name, how);
       const hold = await this.#untilGranted(name, how, began + (how.wait ?? Infinity));
       outcome = hold !== null ? 'granted' : how.wait === 0 ? 'busy' : 'timed out';
       return hold;
@@ -154,6 +156,13 @@ export class Locks {
     } finally {
       tell(how.label, 'waited', outcome, began);
     }
+  }
+
+  async #givenBack(name: string, { owner, wait = Infinity, signal }: How): Promise<void> {
+    if (owner === undefined) return;
+    const over = this.#session.givenBack(name, owner, Math.min(this.#session.patience, Math.max(SOON, wait)));
+    if (await (signal === undefined ? over : unlessAborted(over, signal, name))) return;
+    throw new UnavailableError(`${name}: the last hold of this owner could not be given back yet`);
   }
 
   async #untilGranted(name: string, how: How, deadline: number): Promise<Hold | null> {
@@ -293,7 +302,7 @@ export class Locks {
       // Closed, or not permitted: then the wait ends with its connection.
       if (!(error instanceof UnavailableError)) return;
       const time = error instanceof Disconnected ? this.#session.patience : lease;
-      this.#session.insist(words, time, UnavailableError).catch(() => undefined);
+      this.#session.insist(words, time, { through: UnavailableError }).catch(() => undefined);
     }
   }
 }

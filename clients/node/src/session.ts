@@ -23,6 +23,12 @@ export interface Blocking {
   sent: () => void;
 }
 
+/** What a call goes on through that is sent again, and who hears each time. */
+export interface Insisting {
+  through?: typeof UnavailableError;
+  sent?: (() => void) | undefined;
+}
+
 /** By a clock that nobody sets, in milliseconds. */
 export const now = (): number => performance.now();
 
@@ -80,6 +86,8 @@ export class Session {
   /** What is held. A connection that breaks rings, here and there. */
   readonly holds = new Set<Bell>();
   closed = false;
+  /** What is given back behind the caller's back, by name and owner. */
+  readonly #giving = new Map<Promise<unknown>, string>();
   readonly #wires = new Map<'commands' | 'messages', Wire>();
   /** Each carries one call that waits in the server; or waits for the next such call itself. */
   readonly #own = new Set<Wire>();
@@ -109,9 +117,10 @@ export class Session {
 
   /** A call that may be sent twice, and is, for so long, when its connection breaks; through `UnavailableError` also when the
    *  server can do nothing now. */
-  async insist(words: readonly string[], ms: number, through: typeof UnavailableError = Disconnected): Promise<unknown> {
+  async insist(words: readonly string[], ms: number, { through = Disconnected, sent }: Insisting = {}): Promise<unknown> {
     const deadline = now() + ms;
     for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON / 5)) {
+      sent?.();
       try {
         return await this.call(words);
       } catch (error) {
@@ -175,6 +184,25 @@ export class Session {
     wire.ready.catch(ended);
     this.#own.add(wire);
     return wire;
+  }
+
+  /** Notes that this hold is given back behind the caller's back. */
+  giveBack(name: string, owner: string, work: Promise<unknown>): void {
+    const over = work.catch(() => undefined).finally(() => this.#giving.delete(over));
+    this.#giving.set(over, JSON.stringify([name, owner]));
+  }
+
+  /** Whether nothing of that owner is given back any more. Waits for that, so many milliseconds at most: a release goes by the
+   *  owner's name, and would give back the next hold, too. */
+  async givenBack(name: string, owner: string, ms: number): Promise<boolean> {
+    const mine = JSON.stringify([name, owner]);
+    const pending = [...this.#giving].filter(([, whose]) => whose === mine).map(([over]) => over);
+    if (pending.length === 0) return true;
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<boolean>((resolve) => {
+      timer = setTimeout(resolve, ms, false);
+    });
+    return Promise.race([Promise.all(pending).then(() => true), late]).finally(() => clearTimeout(timer));
   }
 
   /** Drops the connections: the server ends the waits, and the holds that are bound to them. */

@@ -82,6 +82,43 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await until(() => server.isEmpty('k'), 'what is taken back later', 1000);
     });
 
+    // A release goes by the owner's name.
+    test('an owner that is used again keeps what it gets', async () => {
+      const writes = (yes) => server.admin.config('SET', 'min-replicas-to-write', yes ? 0 : 1);
+      const old = await locks.acquire('k', { owner: 'me', lease: 1000, keep: true });
+      await writes(false);
+      await assert.rejects(old.release(), ({ kind }) => kind === 'unavailable' || kind === 'lost');
+      assert.equal(old.validFor, 0);
+      await assert.rejects(locks.acquire('k', { owner: 'me', wait: 100 }), { kind: 'unavailable' });
+      await assert.rejects(locks.attach('k', 'me', { signal: AbortSignal.timeout(100) }), { kind: 'cancelled' });
+      const again = locks.acquire('k', { owner: 'me' });
+      await sleep(200);
+      await writes(true);
+      const hold = await again;
+      await assert.rejects(old.guard('SET', 'written', 'v'), { kind: 'lost' });
+      await old.release().catch(({ kind }) => assert.equal(kind, 'lost'));
+      // Longer than until the next attempt.
+      await sleep(400);
+      await hold.guard('PING');
+      assert.ok(hold.validFor > 0);
+      await hold.release();
+      assert.ok(await server.isEmpty('k', 'written'));
+    });
+
+    test('who lost a lock does not give back the next of its name', async () => {
+      for (const keep of [false, true]) {
+        const old = await locks.acquire('k', { owner: 'me', lease: 200, keep });
+        await server.admin.del('k');
+        await until(() => old.signal.aborted);
+        const hold = await locks.acquire('k', { owner: 'me' });
+        await assert.rejects(old.release(), { kind: 'lost' });
+        await assert.rejects(old.guard('SET', 'written', 'v'), { kind: 'lost' });
+        await hold.guard('PING');
+        await hold.release();
+        assert.ok(await server.isEmpty('k', 'written'));
+      }
+    });
+
     test('a kept hold that cannot be given back is renewed no more', async () => {
       const hold = await locks.acquire('k', { lease: 600, keep: true });
       await server.admin.call('ACL', 'SETUSER', 'default', '-lock.release');

@@ -67,6 +67,56 @@ def test_a_release_waits_until_the_server_can_write(server, locks):
         until(lambda name=name: not server.held(name))
 
 
+def test_an_owner_that_is_used_again_keeps_what_it_gets(server, locks):
+    lock = locks.lock("a")
+    old = lock.acquire(owner="me")
+    server.admin.config_set("min-replicas-to-write", 1)
+    old._hold._lease = 0.1
+    with pytest.raises(Unavailable):
+        old.release()
+    assert old.valid_for() == 0 and not old.lost
+    # The server cannot write yet.
+    with pytest.raises(Unavailable):
+        lock.acquire(0.1, owner="me")
+    timer = threading.Timer(0.2, lambda: server.admin.config_set("min-replicas-to-write", 0))
+    timer.start()
+    new = lock.acquire(owner="me")
+    timer.join()
+    old.release()
+    until(lambda: len(locks.asynchronous._session._giving) == 0)
+    assert server.holder("a")["owner"] == "me" and new.guard("PING") == b"PONG"
+    for what in (lambda: old.guard("SET", "k", "v"), old.extend, old.hand_over):
+        with pytest.raises(Lost):
+            what()
+    assert new.valid_for() > 0
+    new.release()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_who_lost_a_lock_does_not_give_back_the_next_of_its_name(server, proxy, far, keep):
+    lock = far.lock("a", lease=0.5, keep=keep)
+    old = lock.acquire(owner="me")
+    proxy.frozen.set()
+    assert old.wait_lost(5)
+    proxy.frozen.clear()
+    new = far.lock("a").acquire(owner="me")
+    with pytest.raises(Lost):
+        old.release()
+    with pytest.raises(Lost):
+        old.guard("SET", "k", "v")
+    until(lambda: len(far.asynchronous._session._giving) == 0)
+    assert server.holder("a")["owner"] == "me" and new.valid_for() > 0
+    new.release()
+
+
+def test_of_several_locks_of_which_one_is_lost_the_others_are_given_back(server, locks):
+    hold = locks.all_of("a", "b").acquire()
+    server.admin.delete("a")
+    with pytest.raises(Lost):
+        hold.release()
+    assert not server.held("b")
+
+
 def test_a_cancelled_wait_leaves_when_the_server_can_write(server):
     async def body():
         client = redis.asyncio.Redis(port=server.port)

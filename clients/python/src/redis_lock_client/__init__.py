@@ -226,7 +226,7 @@ class Hold:
         except BaseException:
             # Ctrl-C: it goes on without whoever has asked for it.
             with suppress(LockError):
-                self._locks._begin(self._hold.release)
+                self._locks._begin(self._hold._abandon)
             raise
 
     def hand_over(self) -> aio.Owner:

@@ -11,7 +11,7 @@ import uuid
 import weakref
 from collections import deque
 from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
-from typing import Any, Callable, Coroutine, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -211,6 +211,8 @@ class Session:
         # Whom it concerns that a connection broke: the holds that are bound to it.
         self.holds: Set[asyncio.Event] = set()
         self.tasks: Set["asyncio.Task[None]"] = set()
+        # Whose hold of what is being given back behind the caller's back.
+        self._giving: Dict["asyncio.Task[None]", Tuple[Set[str], str]] = {}
         # Of commands and of messages, each made by a task that all wait for who need it.
         self._made: Dict[str, "asyncio.Task[Link]"] = {}
         # When that for commands has ended, and with it what is bound to it.
@@ -448,10 +450,17 @@ class Session:
     async def insist(self, seconds: float, *words: Any, through: Type[Unavailable] = Disconnected) -> Any:
         """A call that may be sent twice, and is, for so long, when its connection breaks; through `Unavailable` also when the
         server can do nothing now."""
+        return (await self.insist_since(seconds, *words, through=through))[0]
+
+    async def insist_since(
+        self, seconds: float, *words: Any, through: Type[Unavailable] = Disconnected
+    ) -> Tuple[Any, float]:
+        """The same, with the time at which the call was sent that has been answered."""
         deadline, pause = time.monotonic() + seconds, TRY_AGAIN
         while True:
+            sent = time.monotonic()
             try:
-                return await self.call(*words)
+                return await self.call(*words), sent
             except through:
                 if self.closed or time.monotonic() >= deadline:
                     raise
@@ -464,6 +473,18 @@ class Session:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def give_back(self, keys: Iterable[Any], owner: Any, work: Coroutine[Any, Any, None]) -> None:
+        """The same, so that `given_back` knows of it."""
+        task = self.later(work)
+        self._giving[task] = {text(key) for key in keys}, text(owner)
+        task.add_done_callback(self._giving.pop)
+
+    async def given_back(self, keys: Iterable[Any], owner: Any, seconds: float) -> bool:
+        """Whether nothing of that owner is being given back any more; waits so long for it."""
+        names = {text(key) for key in keys}
+        tasks = {task for task, (held, of) in self._giving.items() if of == text(owner) and held & names}
+        return not tasks or not (await asyncio.wait(tasks, timeout=seconds))[1]
 
     async def close(self) -> None:
         """Drops the connections: the server ends the waits, and the holds that are bound to them."""

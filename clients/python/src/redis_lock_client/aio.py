@@ -32,8 +32,10 @@ TRY_FOR = 600.0
 class Hold:
     """A lock that is held: what `with` gives."""
 
-    def __init__(self, lock: "Lock", owner: Owner) -> None:
+    def __init__(self, lock: "Lock", owner: Owner, named: bool = True) -> None:
         self.key, self.owner = lock.key, owner
+        # By the caller, who may have another hold of that name later.
+        self._named = named
         self.token: Optional[int] = None
         self.lost = asyncio.Event()
         self._lock, self._session = lock, lock._session
@@ -53,7 +55,7 @@ class Hold:
         """Seconds for which nobody else can have the lock, whatever the network does. What ends with its connection is not
         valid from its end until a renewal has been confirmed on the next."""
         unbound = self._lock.ephemeral and self._confirmed <= self._session.unbound
-        over = self.lost.is_set() or self.released or unbound
+        over = self.lost.is_set() or self.released or self._left or self._releasing > 0 or unbound
         return 0.0 if over else max(0.0, self._until - time.monotonic())
 
     async def extend(self, lease: Optional[float] = None) -> None:
@@ -68,6 +70,9 @@ class Hold:
         """Carries out a command of Redis if the lock is still held, in the same step."""
         if isinstance(self._lock, AllOf):
             raise Misuse("what is written under several locks cannot be guarded")
+        if self.lost.is_set() or self.released or self._left:
+            # Another hold may have its owner's name meanwhile.
+            raise Lost(f"{text(self.key)}: it is not held any more")
         try:
             reply = await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
         except Lost:
@@ -77,13 +82,14 @@ class Hold:
 
     async def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
-        if not self.released:
+        # What is lost is given back already, if it must be, and another hold may have the same owner by now.
+        if not self.released and not (self.lost.is_set() and (self._named or self._left)):
             self._releasing += 1
             try:
                 await self._give_back(0.0 if self.lost.is_set() else self._lease)
             except Unavailable:
                 if not self.lost.is_set():
-                    self._leave(self._give_back(TRY_FOR if self._lock.keep else self._until - time.monotonic()))
+                    await self._abandon()
                     raise
             except LockError:
                 # Who may not give it back may have it run out.
@@ -94,6 +100,7 @@ class Hold:
                 self._releasing -= 1
             self._end("released")
         if self.lost.is_set():
+            await self._session.given_back(self._lock.keys, self.owner, SOON)
             raise Lost(f"{text(self.key)}: the hold ended before it was given back")
 
     async def hand_over(self) -> Owner:
@@ -121,10 +128,16 @@ class Hold:
             words = self._lock._release(self.owner, self._release_id)
             await self._session.insist(seconds, *words, through=Unavailable)
         except Lost:
+            if self._left:
+                await self._give_back_rest()
             if not self.released:
                 self._lose()
-            await self._lock._release_rest(self.owner, self._release_id)
+            return
         self._end("released")
+
+    async def _abandon(self) -> None:
+        if not self.lost.is_set() and not self.released:
+            self._leave(self._give_back(TRY_FOR if self._lock.keep else self._until - time.monotonic()))
 
     def _leave(self, work: Coroutine[Any, Any, Any]) -> None:
         """Nobody may call `release` again."""
@@ -139,7 +152,7 @@ class Hold:
             return work.close()
         self._left = True
         self._wake.set()
-        self._session.later(leave())
+        self._session.give_back(self._lock.keys, self.owner, leave())
 
     def _end(self, outcome: str) -> None:
         self.released = True
@@ -159,9 +172,20 @@ class Hold:
         self._lose()
 
     def _lose(self) -> None:
+        if isinstance(self._lock, AllOf) and not self._session.closed:
+            self._leave(self._give_back_rest())
         self.lost.set()
         self._wake.set()
         self._tell("lost")
+
+    async def _give_back_rest(self) -> None:
+        """Those of several locks that were not lost."""
+        for words in self._lock._rest(self.owner, self._release_id):
+            try:
+                await self._session.insist(self._session.patience, *words)
+            except LockError:
+                # Lost, too; or it ends with its lease.
+                pass
 
     def _tell(self, outcome: str) -> None:
         """A hold ends once."""
@@ -170,14 +194,15 @@ class Hold:
             self._session.tell(self._lock.label, "held", outcome, time.monotonic() - self._granted)
 
     async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
-        sent = time.monotonic()
-        words = self._lock._renewal(self.owner, lease, sent - self._granted)
+        started = time.monotonic()
+        words = self._lock._renewal(self.owner, lease, started - self._granted)
         renewal: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self._renewals.add(renewal)
         try:
             if patience is None:
-                await self._session.insist(max(0.0, self._until - sent), *words)
+                _, sent = await self._session.insist_since(max(0.0, self._until - started), *words)
             else:
+                sent = started
                 await self._session.call(*words, patience=patience)
         except Lost:
             self._was_lost()
@@ -259,6 +284,7 @@ class Lock:
         self.label: str = text(key) if label is None else label
         self.own_connection = own_connection
         self._session = session
+        self.keys: List[Name] = [key]
         # Of scopes, with the task that entered each.
         self._holds: List[Tuple[Any, Hold]] = []
 
@@ -281,8 +307,8 @@ class Lock:
     def _release(self, owner: Owner, request: str) -> List[Any]:
         return [*self._verb("RELEASE"), owner, *(["SHARED"] if self.shared else []), "ID", request]
 
-    async def _release_rest(self, owner: Owner, request: str) -> None:
-        """What was not lost, of several locks."""
+    def _rest(self, owner: Owner, request: str) -> List[List[Any]]:
+        return []
 
     def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
         return [["LOCK.CANCEL", self.key, owner, "ID", request]]
@@ -306,6 +332,8 @@ class Lock:
         started = time.monotonic()
         outcome = "cancelled"
         try:
+            if owner is not None:
+                await self._given_back(owner, limit)
             hold = await self._until_granted(owner, limit, None if limit is None else started + limit)
             outcome = "granted" if hold is not None else "busy" if limit == 0 else "timed out"
             return hold
@@ -332,16 +360,22 @@ class Lock:
         """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none; `Misuse` if it is
         kept there, and would not be here: it would end with the other process all the same."""
         hold, patience = Hold(self, _named(owner)), self._session.patience
+        await self._given_back(owner, None)
         if not (self.keep and self.ephemeral):
             for holder in await self._holders(patience):
                 watched, ephemeral = holder.get("watchdog"), holder.get("ephemeral")
                 bound = (watched and not self.keep) or (ephemeral and not self.ephemeral)
                 if bound and text(holder["owner"]) == text(owner):
                     raise Misuse(f"{text(self.key)}: the hold is bound to a connection: attach it as one that is kept")
-        sent = hold._granted = time.monotonic()
-        await self._session.insist(patience, *self._renewal(owner, self.lease))
+        _, sent = await self._session.insist_since(patience, *self._renewal(owner, self.lease))
         hold._begin(sent)
         return hold
+
+    async def _given_back(self, owner: Owner, limit: Optional[float]) -> None:
+        """A release goes by the owner's name: one that goes on behind somebody's back would give back the next hold, too."""
+        patience = self._session.patience if limit is None else min(self._session.patience, max(SOON, limit))
+        if not await self._session.given_back(self.keys, owner, patience):
+            raise Unavailable(f"{text(self.key)}: the last hold of this owner could not be given back yet")
 
     async def _until_granted(self, name: Optional[Owner], limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
         while True:
@@ -349,8 +383,9 @@ class Lock:
             request = str(uuid.uuid4())
             try:
                 blocks = self.own_connection and limit != 0
-                acquire = self._blocking_acquire(owner, request, deadline) if blocks else None
-                hold = await (acquire or self._acquire(owner, request, deadline, limit != 0))
+                new = Hold(self, owner, name is not None)
+                acquire = self._blocking_acquire(new, request, deadline) if blocks else None
+                hold = await (acquire or self._acquire(new, request, deadline, limit != 0))
             except Lost:
                 # It was granted to a connection that broke, and ended with it.
                 continue
@@ -362,9 +397,9 @@ class Lock:
                 await _finish(self._cancel(owner, request))
             return hold
 
-    async def _acquire(self, owner: Owner, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
-        words = [*self._acquisition(owner, request), *self._bound(), *(["NOTIFY", self._session.inbox] if waits else [])]
-        hold, broken = Hold(self, owner), False
+    async def _acquire(self, hold: Hold, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
+        words = [*self._acquisition(hold.owner, request), *self._bound(), *(["NOTIFY", self._session.inbox] if waits else [])]
+        broken = False
         told = self._session.waits[request] = asyncio.Event()
         give_up = time.monotonic() + self._session.patience
         try:
@@ -381,7 +416,7 @@ class Lock:
                         if broken:
                             # The reply may be that of a call whose hold ended with its connection.
                             sent = time.monotonic()
-                            await self._session.call(*self._renewal(owner, self.lease))
+                            await self._session.call(*self._renewal(hold.owner, self.lease))
                         hold._begin(sent)
                         return hold
                     give_up = time.monotonic() + self._session.patience
@@ -402,9 +437,9 @@ class Lock:
         finally:
             del self._session.waits[request]
 
-    async def _blocking_acquire(self, owner: Owner, request: str, deadline: Optional[float]) -> Optional[Hold]:
+    async def _blocking_acquire(self, hold: Hold, request: str, deadline: Optional[float]) -> Optional[Hold]:
         """Waits by `BLOCK` on a connection of its own. What is kept is bound to that, and then to the session's."""
-        words, session = [*self._acquisition(owner, request), *self._bound()], self._session
+        words, session = [*self._acquisition(hold.owner, request), *self._bound()], self._session
         away_since: Optional[float] = None
         while True:
             asked: Optional[float] = None
@@ -422,14 +457,13 @@ class Lock:
                     if reply is not None and (away_since is not None or self.keep or self.ephemeral or late):
                         # The lease runs since the grant, which nobody knows the time of.
                         sent = time.monotonic()
-                        await session.call(*self._renewal(owner, self.lease))
+                        await session.call(*self._renewal(hold.owner, self.lease))
                 except BaseException:
                     link.break_off()
                     raise
                 session.rest(link)
                 if reply is None:
                     return None
-                hold = Hold(self, owner)
                 hold.token = _token(reply)
                 hold._begin(sent)
                 return hold
@@ -496,13 +530,8 @@ class AllOf(Lock):
     def _release(self, owner: Owner, request: str) -> List[Any]:
         return [*self._verb("RELEASE"), owner, "ALL", "ID", request]
 
-    async def _release_rest(self, owner: Owner, request: str) -> None:
-        for key in self.keys:
-            try:
-                await self._session.insist(self._session.patience, "LOCK.RELEASE", key, owner, "ALL", "ID", request)
-            except LockError:
-                # Lost, too; or it ends with its lease.
-                pass
+    def _rest(self, owner: Owner, request: str) -> List[List[Any]]:
+        return [["LOCK.RELEASE", key, owner, "ALL", "ID", request] for key in self.keys]
 
     def _cancellations(self, owner: Owner, request: str) -> List[List[Any]]:
         return [["LOCK.CANCEL", key, owner, "ID", request] for key in self.keys]

@@ -126,16 +126,13 @@ class _Shape:
         limit = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         return 0 if not blocking else None if limit is None else max(0.0, limit)
 
-    def _owner(self, token: Union[str, bytes, None]) -> bytes:
-        return aio.new_owner().encode() if token is None else bytes(self._encode(token))
-
     def _hold(self, lock: Any, verb: str) -> Any:
         """That of this thread's last acquire; if somebody has set another token, that of its owner."""
         token = self.local.token
         if token is None:
             raise LockError(f"Cannot {verb} a lock that's not owned or is already unlocked.", lock_name=self._name())
         hold = self.local.hold
-        return hold if hold is not None and hold.owner == token else lock.hold_of(token)
+        return hold if hold is not None and self._encode(hold.owner) == token else lock.hold_of(token)
 
     def _with_timeout(self, verb: str) -> float:
         if not self.timeout:
@@ -173,11 +170,11 @@ class _Shape:
     async def _acquire(
         self, blocking: Optional[bool], blocking_timeout: Optional[float], token: Union[str, bytes, None]
     ) -> bool:
-        owner = self._owner(token)
+        owner = None if token is None else bytes(self._encode(token))
         hold = await _given(self._lock().acquire(self._wait(blocking, blocking_timeout), owner=owner))
         if hold is None:
             return False
-        self.local.token, self.local.hold = owner, hold
+        self.local.token, self.local.hold = self._encode(hold.owner), hold
         return True
 
     async def _owners(self) -> List[Optional[bytes]]:
