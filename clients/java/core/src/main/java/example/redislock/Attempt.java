@@ -59,6 +59,17 @@ final class Attempt {
         if (ended) {
             return;
         }
+        if (how.owner() != null && !session.isGivenBack(how.key(), how.owner())) {
+            long patience = Math.min(session.patience, Math.max(Session.SOON, left()));
+            session.givenBack(how.key(), how.owner(), patience).whenComplete((done, error) -> {
+                if (error == null) {
+                    start();
+                } else if (!ended) {
+                    end(null, LockException.of(error));
+                }
+            });
+            return;
+        }
         String owner = how.owner() != null ? how.owner() : PROCESS + "/" + UUID.randomUUID();
         hold = new Hold(session, how, owner);
         request = UUID.randomUUID().toString();

@@ -16,6 +16,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicInteger;
 
 /** A lock that is held. Any thread may use it. {@code close} gives it back. */
 public final class Hold implements AutoCloseable {
@@ -37,7 +38,7 @@ public final class Hold implements AutoCloseable {
     private volatile Long token;
     private volatile long lease;
     private long granted;
-    private int releasing;
+    private final AtomicInteger releasing = new AtomicInteger();
     private boolean renewing;
     private ScheduledFuture<?> timer;
     /** When no call that renews it is on its way. */
@@ -92,7 +93,7 @@ public final class Hold implements AutoCloseable {
      * is zero, until a renewal has been confirmed on the next.
      */
     public Duration validFor() {
-        boolean over = isLost() || released || left || (how.keep() && unbound);
+        boolean over = isLost() || released || left || releasing.get() > 0 || (how.keep() && unbound);
         return over ? Duration.ZERO : Duration.ofNanos(Math.max(0, until - Session.now()));
     }
 
@@ -125,7 +126,9 @@ public final class Hold implements AutoCloseable {
     public Object guard(String... command) {
         List<String> words = new ArrayList<>(List.of("LOCK.GUARD", key(), "OWNER", owner));
         words.addAll(Arrays.asList(command));
-        return await(session.begin(() -> orLose(session.guard(words)).thenApply(Hold::withErrors)));
+        return await(session.begin(() -> over() != null
+                ? CompletableFuture.failedFuture(over())
+                : orLose(session.guard(words)).thenApply(Hold::withErrors)));
     }
 
     private static Object withErrors(Object reply) {
@@ -193,7 +196,8 @@ public final class Hold implements AutoCloseable {
     /** As {@link #release}, without blocking. */
     public CompletableFuture<Void> releaseAsync() {
         return session.begin(() -> {
-            if (released) {
+            // What is lost is given back already, if it must be, and another hold may have the same owner by now.
+            if (released || (isLost() && (how.owner() != null || left))) {
                 return ended();
             }
             return giveBack(isLost() ? 0 : lease)
@@ -215,9 +219,9 @@ public final class Hold implements AutoCloseable {
             words.add("SHARED");
         }
         words.addAll(List.of("ID", releaseId));
-        releasing++;
+        releasing.incrementAndGet();
         return session.insist(words, within, Kind.UNAVAILABLE).handle((held, error) -> {
-            releasing--;
+            releasing.decrementAndGet();
             if (error != null) {
                 if (!(LockException.of(error) instanceof Lost told)) {
                     throw LockException.of(error);
@@ -237,17 +241,19 @@ public final class Hold implements AutoCloseable {
         }
         left = true;
         watch();
-        giveBack(how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now()))
-                .exceptionally(error -> {
-                    if (how.keep() && !LockException.of(error).is(Kind.UNAVAILABLE)) {
-                        // Who may not give it back may have it run out: it is older than that, so the server renews no
-                        // more.
-                        List<String> words = List.of(
-                                "LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
-                        renewal.thenCompose(answered -> session.insist(words, lease));
+        CompletableFuture<Void> work = giveBack(how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now()))
+                .exceptionallyCompose(error -> {
+                    if (!how.keep() || LockException.of(error).is(Kind.UNAVAILABLE)) {
+                        return CompletableFuture.completedFuture(null);
                     }
-                    return null;
+                    // Who may not give it back may have it run out: it is older than that, so the server renews no
+                    // more.
+                    List<String> words = List.of(
+                            "LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
+                    return renewal.thenCompose(answered -> session.insist(words, lease))
+                            .thenAccept(holds -> {});
                 });
+        session.giveBack(key(), owner, work);
     }
 
     boolean isLeft() {
@@ -265,7 +271,12 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> ended() {
-        return isLost() ? CompletableFuture.failedFuture(why) : CompletableFuture.completedFuture(null);
+        if (!isLost()) {
+            return CompletableFuture.completedFuture(null);
+        }
+        return session.givenBack(key(), owner, Session.SOON).handle((done, late) -> {
+            throw why;
+        });
     }
 
     /** The result, in the caller's thread. It cannot be interrupted, as it comes soon. */
@@ -295,6 +306,10 @@ public final class Hold implements AutoCloseable {
 
     /** Takes it over. */
     CompletableFuture<Hold> attach() {
+        return session.givenBack(key(), owner, session.patience).thenCompose(done -> takeOver());
+    }
+
+    private CompletableFuture<Hold> takeOver() {
         // A renewal without the words that bind does not undo them, and nothing else does.
         CompletableFuture<Object> info = how.keep()
                 ? CompletableFuture.completedFuture(null)
@@ -366,7 +381,7 @@ public final class Hold implements AutoCloseable {
     private <T> CompletableFuture<T> orLose(CompletableFuture<T> call) {
         return call.whenComplete((reply, error) -> {
             // It may have been given back just before.
-            if (error != null && LockException.of(error) instanceof Lost told && releasing == 0) {
+            if (error != null && LockException.of(error) instanceof Lost told && releasing.get() == 0) {
                 lose(told);
             }
         });

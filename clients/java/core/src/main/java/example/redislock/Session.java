@@ -54,6 +54,8 @@ final class Session {
     final Map<String, Attempt> waits = new HashMap<>();
 
     final Set<Hold> holds = new HashSet<>();
+    /** What is given back behind somebody's back, by key and owner. */
+    private final Map<CompletableFuture<Void>, List<String>> giving = new HashMap<>();
     /** Those who wait for what is sent again, with the timer for that. */
     private final Map<CompletableFuture<Object>, ScheduledFuture<?>> insisting = new HashMap<>();
 
@@ -195,6 +197,46 @@ final class Session {
                         result, after(pause, () -> insist(words, deadline, kind, Math.min(2 * pause, SOON), result)));
             }
         });
+    }
+
+    /** Notes that this hold is given back behind somebody's back. */
+    void giveBack(String key, String owner, CompletableFuture<Void> work) {
+        CompletableFuture<Void> over = new CompletableFuture<>();
+        giving.put(over, List.of(key, owner));
+        work.whenComplete((done, error) -> {
+            giving.remove(over);
+            over.complete(null);
+        });
+    }
+
+    boolean isGivenBack(String key, String owner) {
+        return !giving.containsValue(List.of(key, owner));
+    }
+
+    /**
+     * Waits until nothing of that owner is given back any more, and fails after so long. A release goes by the owner's name, and would
+     * give back the next hold, too.
+     */
+    CompletableFuture<Void> givenBack(String key, String owner, long within) {
+        CompletableFuture<Void> result = new CompletableFuture<>();
+        List<String> mine = List.of(key, owner);
+        CompletableFuture<?>[] pending = giving.entrySet().stream()
+                .filter(one -> one.getValue().equals(mine))
+                .map(Map.Entry::getKey)
+                .toArray(CompletableFuture<?>[]::new);
+        if (pending.length == 0) {
+            result.complete(null);
+            return result;
+        }
+        ScheduledFuture<?> late = after(
+                within,
+                () -> result.completeExceptionally(new LockException(
+                        Kind.UNAVAILABLE, key + ": the last hold of this owner could not be given back yet")));
+        CompletableFuture.allOf(pending).whenComplete((done, error) -> {
+            late.cancel(false);
+            result.complete(null);
+        });
+        return result;
     }
 
     void heard(String label, String name, String outcome, long since) {

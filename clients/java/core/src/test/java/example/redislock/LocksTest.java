@@ -535,6 +535,55 @@ class LocksTest {
         server.call("CONFIG", "SET", "min-replicas-to-write", can ? "0" : "1");
     }
 
+    /** A release goes by the owner's name. */
+    @Test
+    void anOwnerThatIsUsedAgainKeepsWhatItGets() throws Exception {
+        AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
+        try (Locks locks = new Locks(refusing("LOCK.RELEASE", "NOREPLICAS on purpose", refusals))) {
+            RedisLock lock = locks.lock("k").owner("me");
+            Hold old = lock.keep(true).lease(Duration.ofMillis(300)).acquire();
+            assertThrows(LockException.class, old::release);
+            assertEquals(Duration.ZERO, old.validFor());
+            RedisLock hurried = lock.waiting(Duration.ofMillis(100));
+            assertEquals(
+                    Kind.UNAVAILABLE,
+                    assertThrows(LockException.class, hurried::acquire).kind());
+            CompletableFuture<Hold> again = lock.acquireAsync();
+            refusals.set(0);
+            Hold hold = again.get(10, TimeUnit.SECONDS);
+            assertThrows(Lost.class, () -> old.guard("SET", "written", "v"));
+            try {
+                old.release();
+            } catch (Lost lost) {
+                // By its own clock, maybe.
+            }
+            // Longer than until the next attempt.
+            Thread.sleep(1200);
+            assertEquals("PONG", hold.guard("PING"));
+            assertFalse(hold.validFor().isZero());
+            hold.release();
+            assertFalse(server.jedis.exists("k") || server.jedis.exists("written"));
+        }
+    }
+
+    @Test
+    void whoLostALockDoesNotGiveBackTheNextOfItsName() throws Exception {
+        try (Locks locks = new Locks(new JedisConnector(server.uri()))) {
+            for (boolean keep : new boolean[] {false, true}) {
+                RedisLock lock = locks.lock("k").owner("me");
+                Hold old = lock.lease(Duration.ofMillis(200)).keep(keep).acquire();
+                server.jedis.del("k");
+                assertTrue(old.awaitLost(Duration.ofSeconds(5)));
+                Hold hold = lock.acquire();
+                assertThrows(Lost.class, old::release);
+                assertThrows(Lost.class, () -> old.guard("SET", "written", "v"));
+                assertEquals("PONG", hold.guard("PING"));
+                hold.release();
+                assertFalse(server.jedis.exists("k") || server.jedis.exists("written"));
+            }
+        }
+    }
+
     /** With a renewal that is due. */
     @Test
     void aReleaseThatFailedGoesOn() throws Exception {
