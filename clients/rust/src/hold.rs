@@ -18,6 +18,9 @@ use crate::session::{Fate, Session, TRY_AGAIN};
 use crate::timer::Place;
 use crate::{Event, Handle};
 
+/// To give back what is kept is tried for so long, behind the back of who could not: the server renews it meanwhile.
+const GIVE_BACK_FOR: Duration = Duration::from_secs(600);
+
 /// A lock that is held. It is given back by [`Hold::release`], or when it goes out of scope.
 pub struct Hold {
     held: Arc<Held>,
@@ -59,6 +62,10 @@ struct State {
     why: Option<Error>,
     /// Whether it was given back though it was lost.
     tidied: bool,
+    /// To give it back has failed, and goes on: nothing renews it.
+    left: bool,
+    /// Calls by `extend` that are on their way.
+    extending: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,6 +106,8 @@ impl Held {
             on_lost: Vec::new(),
             why: None,
             tidied: false,
+            left: false,
+            extending: 0,
         };
         let held = Arc::new(Held {
             owner,
@@ -125,7 +134,7 @@ impl Held {
 
     fn keeps(&self, state: &State) -> bool {
         let age = now().saturating_sub(self.granted);
-        self.how.keep && state.max_hold.is_none_or(|max| age < max)
+        self.how.keep && !state.left && state.max_hold.is_none_or(|max| age < max)
     }
 
     /// Tells the timer when to look at it next.
@@ -287,20 +296,43 @@ impl Held {
         result
     }
 
-    /// Tries to give it back for as long as the lease. If that fails, it is renewed no more, so that its lease ends it.
+    /// Tries to give it back for as long as the lease, and then behind everybody's back.
     fn send_release(self: &Arc<Self>, then: Then) {
-        let mut command = cmd("LOCK.RELEASE");
-        command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
         let (held, lease) = (Arc::clone(self), locked(&self.state).lease);
         let then = move |result: Result<Value>| {
-            if held.how.keep && !matches!(result, Ok(_) | Err(Error::Lost(_))) {
-                locked(&held.state).max_hold = Some(Duration::ZERO);
-                // The server renews, too, and no longer than this says. While it refuses all writes, it renews nothing.
-                held.renew(lease, Box::new(|_| ()));
+            if !matches!(result, Ok(_) | Err(Error::Lost(_))) {
+                held.leave(lease, &result);
             }
             then(result);
         };
-        self.session.errand(self.session.to(&self.key, &command), lease, Box::new(then));
+        self.try_release(lease, Box::new(then));
+    }
+
+    fn try_release(self: &Arc<Self>, time: Duration, then: Then) {
+        let mut command = cmd("LOCK.RELEASE");
+        command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
+        self.session.errand(self.session.to(&self.key, &command), time, then);
+    }
+
+    /// It could not be given back. What is not kept runs out.
+    fn leave(self: &Arc<Self>, lease: Duration, result: &Result<Value>) {
+        let mut state = locked(&self.state);
+        if std::mem::replace(&mut state.left, true) || !self.how.keep {
+            return;
+        }
+        state.max_hold = Some(Duration::ZERO);
+        drop(state);
+        // The server renews, too, and no longer than this says: so what may not be given back runs out.
+        self.renew(lease, Box::new(|_| ()));
+        if matches!(result, Err(Error::Unavailable(_))) {
+            let held = Arc::clone(self);
+            let then = move |result: Result<Value>| match result {
+                Ok(_) if held.turn(Phase::Held, Phase::Released) => held.ended("released"),
+                Err(error @ Error::Lost(_)) => held.lose(error),
+                _ => {}
+            };
+            self.try_release(GIVE_BACK_FOR, Box::new(then));
+        }
     }
 
     /// The server may still have what is lost by our clock.
@@ -321,6 +353,15 @@ impl Held {
             Phase::Released if !released_is_fine => Err(self.ended_by("it was given back")),
             _ => Ok(()),
         }
+    }
+
+    /// The same for what needs the hold for longer.
+    fn is_kept_here(&self) -> Result<()> {
+        self.still_held(false)?;
+        if locked(&self.state).left {
+            return Err(self.ended_by("it is being given back"));
+        }
+        Ok(())
     }
 
     pub(crate) fn ended_by(&self, why: &str) -> Error {
@@ -392,7 +433,7 @@ impl Hold {
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         let state = locked(&self.held.state);
-        let is_held = matches!(state.phase, Phase::Held | Phase::Releasing);
+        let is_held = state.phase == Phase::Held && !state.left;
         if is_held && (!self.held.how.keep || state.bond.is_connected()) {
             return left(state.until);
         }
@@ -405,10 +446,13 @@ impl Hold {
     ///
     /// [`Error::Lost`] if there is nothing to extend; what else the server says, or that it says nothing.
     pub fn extend(&self, lease: Duration) -> Result<()> {
-        self.held.still_held(false)?;
+        self.held.is_kept_here()?;
         let mailbox = Arc::new(Mailbox::default());
+        locked(&self.held.state).extending += 1;
         self.held.renew(lease, Box::new(mailbox.expect()));
         let reply = mailbox.reply(after(self.held.session.patience));
+        locked(&self.held.state).extending -= 1;
+        self.held.changed.notify_all();
         reply.unwrap_or_else(|| Err(silent())).map(drop)
     }
 
@@ -419,7 +463,7 @@ impl Hold {
     /// [`Error::Lost`], and then nothing was done; what else the server says of the command.
     pub fn guard<W: ToRedisArgs>(&self, command: &[W]) -> Result<Value> {
         let held = &self.held;
-        held.still_held(false)?;
+        held.is_kept_here()?;
         let mut guarded = cmd("LOCK.GUARD");
         guarded.arg(&held.key).arg("OWNER").arg(&held.owner).arg(command);
         let until = after(held.session.patience);
@@ -443,16 +487,21 @@ impl Hold {
     /// Lets go of it without giving it back, and returns the owner, by which another process may
     /// [`attach`](crate::Locks::attach). Here it has ended as if it were released. It lasts for as long as its lease; if it is
     /// kept, until this session ends or the other has attached, without a lease.
-    #[must_use = "nobody else can give it back"]
-    pub fn hand_over(&self) -> String {
-        if self.held.turn(Phase::Held, Phase::Released) {
-            self.held.ended("released");
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if there is nothing to hand over.
+    pub fn hand_over(&self) -> Result<String> {
+        self.held.is_kept_here()?;
+        if !self.held.turn(Phase::Held, Phase::Released) {
+            return Err(self.held.ended_by("it is being given back"));
         }
+        self.held.ended("released");
         // A renewal that is on its way would bind it here again.
         let (state, patience) = (locked(&self.held.state), self.held.session.patience);
-        let waited = self.held.changed.wait_timeout_while(state, patience, |state| state.renewing);
-        drop(waited);
-        self.held.owner.clone()
+        let on_its_way = |state: &mut State| state.renewing || state.extending > 0;
+        drop(self.held.changed.wait_timeout_while(state, patience, on_its_way));
+        Ok(self.held.owner.clone())
     }
 }
 

@@ -348,6 +348,32 @@ fn a_wait_that_cannot_be_taken_back_at_once_is_taken_back_later() {
 }
 
 #[test]
+fn a_kept_hold_that_could_not_be_given_back_is_given_back_later() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(200));
+    for drops in [false, true] {
+        let hold = locks.lock("a").lease(ms(300)).keep(true).acquire().unwrap();
+        proxy.freeze(true);
+        let hold = if drops {
+            drop(hold);
+            // Longer than it is tried at once.
+            thread::sleep(ms(1000));
+            None
+        } else {
+            assert_eq!(hold.release().unwrap_err().kind(), "unavailable");
+            assert!(hold.valid_for().is_zero() && matches!(hold.extend(ms(900)), Err(Error::Lost(_))));
+            Some(hold)
+        };
+        assert!(server.held("a"), "the server does not keep it");
+        proxy.freeze(false);
+        until("it is given back", || !server.held("a"));
+        drop(hold);
+    }
+    server.assert_nothing_left("a");
+}
+
+#[test]
 fn a_restarted_server_has_lost_it() {
     let Some(mut server) = Server::start(&[]) else { return };
     let locks = server.locks();
@@ -628,7 +654,7 @@ fn a_hand_over_waits_for_a_renewal_on_its_way() {
     thread::sleep(ms(50));
     assert!(!handing_over.is_finished(), "the renewal would come behind the other's");
     proxy.freeze(false);
-    let owner = handing_over.join().unwrap();
+    let owner = handing_over.join().unwrap().unwrap();
     theirs.attach("a", &owner, None).unwrap().release().unwrap();
     server.assert_nothing_left("a");
 }

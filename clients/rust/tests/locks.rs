@@ -270,8 +270,9 @@ fn a_hold_is_handed_over() {
     let Some(server) = Server::start(&[]) else { return };
     let (mine, theirs) = (server.locks(), server.locks());
     let hold = mine.lock("a").acquire().unwrap();
-    let owner = hold.hand_over();
+    let owner = hold.hand_over().unwrap();
     hold.release().unwrap();
+    assert!(matches!(hold.hand_over(), Err(Error::Lost(_))));
     let hold = theirs.attach("a", &owner, None).unwrap();
     mine.close();
     thread::sleep(ms(50));
@@ -298,7 +299,7 @@ fn a_hold_that_is_bound_is_not_attached_with_a_lease() {
         attach("other").unwrap().release().unwrap();
         let _: i64 = server.call("LOCK.BREAK a");
     }
-    let owner = mine.lock("a").lease(ms(5000)).acquire().unwrap().hand_over();
+    let owner = mine.lock("a").lease(ms(5000)).acquire().unwrap().hand_over().unwrap();
     let hold = attach(&owner).unwrap();
     mine.close();
     assert!(hold.valid_for() > ms(50_000) && server.call::<u64>("PTTL a") > 50_000);
@@ -370,7 +371,7 @@ fn a_listener_hears_of_all_by_label() {
     let hold = locks.lock("a").label("panics").lease(ms(80)).acquire().unwrap();
     assert!(hold.wait_lost(ms(5000)));
     let hold = locks.lock("a").label("last").acquire().unwrap();
-    let _ = hold.hand_over();
+    hold.hand_over().unwrap();
     let heard = heard.lock().unwrap();
     let said: Vec<&str> = heard.iter().map(|(said, _)| said.as_str()).collect();
     let all = ["one waited granted", "two waited busy", "three waited timed out", "one held released"];

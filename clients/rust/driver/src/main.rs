@@ -181,7 +181,7 @@ impl Driver {
                 Ok(json!({"is": "done", "owner": owner}))
             }
             "hand over" => {
-                let owner = self.at(request, Hold::hand_over)?;
+                let owner = self.at(request, Hold::hand_over)??;
                 Ok(json!({"is": "done", "owner": owner}))
             }
             "with" => self.with(request, canceller),
