@@ -79,6 +79,8 @@ class Proxy:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port, self._target = self.listener.getsockname()[1], target
         self.frozen, self.cut_reply_of, self.freeze_then, self._pairs = threading.Event(), None, False, []
+        # Whether nothing comes any more on the connections of now on which was subscribed.
+        self.deaf = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -88,7 +90,7 @@ class Proxy:
                 far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
-            pair = {"near": near, "far": far, "cut": False}
+            pair = {"near": near, "far": far, "cut": False, "hears": False}
             self._pairs.append(pair)
             threading.Thread(target=self._pump, args=(pair, near, far, True), daemon=True).start()
             threading.Thread(target=self._pump, args=(pair, far, near, False), daemon=True).start()
@@ -106,6 +108,9 @@ class Proxy:
                         break
                 if not calls and pair["cut"]:
                     break
+                pair["hears"] |= calls and b"SUBSCRIBE" in data
+                if not calls and id(pair) in self.deaf:
+                    continue
                 sink.sendall(data)
         except OSError:
             pass
@@ -117,6 +122,9 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+    def deafen(self):
+        self.deaf = {id(pair) for pair in self._pairs if pair["hears"]}
 
     def cut(self):
         for pair in self._pairs:

@@ -23,7 +23,7 @@ import redis
 
 from . import aio
 from ._place import place_of
-from ._session import Event, Listener, text
+from ._session import Event, Listener, Loop, text
 from .errors import Busy, Cancelled, Deadlock, LockError, Lost, Misuse, TimedOut, Unavailable
 
 __all__ = [
@@ -87,7 +87,7 @@ class Locks:
         _all.add(self)
 
     def _start(self) -> None:
-        self._loop = loop = asyncio.new_event_loop()
+        self._loop = loop = Loop()
         self.asynchronous = aio.Locks(self._place, self._patience, self._listener)
         self._thread = threading.Thread(target=_serve, args=(loop,), name="redis-lock", daemon=True)
         self._thread.start()
@@ -137,6 +137,7 @@ _all: "weakref.WeakSet[Locks]" = weakref.WeakSet()
 def _after_fork() -> None:
     for locks in list(_all):
         locks._guard = threading.RLock()
+        locks._loop.let_go()
     _quiet()
 
 
@@ -221,6 +222,11 @@ class Hold:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
         try:
             self._here(self._hold.release)
+        except Unavailable as error:
+            if self.lost:
+                # The session was closed.
+                raise Lost(f"{text(self.key)}: the hold ended before it was given back") from error
+            raise
         except LockError:
             raise
         except BaseException:

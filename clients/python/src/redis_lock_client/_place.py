@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 import redis
@@ -25,6 +26,8 @@ MANAGED = {
     redis.asyncio.sentinel.SentinelManagedConnection,
     redis.asyncio.sentinel.SentinelManagedSSLConnection,
 }
+# A pool for threads has some that a connection of asyncio has not.
+TLS = {name for name in inspect.signature(redis.asyncio.SSLConnection.__init__).parameters if name.startswith("ssl_")}
 SECURE = (redis.SSLConnection, redis.asyncio.SSLConnection)
 
 # What of a connection's settings asyncio has, too. Retries are this package's own affair.
@@ -70,7 +73,7 @@ def _place(pool: Any, kind: Any) -> Place:
         ours = {name for name in settings if "maint_notifications" not in name} - {"connection_pool"}
     elif kind in KINDS or kind in KINDS.values():
         kind = KINDS.get(kind, kind)
-        ours = {name for name in settings if name in SETTINGS or name.startswith("ssl_")}
+        ours = {name for name in settings if name in SETTINGS | TLS}
     else:
         raise Misuse(f"{kind.__name__}: connections of this kind are not supported")
     return Place(kind, {name: settings[name] for name in ours})

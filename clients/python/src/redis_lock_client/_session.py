@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket as sockets
+import struct
 import time
 import uuid
 import weakref
 from collections import deque
-from socket import AF_UNIX, SO_KEEPALIVE, SOL_SOCKET
+from contextlib import suppress
+from socket import AF_UNIX, SO_KEEPALIVE, SO_LINGER, SOL_SOCKET
 from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from redis.asyncio.retry import Retry
@@ -35,6 +38,9 @@ LOOK_AGAIN = (8.0, 1.6)
 # After a broken connection, in seconds; then twice as long, and so on up to this.
 TRY_AGAIN = 0.05
 TRY_RARELY = 1.0
+
+# So TCP finds in seconds that a server has vanished from a connection that is silent for long, where it can be told so.
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 log = logging.getLogger("redis_lock_client")
 
@@ -74,6 +80,26 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Loop(asyncio.SelectorEventLoop):
+    """Knows its sockets before they are connected: a child that is forked meanwhile must not keep them open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets: "weakref.WeakSet[sockets.socket]" = weakref.WeakSet()
+
+    async def sock_connect(self, sock: sockets.socket, address: Any) -> None:
+        self._sockets.add(sock)
+        await super().sock_connect(sock, address)
+
+    def let_go(self) -> None:
+        """In a child. Something harmless takes their numbers, as whoever collects the copies closes these."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for sock in list(self._sockets):
+            if sock.fileno() >= 0:
+                os.dup2(null, sock.fileno())
+        os.close(null)
+
+
 async def within(future: "asyncio.Future[Any]", seconds: Optional[float]) -> Any:
     """`asyncio.wait_for` swallows a cancellation that comes with the result, before Python 3.12: here it counts."""
     done, _ = await asyncio.wait({future}, timeout=None if seconds is None else max(0.0, seconds))
@@ -98,6 +124,7 @@ class Link:
         self._connection, self._on_message = connection, on_message
         self.on_end: Callable[[], None] = lambda: None
         self._replies: Deque["asyncio.Future[Any]"] = deque()
+        self._socket: Any = None
         self.open = True
         self.descriptor: Optional[int] = None
 
@@ -110,11 +137,14 @@ class Link:
             self._abort()
             raise
         self._connection.socket_timeout = None
-        socket = self._connection._writer.get_extra_info("socket")
+        self._socket = socket = self._connection._writer.get_extra_info("socket")
         self.descriptor = socket.fileno() if socket is not None else None
         if socket is not None and socket.family != AF_UNIX:
             # A wait without limit has no other way to find that its server has vanished.
             socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(sockets, name):
+                    socket.setsockopt(sockets.IPPROTO_TCP, getattr(sockets, name), value)
         _links.add(self)
         self._reader = asyncio.ensure_future(self._read())
 
@@ -159,23 +189,27 @@ class Link:
                     reply.exception()  # Nobody may be left to look at it.
                 else:
                     reply.set_result(result)
-        except (*BROKEN, RedisError, IndexError):
-            pass
+        except (*BROKEN, RedisError, IndexError) as error:
+            self.break_off(why=str(error))
         except Exception:
             log.exception("a reply cannot be read")
         finally:
             self.break_off()
 
-    def break_off(self) -> None:
-        """Nothing of what is not answered will be. The server hears of it at once."""
+    def break_off(self, reset: bool = True, why: str = "the connection is lost") -> None:
+        """Nothing of what is not answered will be. What the kernel has yet must not come to the server behind what is said on the
+        next connection: so it is forgotten with a reset, unless the server is only to hear of the end."""
         if not self.open:
             return
         self.open = False
+        if reset and self._socket is not None:
+            with suppress(OSError):
+                self._socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.descriptor = None
         _links.discard(self)
         for reply in self._replies:
             if not reply.done():
-                reply.set_exception(Disconnected("the connection is lost"))
+                reply.set_exception(Disconnected(why))
                 reply.exception()  # Nobody may be left to look at it.
         self._abort()
         self.on_end()
@@ -186,7 +220,7 @@ class Link:
             writer.transport.abort()
 
     async def close(self) -> None:
-        self.break_off()
+        self.break_off(reset=False)
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._connection.disconnect(nowait=True)
@@ -222,6 +256,9 @@ class Session:
         self._idle: Optional[Link] = None
         # What has been found since there was a connection, for those who leave before an attempt is over.
         self._why = SILENT
+        # How often another server had the locks, since the last good reply; and until when nobody connects for that.
+        self._elsewhere, self._not_before = 0, float("-inf")
+        self._looking: Optional["asyncio.Task[None]"] = None
         self._closing = asyncio.Event()
 
     async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, Link]], patience: float) -> Link:
@@ -230,6 +267,8 @@ class Session:
             raise Unavailable("closed")
         task = self._made.get(name)
         if task is None or (task.done() and _link_of(task) is None):
+            if time.monotonic() < self._not_before:
+                raise Disconnected("no connection: another server is the primary")
             task = self._made[name] = asyncio.ensure_future(make())
             # Nobody may be left to look at it.
             task.add_done_callback(lambda made: made.cancelled() or made.exception())
@@ -360,6 +399,24 @@ class Session:
         """Before a wait: a message that nobody hears is taken for a refusal."""
         await self._shared("messages", self._messages, min(patience, self.patience))
 
+    def look(self) -> None:
+        """Who waits has heard nothing for long: is anybody there on the connection for messages? It may be idle for hours, and
+        whatever is between drops it in silence."""
+        if self._looking is None or self._looking.done():
+            self._looking = self.later(self._look())
+
+    async def _look(self) -> None:
+        made = self._made.get("messages")
+        link = _link_of(made) if made is not None else None
+        if link is None:
+            return
+        try:
+            await within(link.send("PING"), self.patience)
+        except asyncio.TimeoutError:
+            link.break_off()
+        except (LockError, ResponseError):
+            pass
+
     async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
         """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most."""
         most = self.patience if patience is None else min(patience, self.patience)
@@ -367,7 +424,9 @@ class Session:
         link = await self._shared("commands", self._commands, most)
         sent, reply = time.monotonic(), link.send(*words)
         try:
-            return await within(reply, deadline - time.monotonic())
+            result = await within(reply, deadline - time.monotonic())
+            self._elsewhere = 0
+            return result
         except asyncio.TimeoutError:
             if most >= self.patience and time.monotonic() - sent >= min(SOON, self.patience):
                 # A server that has vanished: the next call tries a new connection.
@@ -377,7 +436,9 @@ class Session:
             ours = of(error)
             # What a guarded command says is its own word.
             if isinstance(ours, Disconnected) and words[0] != "LOCK.GUARD":
-                # The next connections may lead to another server.
+                # The next connections may lead to another server, but who asks at once might make thousands of them.
+                self._elsewhere += 1
+                self._not_before = time.monotonic() + min(TRY_RARELY, TRY_AGAIN * 2 ** min(10, self._elsewhere - 1))
                 for made in map(_link_of, self._made.values()):
                     if made is not None:
                         made.break_off()
@@ -415,7 +476,8 @@ class Session:
             reply = link.send(*words())
             return await within(reply, None if deadline is None else deadline - time.monotonic() + SOON), link
         except BaseException as error:
-            link.break_off()
+            # Who cancels wants the server to hear of it.
+            link.break_off(reset=not isinstance(error, asyncio.CancelledError))
             if isinstance(error, ResponseError):
                 raise of(error) from error
             if isinstance(error, asyncio.TimeoutError):
@@ -429,7 +491,7 @@ class Session:
         if self._idle is None and link.open and not self.closed:
             self._idle = link
         else:
-            link.break_off()
+            link.break_off(reset=False)
 
     def _forget(self) -> None:
         self._own = {link for link in self._own if link.open}
@@ -464,8 +526,12 @@ class Session:
             except through:
                 if self.closed or time.monotonic() >= deadline:
                     raise
-                await told_within(self._closing, pause)
+                await self.rest_for(pause)
                 pause = min(TRY_RARELY, 2 * pause)
+
+    async def rest_for(self, pause: float) -> None:
+        """So long, or until it is closed."""
+        await told_within(self._closing, pause)
 
     def later(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Behind the caller's back, and until `close` at most."""

@@ -13,8 +13,8 @@ from typing import Any, Coroutine, Dict, List, Optional, Sequence, Set, Tuple, T
 import redis.asyncio
 
 from ._place import Place, place_of
-from ._session import SOON, TRY_AGAIN, Listener, Session, text, told_within
-from .errors import Busy, Disconnected, LockError, Lost, Misuse, TimedOut, Unavailable
+from ._session import SOON, TRY_AGAIN, TRY_RARELY, Listener, Session, text, told_within
+from .errors import Busy, LockError, Lost, Misuse, Passing, TimedOut, Unavailable
 
 T = TypeVar("T")
 
@@ -25,8 +25,9 @@ Owner = Union[str, bytes]
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
 ASK_AGAIN = 3.0
 
-# To give a lock back is tried for so long (in seconds) behind the back of who could not.
+# To give a lock back is tried for so long (in seconds) behind the back of who could not, and before his eyes.
 TRY_FOR = 600.0
+BLOCKS_FOR = 30.0
 
 
 class Hold:
@@ -42,7 +43,9 @@ class Hold:
         self._wake = asyncio.Event()
         self._release_id = str(uuid.uuid4())
         self._lease = lock.lease
-        self._granted = self._confirmed = self._until = 0.0
+        self._granted = self._until = 0.0
+        # When that call was sent which has bound it to its connection.
+        self._bound = float("-inf")
         self._watch: Optional["asyncio.Task[None]"] = None
         self.released = False
         # To give it back has failed: nothing renews it.
@@ -54,7 +57,7 @@ class Hold:
     def valid_for(self) -> float:
         """Seconds for which nobody else can have the lock, whatever the network does. What ends with its connection is not
         valid from its end until a renewal has been confirmed on the next."""
-        unbound = self._lock.ephemeral and self._confirmed <= self._session.unbound
+        unbound = self._lock.ephemeral and not self._is_bound()
         over = self.lost.is_set() or self.released or self._left or self._releasing > 0 or unbound
         return 0.0 if over else max(0.0, self._until - time.monotonic())
 
@@ -62,6 +65,9 @@ class Hold:
         """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
         lease = self._lease if lease is None else _seconds("lease", lease)
         self._still_held()
+        # The server may set a shorter one, and the reply get lost.
+        self._lease = min(self._lease, lease)
+        self._wake.set()
         await self._renew(lease)
         self._lease = lease
         self._wake.set()
@@ -76,9 +82,19 @@ class Hold:
         try:
             reply = await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
         except Lost:
-            self._was_lost()
+            await self._look()
             raise
         return self._session.decoded(reply)
+
+    async def _look(self) -> None:
+        """That it is lost may be the word of a script of the user's, of another lock. A renewal knows."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return self._was_lost()
+        try:
+            await self._renew(self._lease if self._lock.keep else left, self._session.patience)
+        except LockError:
+            pass
 
     async def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
@@ -86,16 +102,11 @@ class Hold:
         if not self.released and not (self.lost.is_set() and (self._named or self._left)):
             self._releasing += 1
             try:
-                await self._give_back(0.0 if self.lost.is_set() else self._lease)
-            except Unavailable:
-                if not self.lost.is_set():
+                await self._give_back(0.0 if self.lost.is_set() else min(self._lease, BLOCKS_FOR))
+            except LockError as error:
+                if not self.lost.is_set() or not isinstance(error, Unavailable):
                     await self._abandon()
                     raise
-            except LockError:
-                # Who may not give it back may have it run out.
-                if self._lock.keep:
-                    self._leave(self._session.insist(self._lease, *self._lock._ending(self.owner, self._lease)))
-                raise
             finally:
                 self._releasing -= 1
             self._end("released")
@@ -137,7 +148,31 @@ class Hold:
 
     async def _abandon(self) -> None:
         if not self.lost.is_set() and not self.released:
-            self._leave(self._give_back(TRY_FOR if self._lock.keep else self._until - time.monotonic()))
+            self._leave(self._go_on())
+
+    async def _go_on(self) -> None:
+        """Gives it back behind the caller's back. Who may not may have it run out; or may again later."""
+        end, pause = time.monotonic() + TRY_FOR if self._lock.keep else self._until, TRY_AGAIN
+        while not self._session.closed:
+            try:
+                return await self._give_back(0.0)
+            except Unavailable:
+                pass
+            except LockError:
+                if self._lock.keep and await self._ends():
+                    return
+            if time.monotonic() >= end:
+                return
+            await self._session.rest_for(pause)
+            pause = min(TRY_RARELY, 2 * pause)
+
+    async def _ends(self) -> bool:
+        """Whether a last renewal was confirmed."""
+        try:
+            await self._session.call(*self._lock._ending(self.owner, self._lease))
+        except LockError as error:
+            return isinstance(error, Lost)
+        return True
 
     def _leave(self, work: Coroutine[Any, Any, Any]) -> None:
         """Nobody may call `release` again."""
@@ -168,7 +203,7 @@ class Hold:
     def _run_out(self) -> None:
         """By the own clock. The server may have it yet, and renew it for ever."""
         if self._lock.keep and not self._left and not self._handing:
-            self._leave(self._give_back(self._lease))
+            self._leave(self._go_on())
         self._lose()
 
     def _lose(self) -> None:
@@ -195,7 +230,10 @@ class Hold:
 
     async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
         started = time.monotonic()
-        words = self._lock._renewal(self.owner, lease, started - self._granted)
+        self._until = min(self._until, started + lease)
+        # One that comes late, from whatever is between, must not bind it to a connection that has ended.
+        binds = not self._is_bound()
+        words = self._lock._renewal(self.owner, lease, started - self._granted if binds else None)
         renewal: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self._renewals.add(renewal)
         try:
@@ -210,10 +248,15 @@ class Hold:
         finally:
             self._renewals.discard(renewal)
             renewal.set_result(None)
-        self._confirmed, self._until = sent, sent + lease
+        self._until = sent + lease
+        if binds:
+            self._bound = sent
+
+    def _is_bound(self) -> bool:
+        return self._bound > self._session.unbound
 
     def _begin(self, sent: float) -> None:
-        self._granted, self._confirmed, self._until = sent, sent, sent + self._lock.lease
+        self._granted, self._bound, self._until = sent, sent, sent + self._lock.lease
         self._session.holds.add(self._wake)
         self._watch = self._session.later(self._keep_watch())
 
@@ -297,8 +340,9 @@ class Lock:
         words += ["LIMIT", self.limit] if self.limit is not None else []
         return words + (["FENCE"] if self.fence else [])
 
-    def _renewal(self, owner: Owner, lease: float, age: float = 0.0) -> List[Any]:
-        return [*self._verb("RENEW"), owner, "PX", _ms(lease), *self._bound(age)]
+    def _renewal(self, owner: Owner, lease: float, age: Optional[float] = 0.0) -> List[Any]:
+        """Of a hold of that age, which is to be bound to the connection on which this goes; without, it is bound already."""
+        return [*self._verb("RENEW"), owner, "PX", _ms(lease), *([] if age is None else self._bound(age))]
 
     def _ending(self, owner: Owner, lease: float) -> List[Any]:
         """A last renewal, after which the server does not renew, as the hold is older than that: nothing else ends this."""
@@ -422,7 +466,7 @@ class Lock:
                     give_up = time.monotonic() + self._session.patience
                     if reply is None:
                         return None
-                except Disconnected:
+                except Passing:
                     # A wait without limit ends when there is no server. A try is sent again once.
                     now = time.monotonic()
                     if broken if not waits else now > (give_up if deadline is None else deadline):
@@ -430,10 +474,14 @@ class Lock:
                     broken = True
                     await asyncio.sleep(TRY_AGAIN)
                     continue
-                left = ASK_AGAIN if deadline is None else min(ASK_AGAIN, deadline - time.monotonic())
+                # A grant that nobody confirms is over with its lease.
+                often = min(ASK_AGAIN, max(0.1, self.lease / 2))
+                left = often if deadline is None else min(often, deadline - time.monotonic())
                 if left <= 0:
                     return None
                 await told_within(told, left)
+                if not told.is_set():
+                    self._session.look()
         finally:
             del self._session.waits[request]
 
@@ -467,7 +515,7 @@ class Lock:
                 hold.token = _token(reply)
                 hold._begin(sent)
                 return hold
-            except Disconnected:
+            except Passing:
                 now = time.monotonic()
                 # It waited in a server that was there.
                 if away_since is None or (asked is not None and now - asked > min(SOON, session.patience)):
@@ -484,7 +532,7 @@ class Lock:
         async def again() -> None:
             try:
                 for words in cancellations:
-                    await self._session.insist(self.lease, *words, through=Unavailable)
+                    await self._session.insist(TRY_FOR, *words, through=Unavailable)
             except LockError:
                 pass
 

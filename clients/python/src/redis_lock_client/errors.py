@@ -50,7 +50,11 @@ class Unavailable(LockError, RedisConnectionError):
     kind = "unavailable"
 
 
-class Disconnected(Unavailable):
+class Passing(Unavailable):
+    """In a moment the same call may go well: a server after a failover has no replicas yet."""
+
+
+class Disconnected(Passing):
     """No reply came, or one of a server that another has replaced: on the next connection the call may be sent again."""
 
 
@@ -72,4 +76,4 @@ def of(error: ResponseError) -> LockError:
         return Disconnected(text)
     if prefix in ("ERR", "WRONGTYPE", "NOPERM"):
         return (Unavailable if "too many" in text else Misuse)(text)
-    return {"NOTOWNER": Lost, "DEADLOCK": Deadlock}.get(prefix, Unavailable)(text)
+    return {"NOTOWNER": Lost, "DEADLOCK": Deadlock, "NOREPLICAS": Passing}.get(prefix, Unavailable)(text)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""What comes late, or never: to the server, from it, and behind the caller's back."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+import redis
+from conftest import until
+
+from redis_lock_client import Locks, Lost, Misuse, Unavailable
+
+
+def begin(work, *words):
+    """What it comes to is in the future."""
+    return ThreadPoolExecutor(1).submit(work, *words)
+
+
+class Mute:
+    """A server that says nothing to what concerns locks."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+
+    def end_of_next(self):
+        """How its end comes: all that was said, and whether that was a reset."""
+        near, _ = self.listener.accept()
+        near.settimeout(10)
+        said = b""
+        with near:
+            try:
+                while data := near.recv(4096):
+                    said += data
+                    near.sendall(b"+OK\r\n" * (0 if b"LOCK." in data else data.count(b"*")))
+            except ConnectionResetError:
+                return said, True
+        return said, False
+
+
+@pytest.fixture
+def mute():
+    mute = Mute()
+    yield mute
+    mute.listener.close()
+
+
+def test_what_is_given_up_is_reset_and_what_is_closed_is_not(server, mute):
+    for patience in (0.5, 60):
+        locks = Locks(redis.Redis(port=mute.port), patience=patience)
+        trying = begin(locks.lock("a").try_acquire)
+        if patience == 60:
+            closing = threading.Timer(0.5, locks.close)
+            closing.start()
+        said, reset = mute.end_of_next()
+        assert b"LOCK.ACQUIRE" in said and reset == (patience != 60)
+        if patience != 60:
+            # It is sent again once.
+            mute.end_of_next()
+        with pytest.raises(Unavailable):
+            trying.result()
+        locks.close()
+    closing.join()
+
+
+def test_only_what_must_bind_binds(server, locks, far):
+    """A renewal that comes late must not bind a hold to a connection that has ended."""
+    said = []
+    with server.admin.monitor() as monitor:
+        hold = far.lock("a", lease=0.6, keep=True).acquire()
+        time.sleep(0.7)
+        hold.extend(0.6)
+        assert hold.valid_for() > 0
+        taken = locks.lock("a", lease=0.6, keep=True).attach(hold.hand_over())
+        time.sleep(0.7)
+        taken.release()
+        server.admin.get("the end")
+        while not (command := monitor.next_command()["command"]).startswith("GET"):
+            if command.startswith("LOCK.RENEW"):
+                said.append("WATCHDOG EPHEMERAL" in command)
+    # Only that by which another process has taken it over.
+    assert said.count(True) == 1 and len(said) >= 5
+
+
+def test_what_is_extended_to_less_is_no_longer_valid_than_that(server, proxy, far):
+    hold = far.lock("a", lease=60).acquire()
+    proxy.cut_reply_of, proxy.freeze_then = b"LOCK.RENEW", True
+    extending = begin(hold.extend, 0.3)
+    until(lambda: proxy.frozen.is_set())
+    assert hold.valid_for() <= 0.3
+    until(lambda: not server.held("a"))
+    assert hold.wait_lost(1)
+    proxy.frozen.clear()
+    with pytest.raises((Lost, Unavailable)):
+        extending.result()
+
+
+def test_a_permission_that_comes_back_frees_what_was_lost_without(server):
+    server.admin.execute_command("ACL", "SETUSER", "app", "on", "nopass", "+@all", "~*", "&*")
+    locks = Locks(redis.Redis(port=server.port, username="app", password="x"))
+    lost = locks.lock("a", lease=0.5, keep=True).acquire()
+    refused = locks.lock("b", lease=0.5, keep=True).acquire()
+    server.admin.execute_command("ACL", "SETUSER", "app", "-@all", "+ping")
+    with pytest.raises((Misuse, Lost)):
+        refused.release()
+    assert lost.wait_lost(5)
+    # The server renews them for as long as the connection is there.
+    time.sleep(0.6)
+    assert server.held("a") and server.held("b")
+    server.admin.execute_command("ACL", "SETUSER", "app", "+@all")
+    until(lambda: not server.held("a") and not server.held("b"), 5)
+    locks.close()
+
+
+def test_a_wait_goes_on_through_a_server_without_replicas(server, locks):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    waiting = begin(locks.lock("a").acquire, 20)
+    until(lambda: server.waiters("a") == 1)
+    server.admin.config_set("min-replicas-to-write", 1)
+    late = begin(locks.lock("b").acquire, 20)
+    # It asks again, and is refused.
+    time.sleep(3.5)
+    assert not waiting.done() and not late.done()
+    server.admin.config_set("min-replicas-to-write", 0)
+    server.admin.execute_command("LOCK.RELEASE", "a", "x")
+    for begun in (waiting, late):
+        begun.result().release()
+
+
+def test_a_server_that_is_no_primary_gets_no_storm_of_connections(server, locks):
+    hold = locks.lock("a").acquire()
+    waiting = begin(locks.lock("a").acquire, 3)
+    until(lambda: server.waiters("a") == 1)
+    server.admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+    before = server.admin.info("stats")["total_connections_received"]
+    time.sleep(2)
+    made = server.admin.info("stats")["total_connections_received"] - before
+    assert 2 <= made < 40, made
+    server.admin.execute_command("REPLICAOF", "NO", "ONE")
+    with suppress(Unavailable):
+        waiting.result()
+    with suppress(Lost):
+        hold.release()
+
+
+def test_a_dead_connection_for_messages_is_found(server, proxy):
+    locks = Locks(redis.Redis(port=proxy.port), patience=0.5)
+    locks.lock("other").acquire().release()
+
+    def heard():
+        return [client["id"] for client in server.admin.client_list(_type="pubsub")]
+
+    for lease in (None, 1.0):
+        server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+        waiting = begin(locks.lock("a", lease=lease).acquire, 20)
+        until(lambda: server.waiters("a") == 1)
+        proxy.deafen()
+        deaf = heard()
+        until(lambda: heard() not in (deaf, []))
+        server.admin.execute_command("LOCK.RELEASE", "a", "x")
+        waiting.result().release()
+    locks.close()
+
+
+def test_the_word_of_a_script_is_no_loss(server, locks):
+    for how in ({}, {"lease": 60}):
+        hold = locks.lock("a", **how).acquire()
+        with pytest.raises(Lost):
+            hold.guard("EVAL", "return redis.error_reply('NOTOWNER of mine')", 0)
+        assert not hold.lost and hold.valid_for() > 20
+        server.admin.delete("a")
+        with pytest.raises(Lost):
+            hold.guard("PING")
+        assert hold.lost
+
+
+def test_waits_are_taken_back_however_long_the_server_cannot_write(server, locks):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    waiting = begin(locks.lock("a", lease=0.3).acquire, 1)
+    until(lambda: server.waiters("a") == 1)
+    server.admin.config_set("min-replicas-to-write", 1)
+    with suppress(Unavailable):
+        assert waiting.result() is None
+    time.sleep(1)
+    server.admin.config_set("min-replicas-to-write", 0)
+    until(lambda: server.waiters("a") == 0, 5)
+
+
+def test_a_pool_for_threads_with_tls(mute):
+    locks = Locks(redis.Redis(port=mute.port, ssl=True), patience=0.2)
+    with pytest.raises(Unavailable):
+        locks.lock("a").try_acquire()
+    locks.close()
+
+
+FORKS = """
+import os, sys, threading, time, redis
+from redis_lock_client import Locks
+locks = Locks(redis.Redis(port=int(sys.argv[1]), password="x"))
+threading.Thread(target=locks.lock("a").try_acquire, daemon=True).start()
+sys.stdin.readline()
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(20)
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_a_child_that_is_forked_while_there_is_half_a_connection_keeps_none(mute):
+    words = [sys.executable, "-c", FORKS, str(mute.port)]
+    program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    near, _ = mute.listener.accept()
+    near.settimeout(5)
+    assert near.recv(4096)
+    program.stdin.write("fork\n")
+    program.stdin.flush()
+    child = int(program.stdout.readline())
+    program.kill()
+    with near, suppress(ConnectionResetError):
+        assert near.recv(4096) == b""
+    os.kill(child, 9)
+    program.communicate()
