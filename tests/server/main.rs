@@ -45,6 +45,7 @@ mod moving;
 mod notify;
 mod notify_many;
 mod once;
+mod outages;
 mod package_examples;
 mod packages;
 mod partitions;

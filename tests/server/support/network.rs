@@ -59,6 +59,20 @@ impl Network {
     pub fn join(&self, machine: u8) {
         ip(&format!("link set peer{machine} up"));
     }
+
+    /// Where clients find the server of a machine.
+    pub fn clients_find(&self, machine: u8) -> Ipv4Addr {
+        Machine(self, machine).host()
+    }
+
+    /// Clients reach a machine no more. What their kernels have to send is sent when they do again.
+    pub fn cut_clients_off(&self, machine: u8) {
+        ip(&format!("link set client{machine} down"));
+    }
+
+    pub fn let_clients_in(&self, machine: u8) {
+        ip(&format!("link set client{machine} up"));
+    }
 }
 
 impl Machine<'_> {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+
+//! The network between a client and its server is away for some seconds, as the kernel has it: what was not acknowledged is sent
+//! again when it is back, also on a connection that the client gave up meanwhile. A package must not be undone by its own past: a
+//! renewal that comes late would bind the hold to that connection, whose end would then free it, while its holder takes it for
+//! valid.
+
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::driver::{Driver, Package};
+use crate::support::network::Network;
+use crate::support::{until, Flavor};
+
+mod a_kept_hold_outlives_an_outage {
+    use super::{play, Package};
+
+    #[test]
+    fn long_python() {
+        play(Package::Python);
+    }
+
+    #[test]
+    fn long_rust() {
+        play(Package::Rust);
+    }
+
+    #[test]
+    fn long_go() {
+        play(Package::Go);
+    }
+
+    #[test]
+    fn long_node_ioredis() {
+        play(Package::NodeIoredis);
+    }
+
+    #[test]
+    fn long_node_redis() {
+        play(Package::NodeRedis);
+    }
+
+    #[test]
+    fn long_java_lettuce() {
+        play(Package::JavaLettuce);
+    }
+
+    #[test]
+    fn long_java_jedis() {
+        play(Package::JavaJedis);
+    }
+}
+
+fn play(package: Package) {
+    if !package.is_built() {
+        return;
+    }
+    let Some(network) = Network::enter() else { return };
+    let server = network.server(0, Flavor::Redis7, &[], &[]);
+    let url = format!("redis://{}:{}", network.clients_find(0), server.port);
+    let mut driver = Driver::start(package, &url);
+    let acquire = driver.ask(json!({"do": "acquire", "as": "h", "lock": "a", "lease": 15000, "keep": true}));
+    assert_eq!(driver.answer(acquire)["is"], "granted");
+    // Somebody else waits where there is no outage: on the server's own machine.
+    let mut other = Command::new("nsenter");
+    other.args(["--target", &server.pid().to_string(), "--net", "redis-cli", "-p", &server.port.to_string()]);
+    other.args(["LOCK.ACQUIRE", "a", "other", "PX", "60000", "BLOCK", "0"]).stdout(Stdio::null());
+    let mut other = other.spawn().unwrap();
+    // A third of the lease: the first renewal meets the outage. After five seconds without an answer its connection is given up.
+    thread::sleep(Duration::from_millis(4500));
+    network.cut_clients_off(0);
+    thread::sleep(Duration::from_millis(6800));
+    network.let_clients_in(0);
+    // It must be bound again by then, and everything that comes late has come.
+    for _ in 0..60 {
+        thread::sleep(Duration::from_millis(200));
+        let state = driver.ask(json!({"do": "state", "as": "h"}));
+        assert_eq!(driver.answer(state)["is"], "held");
+        assert!(other.try_wait().unwrap().is_none(), "two have it");
+    }
+    let release = driver.ask(json!({"do": "release", "as": "h"}));
+    assert_eq!(driver.answer(release)["is"], "released");
+    until("the other has it", || other.try_wait().unwrap().is_some());
+    let close = driver.ask(json!({"do": "close"}));
+    driver.answer(close);
+    driver.finish();
+}
