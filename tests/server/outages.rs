@@ -13,10 +13,10 @@ use serde_json::json;
 
 use crate::support::driver::{Driver, Package};
 use crate::support::network::Network;
-use crate::support::{until, Flavor};
+use crate::support::{Flavor, until};
 
 mod a_kept_hold_outlives_an_outage {
-    use super::{play, Package};
+    use super::{Package, play};
 
     #[test]
     fn long_python() {

@@ -55,8 +55,8 @@ class Hold:
         self._renewals: Set["asyncio.Future[None]"] = set()
 
     def valid_for(self) -> float:
-        """Seconds for which nobody else can have the lock, whatever the network does. What ends with its connection is not
-        valid from its end until a renewal has been confirmed on the next."""
+        """Seconds for which nobody else can have the lock, whatever the network does. What is kept ends with its connection: as
+        soon as that end is known here, by the next renewal at the latest, it is not valid until one was confirmed on the next."""
         unbound = self._lock.ephemeral and not self._is_bound()
         over = self.lost.is_set() or self.released or self._left or self._releasing > 0 or unbound
         return 0.0 if over else max(0.0, self._until - time.monotonic())
