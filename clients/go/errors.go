@@ -34,8 +34,10 @@ type Error struct {
 	Text string
 	// Cause is an error that led to this one. It may be nil.
 	Cause error
-	// passes: the same call may succeed on the next connection.
+	// passes: the same call may succeed soon, or on the next connection.
 	passes bool
+	// elsewhere: another server has the locks now.
+	elsewhere bool
 }
 
 func (e *Error) Error() string {
@@ -82,11 +84,15 @@ func (text serverError) kind() *Error {
 		if !e.passes && !strings.Contains(string(text), "too many") {
 			e.Kind = ErrMisuse
 		}
-	case "LOADING", "READONLY", "TRYAGAIN":
+	case "LOADING", "NOREPLICAS", "TRYAGAIN":
+		// NOREPLICAS: after a failover the replicas need some seconds to find the new primary.
 		e.passes = true
+	case "READONLY":
+		e.passes, e.elsewhere = true, true
 	case "UNBLOCKED":
 		// Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
 		e.passes = strings.Contains(string(text), "instance state changed") || strings.Contains(string(text), "send the command")
+		e.elsewhere = e.passes
 	}
 	return e
 }
@@ -103,6 +109,13 @@ var (
 func passes(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.passes
+}
+
+// refused says whether it is the word of a server, which is there: to who is one too many, or some moments ago, as it is not the
+// primary.
+func refused(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && (e.elsewhere || strings.Contains(e.Text, full))
 }
 
 // verdict is what a context of this package's own ends with: the error of whatever was done under it.

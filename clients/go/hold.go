@@ -35,8 +35,8 @@ type Hold struct {
 	lease time.Duration
 	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
 	until time.Time
-	// confirmed is when that call was sent.
-	confirmed time.Time
+	// bound is the connection to which the server has bound what is kept. It ends with that.
+	bound *link
 }
 
 type state int
@@ -67,13 +67,9 @@ func (h *Hold) Lost() <-chan struct{} { return h.lost }
 // ValidFor is for how long nobody else can have the lock, whatever the network does. What is kept ends with its connection: then this
 // is 0, until a renewal has been confirmed on the next.
 func (h *Hold) ValidFor() time.Duration {
-	s := h.locks.session
-	s.mu.Lock()
-	unbound := s.unbound
-	s.mu.Unlock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state != held || h.how.watchdog && !h.confirmed.After(unbound) {
+	if h.state != held || h.how.watchdog && !h.bound.alive() {
 		return 0
 	}
 	return max(0, time.Until(h.until))
@@ -81,18 +77,21 @@ func (h *Hold) ValidFor() time.Duration {
 
 // Guard carries out a command of Redis if the lock is still held, in the same step. If not, nothing happens: ErrLost. The reply
 // is nil, an int64, a string, or a []any of these. ErrUnavailable does not say whether the command was carried out.
+// ErrLost may also be the word of a script of the caller's own, which asks for another lock: the hold is lost if Lost says so.
 func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	if err := h.over(); err != nil {
 		return nil, err
 	}
-	value, err := h.locks.session.call(ctx, append([]any{"LOCK.GUARD", h.key, "OWNER", h.owner}, command...)...)
+	got, err := h.locks.session.call(ctx, append([]any{"LOCK.GUARD", h.key, "OWNER", h.owner}, command...)...)
 	if errors.Is(err, ErrLost) {
 		if over := h.over(); over != nil {
 			// It has just been given back.
 			return nil, over
 		}
+		// A script may say so of another lock. A renewal says it of this one.
+		_ = h.renew(ctx, 0)
 	}
-	return value, h.heed(err)
+	return got.value, of(h.key, err)
 }
 
 // Extend sets the lease anew, for longer or shorter. It is also that with which a kept hold is renewed from now on.
@@ -111,8 +110,8 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	}
 }
 
-// Release gives the lock back. It is tried for as long as the lease. If it fails or ctx ends before, it goes on without the
-// caller. It may be called again, and counts once. The hold is not renewed any more. ErrLost, if the hold ended before.
+// Release gives the lock back. It is tried for as long as the lease, and 30 s at most. If it fails or ctx ends before, it goes on
+// without the caller. It may be called again, and counts once. The hold is not renewed any more. ErrLost, if it ended before.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	state, loss, lease := h.state, h.loss, h.lease
@@ -128,7 +127,7 @@ func (h *Hold) Release(ctx context.Context) error {
 	}
 	inner, cancel := h.under(ctx)
 	defer cancel()
-	err := h.giveBack(inner, lease)
+	err := h.giveBack(inner, min(lease, h.locks.session.releaseFor))
 	if err != nil && !errors.Is(err, ErrLost) {
 		// Nobody may call it again.
 		h.leave()
@@ -170,7 +169,7 @@ func (h *Hold) over() error {
 }
 
 func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
-	_, _, err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	_, err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
 	if err != nil {
 		return h.heed(err)
 	}
@@ -202,15 +201,20 @@ func (h *Hold) leave() {
 // give it back may have it run out: it is older than MAX, so the server renews no more.
 func (h *Hold) giveBackLater(until time.Time, lease time.Duration) {
 	s := h.locks.session
-	limit := time.Until(until)
+	defer s.given(h)
 	if h.how.watchdog {
-		limit = giveBackFor
+		until = time.Now().Add(giveBackFor)
 	}
-	if err := h.giveBack(s.closing, limit); errors.Is(err, ErrMisuse) && h.how.watchdog {
-		ending := []any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL"}
-		_, _, _ = s.insist(s.closing, lease, ending...)
+	for pause := tryAgain; time.Now().Before(until); pause = min(2*pause, time.Second) {
+		err := h.giveBack(s.closing, 0)
+		if errors.Is(err, ErrMisuse) && h.how.watchdog {
+			_, err = s.call(s.closing, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
+		}
+		// A permission may come back, too.
+		if err == nil || errors.Is(err, ErrLost) || sleep(s.closing, pause) != nil {
+			return
+		}
 	}
-	s.given(h)
 }
 
 // isLeft says whether it is to be given back behind everybody's back, and until when it is valid, with which lease.
@@ -265,11 +269,11 @@ func (h *Hold) ended(end state, loss error) {
 }
 
 // begin is called in an acquire, when the lock is granted.
-func (h *Hold) begin(ctx context.Context, sent time.Time) {
+func (h *Hold) begin(ctx context.Context, got answered) {
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	h.lost, h.renewing = make(chan struct{}), make(chan struct{}, 1)
 	h.wake, h.changed = make(chan struct{}, 1), make(chan struct{}, 1)
-	h.releaseID, h.lease, h.until, h.confirmed = random(), h.how.lease, sent.Add(h.how.lease), sent
+	h.releaseID, h.lease, h.until, h.bound = random(), h.how.lease, got.sent.Add(h.how.lease), got.link
 	s := h.locks.session
 	s.mu.Lock()
 	s.watched[h] = struct{}{}
@@ -277,11 +281,17 @@ func (h *Hold) begin(ctx context.Context, sent time.Time) {
 	s.spawn(h.watch)
 }
 
-func (h *Hold) renewal(lease time.Duration) []any {
-	return append([]any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease)}, h.how.bound(time.Since(h.since))...)
+// renewal binds what is kept to the connection of the call, or leaves it bound as it is.
+func (h *Hold) renewal(lease time.Duration, binds bool) []any {
+	words := []any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease)}
+	if binds {
+		words = append(words, h.how.bound(time.Since(h.since))...)
+	}
+	return words
 }
 
-// renew sets the lease anew, as it was if none is given.
+// renew sets the lease anew. If none is given, what is kept has it as it was, and all else what is left of it. Only what is not
+// bound to the connection of now is bound by this: a call that is late on its way must not move a bond.
 func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	select {
 	case h.renewing <- struct{}{}:
@@ -289,19 +299,31 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	case <-ctx.Done():
 		return ended(ctx)
 	}
-	sent := time.Now()
+	if err := h.over(); err != nil {
+		return err
+	}
+	l, err := h.locks.session.connect(ctx, commands)
+	if err != nil {
+		return of(h.key, err)
+	}
+	_, _, keeps, _ := h.plan()
 	h.mu.Lock()
-	if lease == 0 {
+	switch end := time.Now().Add(lease); {
+	case lease == 0 && keeps:
 		lease = h.lease
-	} else if end := sent.Add(lease); h.state == held && end.Before(h.until) {
+	case lease == 0:
+		lease = max(time.Until(h.until), time.Millisecond)
+	case h.state == held && end.Before(h.until):
 		// The server may set a shorter lease, and the answer get lost.
 		h.lease, h.until = lease, end
+		poke(h.changed)
 	}
+	binds := h.bound != l
 	h.mu.Unlock()
 	if err := h.over(); err != nil {
 		return err
 	}
-	_, err := h.locks.session.call(ctx, h.renewal(lease)...)
+	got, err := h.locks.session.callOn(ctx, l, h.renewal(lease, binds)...)
 	if over := h.over(); over != nil {
 		// It may have come after the release: that is no loss.
 		return over
@@ -311,17 +333,17 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.lease, h.until, h.confirmed = lease, sent.Add(lease), sent
+	h.lease, h.until, h.bound = lease, got.sent.Add(lease), l
 	poke(h.changed)
 	return nil
 }
 
-// plan says until when the hold is valid, and whether it is to be renewed before.
-func (h *Hold) plan() (until time.Time, lease time.Duration, keeps bool) {
+// plan says until when the hold is valid, and whether it is to be renewed before. It is urgent if what it was bound to has ended.
+func (h *Hold) plan() (until time.Time, lease time.Duration, keeps, urgent bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	keeps = h.state == held && h.how.watchdog && !(h.how.hasMaxHold && time.Since(h.since) >= h.how.maxHold)
-	return h.until, h.lease, keeps
+	return h.until, h.lease, keeps, keeps && !h.bound.alive()
 }
 
 // watch renews what is to be kept, and tells of a loss: when the server does, or the own clock.
@@ -340,12 +362,17 @@ func (h *Hold) watch() {
 		defer s.mu.Unlock()
 		delete(s.watched, h)
 	}()
-	for failed := false; ; {
-		until, lease, keeps := h.plan()
+	// failed is why it could not be renewed.
+	for failed := error(nil); ; {
+		until, lease, keeps, urgent := h.plan()
 		pause := time.Until(until)
 		switch {
-		case keeps && failed:
+		case keeps && errors.Is(failed, ErrMisuse):
+			pause = min(pause, lease/3)
+		case keeps && failed != nil:
 			pause = min(pause, lease/3, tryAgain)
+		case urgent:
+			pause = 0
 		case keeps:
 			// At once, if it is late already.
 			pause = min(pause-lease/3, lease/3)
@@ -365,10 +392,10 @@ func (h *Hold) watch() {
 		if h.ctx.Err() != nil {
 			return
 		}
-		until, lease, keeps = h.plan()
+		until, lease, keeps, _ = h.plan()
 		giveBack()
 		over := !time.Now().Before(until)
-		if over && (!keeps || failed) {
+		if over && (!keeps || failed != nil) {
 			h.runOut()
 			return
 		}
@@ -382,14 +409,13 @@ func (h *Hold) watch() {
 			deadline = time.Now().Add(lease / 3)
 		}
 		ctx, cancel := context.WithDeadline(s.closing, deadline)
-		err := h.renew(ctx, 0)
+		failed = h.renew(ctx, 0)
 		cancel()
-		failed = err != nil
 		switch late := time.Since(deadline); {
-		case !failed || late < 0:
+		case failed == nil || late < 0:
 		case !over && late > lease/4:
 			// It slept while it asked.
-			failed = false
+			failed = nil
 		default:
 			h.runOut()
 			return

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,6 +22,8 @@ type link struct {
 	dead chan struct{}
 	// wake tells the writer that there is something to write.
 	wake chan struct{}
+	// probed: it is being looked whether anything comes.
+	probed atomic.Bool
 
 	mu sync.Mutex
 	// out has not been written yet.
@@ -33,6 +36,8 @@ type link struct {
 type reply struct {
 	value any
 	err   *Error
+	// lost: the connection broke, and nobody knows whether the call was carried out.
+	lost bool
 }
 
 // send puts a call in line. The reply comes on the channel, or the error of the connection.
@@ -63,7 +68,7 @@ func (l *link) write() {
 		l.mu.Unlock()
 		_ = l.conn.SetWriteDeadline(time.Now().Add(l.patience))
 		if _, err := l.conn.Write(out); err != nil {
-			l.breakOff(err)
+			l.giveUp(err)
 			return
 		}
 	}
@@ -73,7 +78,7 @@ func (l *link) read(in *bufio.Reader) {
 	for {
 		value, err := readReply(in)
 		if err != nil {
-			l.breakOff(err)
+			l.giveUp(err)
 			return
 		}
 		if l.onMessage != nil {
@@ -82,12 +87,14 @@ func (l *link) read(in *bufio.Reader) {
 					l.onMessage(message)
 				}
 			}
-			continue
 		}
 		l.mu.Lock()
 		if len(l.unanswered) == 0 {
 			l.mu.Unlock()
-			l.breakOff(errors.New("a reply to nothing"))
+			if l.onMessage != nil {
+				continue
+			}
+			l.giveUp(errors.New("a reply to nothing"))
 			return
 		}
 		answer := l.unanswered[0]
@@ -101,8 +108,32 @@ func (l *link) read(in *bufio.Reader) {
 	}
 }
 
-// breakOff ends it: nothing of what is not answered will be, and the server hears of it at once.
-func (l *link) breakOff(why error) {
+// breakOff ends it in good order: the server hears of it, also if that takes long, and of what was said before.
+func (l *link) breakOff(why error) { l.end(why, net.Conn.Close) }
+
+// giveUp ends it by a reset. What was said, and has not arrived, is dropped: it must not arrive after what is said on the next.
+func (l *link) giveUp(why error) { l.end(why, reset) }
+
+func reset(conn net.Conn) error {
+	if tcp := underneath(conn); tcp != nil {
+		_ = tcp.SetLinger(0)
+		// TLS would say good-bye before, and wait for that.
+		_ = tcp.Close()
+	}
+	return conn.Close()
+}
+
+// underneath is the TCP connection below TLS, or nil if there is none.
+func underneath(conn net.Conn) *net.TCPConn {
+	if outer, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = outer.NetConn()
+	}
+	tcp, _ := conn.(*net.TCPConn)
+	return tcp
+}
+
+// end drops it: nothing of what is not answered will be.
+func (l *link) end(why error, drop func(net.Conn) error) {
 	l.mu.Lock()
 	if l.broken != nil {
 		l.mu.Unlock()
@@ -110,12 +141,12 @@ func (l *link) breakOff(why error) {
 	}
 	l.broken = broken(why)
 	for _, answer := range l.unanswered {
-		answer <- reply{err: l.broken}
+		answer <- reply{err: l.broken, lost: true}
 	}
 	l.unanswered, l.out = nil, nil
 	l.mu.Unlock()
 	close(l.dead)
-	_ = l.conn.Close()
+	_ = drop(l.conn)
 	l.onEnd()
 }
 

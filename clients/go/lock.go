@@ -22,10 +22,10 @@ import (
 const (
 	// askAgain is how often a waiter asks: a message may be lost. It is less than the 5 s in which a grant must be confirmed.
 	askAgain = 3 * time.Second
+	// askSoonest is how often a waiter with a short lease asks at most.
+	askSoonest = 100 * time.Millisecond
 	// courtesy is how long an acquire that was given up waits for the server to have taken it back. It goes on after that.
 	courtesy = time.Second
-	// remembered is how long a server knows a request.
-	remembered = 20 * time.Second
 )
 
 // Locks are all locks of this process on one server.
@@ -133,12 +133,12 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		if owner == "" {
 			owner = newOwner()
 		}
-		hold, err := l.ask(ctx, key, owner, request, h)
+		hold, said, err := l.ask(ctx, key, owner, request, h)
 		if err == nil || errors.Is(err, ErrBusy) {
 			return hold, err
 		}
 		// Whatever has become of the call: nothing waits, and nothing is held.
-		answered := l.undo(key, owner, request, min(h.lease, remembered))
+		answered := said && l.undo(key, owner, request)
 		if answered && ctx.Err() != nil && errors.Is(err, errSilent) {
 			// The server is there, and only had too little time.
 			return nil, ended(ctx)
@@ -151,8 +151,9 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 	return nil, ended(ctx)
 }
 
-// ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds.
-func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Hold, error) {
+// ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds. If it fails,
+// said is whether the server may know of it.
+func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *Hold, said bool, _ error) {
 	s := l.session
 	words := []any{"LOCK.ACQUIRE", key, owner, "PX", millis(h.lease), "ID", request, "ONCE"}
 	own := h.own && h.waits
@@ -175,33 +176,30 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 	var failure error = broken(errSilent)
 	resent := false
 	for giveUp, pause := time.Now().Add(s.patience), tryAgain; ; {
-		var value any
+		var got answered
 		var err error
 		var alone *link
 		if h.waits && !own {
 			err = s.listen(ctx)
 		}
-		sent := time.Now()
 		switch {
 		case own:
-			var asked time.Time
-			if value, alone, asked, err = s.block(ctx, words[:len(words):len(words)]...); !asked.IsZero() {
-				sent = asked
-				if time.Since(asked) > min(courtesy, s.patience) {
-					// It waited in a server that was there.
-					failure, giveUp, pause = nil, time.Now().Add(s.patience), tryAgain
-				}
+			got, err = s.block(ctx, words[:len(words):len(words)]...)
+			if alone = got.link; !got.sent.IsZero() && time.Since(got.sent) > min(courtesy, s.patience) {
+				// It waited in a server that was there.
+				failure, giveUp, pause = nil, time.Now().Add(s.patience), tryAgain
 			}
 		case err == nil:
-			value, err = s.call(ctx, words...)
+			got, err = s.call(ctx, words...)
 		}
+		said = said || !got.sent.IsZero()
+		value := got.value
 		granted := err == nil && value != nil && value != int64(0)
-		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: sent}
-		if granted && (resent || own && (h.watchdog || time.Since(sent) > h.lease/20)) {
+		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: got.sent}
+		if granted && (resent || own && (h.watchdog || time.Since(got.sent) > h.lease/20)) {
 			// The reply may be that of an earlier call, whose hold has ended since. If the wait was long, nobody knows how long the
 			// lease runs already. And what is bound to a connection is to be bound to the session's.
-			sent = time.Now()
-			_, err = s.call(ctx, hold.renewal(h.lease)...)
+			got, err = s.call(ctx, hold.renewal(h.lease, true)...)
 		}
 		if own {
 			// It was granted now, and not when it was asked for.
@@ -214,16 +212,16 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 		}
 		switch {
 		case err == nil && granted:
-			hold.begin(ctx, sent)
-			return hold, nil
+			hold.begin(ctx, got)
+			return hold, said, nil
 		case err == nil && value == nil && own:
 			// A moment before the context says so, too, and why.
 			if sleep(ctx, tryAgain) != nil {
-				return nil, ended(ctx)
+				return nil, said, ended(ctx)
 			}
-			return nil, &Error{Kind: ErrTimeout, Text: "somebody else has it"}
+			return nil, said, &Error{Kind: ErrTimeout, Text: "somebody else has it"}
 		case err == nil && value == nil:
-			return nil, &Error{Kind: ErrBusy, Text: "somebody else has it"}
+			return nil, said, &Error{Kind: ErrBusy, Text: "somebody else has it"}
 		case err != nil:
 			if passes(err) && (h.wait > 0 || time.Now().Before(giveUp) && (h.waits || !resent)) {
 				failure, resent = err, true
@@ -235,29 +233,30 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (*Ho
 			}
 			if _, waited := context.Cause(ctx).(verdict); waited && failure != nil && errors.Is(err, ErrTimeout) {
 				// That somebody else has it, nobody has said.
-				return nil, failure
+				return nil, said, failure
 			}
-			return nil, err
+			return nil, said, err
 		}
 		failure, giveUp, pause = nil, time.Now().Add(s.patience), tryAgain
-		timer := time.NewTimer(askAgain)
+		timer := time.NewTimer(min(askAgain, max(h.lease/2, askSoonest)))
 		select {
 		case <-told:
 		case <-timer.C:
+			s.probe()
 		case <-ctx.Done():
 		}
 		timer.Stop()
 		if ctx.Err() != nil {
-			return nil, ended(ctx)
+			return nil, said, ended(ctx)
 		}
 	}
 }
 
 // undo takes back whatever an acquire has got. It says whether the server has answered by now.
-func (l *Locks) undo(key, owner, request string, limit time.Duration) bool {
+func (l *Locks) undo(key, owner, request string) bool {
 	done := make(chan bool, 1)
 	l.session.spawn(func() {
-		_, _, err := l.session.insist(l.session.gone, limit, "LOCK.CANCEL", key, owner, "ID", request)
+		_, err := l.session.insist(l.session.gone, giveBackFor, "LOCK.CANCEL", key, owner, "ID", request)
 		done <- !passes(err)
 	})
 	timer := time.NewTimer(courtesy)
@@ -318,18 +317,18 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 		}
 	}
 	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: time.Now()}
-	_, sent, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease)...)
+	got, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease, true)...)
 	if err != nil {
 		return nil, of(key, err)
 	}
-	hold.begin(ctx, sent)
+	hold.begin(ctx, got)
 	return hold, nil
 }
 
 // unbound fails if the hold of that owner ends with a connection. A renewal that binds it to no other leaves it so.
 func (l *Locks) unbound(ctx context.Context, key, owner string) error {
-	info, _, err := l.session.insist(ctx, l.session.patience, "LOCK.INFO", key)
-	holders, _ := field(info, "holders").([]any)
+	info, err := l.session.insist(ctx, l.session.patience, "LOCK.INFO", key)
+	holders, _ := field(info.value, "holders").([]any)
 	for _, holder := range holders {
 		if field(holder, "owner") == owner && (field(holder, "watchdog") == int64(1) || field(holder, "ephemeral") == int64(1)) {
 			return &Error{Kind: ErrMisuse, Text: "the hold is bound to a connection: attach it as one that is kept"}

@@ -52,6 +52,7 @@ func TestItFollowsThePrimary(t *testing.T) {
 	defer locks.Close()
 	// It has a lease, and is bound to no connection: it is held at the new primary, too.
 	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	until(t, "it is held at the replica", func() bool { return replica.ask("LOCK.INFO", "a") != nil })
 	waited := make(chan error, 1)
 	go func() { waited <- locks.Do(background, "a", func(context.Context) error { return nil }) }()
 	until(t, "a waiter", func() bool { return primary.waiters("a") == 1 })

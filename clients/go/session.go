@@ -26,7 +26,7 @@ const (
 // tryAgain is the pause after a connection broke.
 const tryAgain = 50 * time.Millisecond
 
-// giveBackFor is how long it is tried to give back what is kept, behind the back of who could not.
+// giveBackFor is how long it is tried to give back what is kept, and to take back a wait, behind the back of who could not.
 const giveBackFor = 10 * time.Minute
 
 // lookAgain is how often who waits in the server looks whether it is there. With the patience after that, a server remembers a call
@@ -42,14 +42,19 @@ type session struct {
 	// closing ends first: waits are taken back. gone ends then: the connections are dropped.
 	closing, gone    context.Context
 	close, disappear context.CancelFunc
+	// releaseFor is how long a release keeps its caller waiting at most.
+	releaseFor time.Duration
 	// acquires are on their way; tasks are all goroutines of the session.
 	acquires, tasks sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
 	links  [2]*link
-	// unbound is when the last link for commands ended.
-	unbound time.Time
+	// refusal is why no connection is made before again: the last ones led to a server that is not the primary. calm is the pause
+	// after the next such answer.
+	refusal *Error
+	again   time.Time
+	calm    time.Duration
 	// idle carries one call that waits in the server, when one comes.
 	idle *link
 	// openings has one attempt to connect, for all who need it.
@@ -68,8 +73,17 @@ type opening struct {
 	err  *Error
 }
 
+// answered is what came for a call, on which link, and when the call was sent. It is empty if no server has seen the call, or if
+// it was refused.
+type answered struct {
+	value any
+	link  *link
+	sent  time.Time
+}
+
 func newSession(options *redis.Options) *session {
-	s := &session{options: options, patience: 5 * time.Second, inbox: "inbox-" + random(),
+	s := &session{options: options, patience: 5 * time.Second, releaseFor: 30 * time.Second, calm: tryAgain,
+		inbox: "inbox-" + random(),
 		waits: map[string]chan struct{}{}, watched: map[*Hold]struct{}{}, giving: map[*Hold]chan struct{}{}}
 	s.closing, s.close = context.WithCancel(context.Background())
 	s.gone, s.disappear = context.WithCancel(context.Background())
@@ -149,16 +163,11 @@ func (s *session) wake() {
 	}
 }
 
-// unbind is called when the connection for commands has ended: what was bound to it is over, unless it is renewed in time.
-func (s *session) unbind() {
-	s.mu.Lock()
-	s.unbound = time.Now()
-	s.mu.Unlock()
-	s.wake()
-}
-
 // connect gives the link of that kind, and makes it if there is none.
 func (s *session) connect(ctx context.Context, kind int) (*link, error) {
+	if ctx.Err() != nil {
+		return nil, ended(ctx)
+	}
 	s.mu.Lock()
 	if s.gone.Err() != nil {
 		s.mu.Unlock()
@@ -169,6 +178,10 @@ func (s *session) connect(ctx context.Context, kind int) (*link, error) {
 		return l, nil
 	}
 	o := s.openings[kind]
+	if err := s.calming(); o == nil && err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
 	if o == nil {
 		o = &opening{done: make(chan struct{})}
 		s.openings[kind] = o
@@ -184,6 +197,32 @@ func (s *session) connect(ctx context.Context, kind int) (*link, error) {
 	case <-ctx.Done():
 		return nil, ended(ctx)
 	}
+}
+
+// calming is why no connection is to be made now. It is called with the lock.
+func (s *session) calming() *Error {
+	if time.Now().Before(s.again) {
+		return s.refusal
+	}
+	return nil
+}
+
+// moved is called when a server said that another has the locks. Next connections lead there after a failover, but not at once: a
+// thousand waits would ask the old one a thousand times.
+func (s *session) moved(refusal *Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calming() == nil {
+		s.refusal, s.again = refusal, time.Now().Add(s.calm)
+		s.calm = min(2*s.calm, time.Second)
+	}
+}
+
+// arrived is called when a server did what it was asked for: it is the primary.
+func (s *session) arrived() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calm = tryAgain
 }
 
 func (s *session) open(kind int, o *opening) {
@@ -214,47 +253,58 @@ func (s *session) serve(l *link, in *bufio.Reader) {
 	})
 }
 
-// block carries out a call that waits in the server, and nobody else's meanwhile. It tells when the call was sent, if it was. What it
-// gets is bound to the link, which is to be given to rest, or broken off. If the context ends first, the link is gone, and the wait
-// with it.
-func (s *session) block(ctx context.Context, words ...any) (value any, l *link, sent time.Time, err error) {
-	if l, err = s.ownLink(ctx); err != nil {
-		return nil, nil, sent, err
+// block carries out a call that waits in the server, and nobody else's meanwhile. Also of a refused call it tells when it was
+// sent. What it gets is bound to the link, which is to be given to rest, or broken off. If the context ends first, the link is
+// gone, and the wait with it.
+func (s *session) block(ctx context.Context, words ...any) (answered, error) {
+	l, err := s.ownLink(ctx)
+	if err != nil {
+		return answered{}, err
 	}
 	// TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one.
 	probe := time.NewTicker(s.lookAgain())
 	defer probe.Stop()
-	sent = time.Now()
+	sent := time.Now()
 	answer := l.send(append(words, "BLOCK", remaining(ctx)))
 	for {
 		select {
 		case got := <-answer:
-			if got.err != nil {
-				l.breakOff(got.err)
-				return nil, nil, sent, got.err
+			if got.err == nil {
+				s.arrived()
+				return answered{got.value, l, sent}, nil
 			}
-			return got.value, l, sent, nil
+			if got.err.elsewhere {
+				s.moved(got.err)
+				l.breakOff(got.err)
+			} else {
+				// It got nothing.
+				s.rest(l)
+			}
+			return answered{sent: sent}, got.err
 		case <-probe.C:
 			s.spawn(func() {
-				// One that is too many is told so: somebody is there.
-				if _, err := s.call(ctx, "PING"); passes(err) && !strings.Contains(err.Error(), full) {
-					l.breakOff(err)
+				if _, err := s.call(ctx, "PING"); passes(err) && !refused(err) {
+					l.giveUp(err)
 				}
 			})
 		case <-ctx.Done():
+			// The server hears of it in any case, and drops the wait.
 			l.breakOff(ctx.Err())
-			return nil, nil, sent, ended(ctx)
+			return answered{sent: sent}, ended(ctx)
 		}
 	}
 }
 
 func (s *session) ownLink(ctx context.Context) (*link, error) {
 	s.mu.Lock()
-	l := s.idle
+	l, calming := s.idle, s.calming()
 	s.idle = nil
 	s.mu.Unlock()
 	if l != nil && l.alive() {
 		return l, nil
+	}
+	if calming != nil {
+		return nil, calming
 	}
 	dialing, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -305,6 +355,9 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 	conn, err := s.reach(ctx)
 	if err != nil {
 		return nil, nil, broken(err)
+	}
+	if tcp := underneath(conn); tcp != nil {
+		keepAlive(tcp)
 	}
 	// Ends a handshake that nobody answers, also when all is closed.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -359,13 +412,12 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 	l := &link{conn: conn, patience: s.patience, onEnd: s.wake, dead: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if kind == messages {
 		l.onMessage = s.told
-	} else {
-		l.onEnd = s.unbind
 	}
 	return l, in, nil
 }
 
-// reach dials, and lets go of a dialer that does not heed the context: go-redis' own does not, with TLS.
+// reach dials, and lets go of a dialer that does not heed the context: go-redis' own does not, with TLS. That goes on until its
+// DialTimeout.
 func (s *session) reach(ctx context.Context) (net.Conn, error) {
 	type result struct {
 		conn net.Conn
@@ -407,15 +459,38 @@ func (s *session) listen(ctx context.Context) error {
 	return err
 }
 
-// call carries out a command. If the context ends first, the command may be carried out all the same.
-func (s *session) call(ctx context.Context, words ...any) (any, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, ended(ctx)
+// probe gives up the connection for messages if nothing at all comes on it. It may have been idle for so long that somebody on
+// the way has forgotten it.
+func (s *session) probe() {
+	s.mu.Lock()
+	l := s.links[messages]
+	s.mu.Unlock()
+	if l == nil || !l.probed.CompareAndSwap(false, true) {
+		return
 	}
+	s.spawn(func() {
+		defer l.probed.Store(false)
+		timer := time.NewTimer(s.patience)
+		defer timer.Stop()
+		select {
+		case <-l.send([]any{"PING"}):
+		case <-timer.C:
+			l.giveUp(errSilent)
+		}
+	})
+}
+
+// call carries out a command. If the context ends first, the command may be carried out all the same.
+func (s *session) call(ctx context.Context, words ...any) (answered, error) {
 	l, err := s.connect(ctx, commands)
 	if err != nil {
-		return nil, err
+		return answered{}, err
 	}
+	return s.callOn(ctx, l, words...)
+}
+
+func (s *session) callOn(ctx context.Context, l *link, words ...any) (answered, error) {
+	sent := time.Now()
 	answer := l.send(words)
 	timer := time.NewTimer(s.patience)
 	defer timer.Stop()
@@ -426,41 +501,46 @@ func (s *session) call(ctx context.Context, words ...any) (any, error) {
 		select {
 		case got = <-answer:
 		default:
-			return nil, ended(ctx)
+			return answered{sent: sent}, ended(ctx)
 		}
 	case <-timer.C:
 		// A server that has vanished: the next call tries a new connection.
-		l.breakOff(errSilent)
-		return nil, broken(errSilent)
+		l.giveUp(errSilent)
+		return answered{sent: sent}, broken(errSilent)
 	}
 	if got.err == nil {
-		return got.value, nil
+		if words[0] != "PING" {
+			s.arrived()
+		}
+		return answered{got.value, l, sent}, nil
 	}
 	// What a guarded command says is its own word.
-	if strings.HasPrefix(got.err.Text, "READONLY") && words[0] != "LOCK.GUARD" {
-		// After a failover the next connections lead to the new primary, which looks whether anybody hears its messages.
+	if got.err.elsewhere && words[0] != "LOCK.GUARD" && l.alive() {
+		// The new primary looks whether anybody hears its messages.
 		s.mu.Lock()
 		heard := s.links[messages]
 		s.mu.Unlock()
-		l.breakOff(got.err)
+		s.moved(got.err)
+		l.giveUp(got.err)
 		if heard != nil {
-			heard.breakOff(got.err)
+			heard.giveUp(got.err)
 		}
 	}
-	return nil, got.err
+	if got.lost {
+		return answered{sent: sent}, got.err
+	}
+	return answered{}, got.err
 }
 
-// insist calls until there is an answer other than that the server can do nothing now, for that long at most. It tells when the call
-// was sent that has been answered.
-func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (any, time.Time, error) {
+// insist calls until there is an answer other than that the server can do nothing now, for that long at most.
+func (s *session) insist(ctx context.Context, limit time.Duration, words ...any) (answered, error) {
 	for deadline, pause := time.Now().Add(limit), tryAgain; ; pause = min(2*pause, time.Second) {
-		sent := time.Now()
-		value, err := s.call(ctx, words...)
+		got, err := s.call(ctx, words...)
 		if !errors.Is(err, ErrUnavailable) || err == error(errClosed) || !time.Now().Before(deadline) {
-			return value, sent, err
+			return got, err
 		}
 		if sleep(ctx, pause) != nil {
-			return nil, sent, ended(ctx)
+			return answered{}, ended(ctx)
 		}
 	}
 }

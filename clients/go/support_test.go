@@ -5,11 +5,14 @@ package lock_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -122,6 +125,14 @@ func (s *server) sessions() int {
 	return strings.Count(s.ask("CLIENT", "LIST").(string), "name=lock:")
 }
 
+// connections are all that ever were.
+func (s *server) connections() int {
+	s.t.Helper()
+	_, after, _ := strings.Cut(s.ask("INFO", "stats").(string), "total_connections_received:")
+	number, _, _ := strings.Cut(after, "\r\n")
+	return must(strconv.Atoi(number))
+}
+
 // locks of a client of its own.
 func locksAt(t *testing.T, address string, settings ...lock.Setting) *lock.Locks {
 	t.Helper()
@@ -154,6 +165,9 @@ type proxy struct {
 	meanwhile func()
 	pairs     [][2]net.Conn
 	dead      []*atomic.Bool
+	// said is what came from clients. ends and resets count how they ended connections.
+	said         bytes.Buffer
+	ends, resets atomic.Int32
 }
 
 func through(t *testing.T, target string) *proxy {
@@ -170,12 +184,12 @@ func through(t *testing.T, target string) *proxy {
 				continue
 			}
 			p.mu.Lock()
-			var cut, dead atomic.Bool
+			var cut, dead, over atomic.Bool
 			p.pairs = append(p.pairs, [2]net.Conn{near, far})
 			p.dead = append(p.dead, &dead)
 			p.mu.Unlock()
-			go p.pump(near, far, &cut, &dead, true)
-			go p.pump(far, near, &cut, &dead, false)
+			go p.pump(near, far, &cut, &dead, &over, true)
+			go p.pump(far, near, &cut, &dead, &over, false)
 		}
 	}()
 	t.Cleanup(func() {
@@ -189,16 +203,36 @@ func through(t *testing.T, target string) *proxy {
 
 func (p *proxy) address() string { return p.listener.Addr().String() }
 
-func (p *proxy) pump(from, to net.Conn, cut, dead *atomic.Bool, calls bool) {
+// end counts how a client ended a connection: once, as only the first who reads or writes there hears of a reset.
+func (p *proxy) end(over *atomic.Bool, err error) {
+	if !errors.Is(err, syscall.ECONNRESET) && err != io.EOF || !over.CompareAndSwap(false, true) {
+		return
+	}
+	if err == io.EOF {
+		p.ends.Add(1)
+	} else {
+		p.resets.Add(1)
+	}
+}
+
+func (p *proxy) pump(from, to net.Conn, cut, dead, over *atomic.Bool, calls bool) {
 	defer from.Close()
 	buffer := make([]byte, 65536)
 	for {
 		n, err := from.Read(buffer)
 		if err != nil {
+			if calls {
+				p.end(over, err)
+			}
 			if calls || !cut.Load() {
 				_ = to.Close()
 			}
 			return
+		}
+		if calls {
+			p.mu.Lock()
+			p.said.Write(buffer[:n])
+			p.mu.Unlock()
 		}
 		for p.frozen.Load() || dead.Load() {
 			time.Sleep(time.Millisecond)
@@ -220,6 +254,9 @@ func (p *proxy) pump(from, to net.Conn, cut, dead *atomic.Bool, calls bool) {
 			return
 		}
 		if _, err := to.Write(buffer[:n]); err != nil {
+			if !calls {
+				p.end(over, err)
+			}
 			return
 		}
 	}
@@ -230,6 +267,13 @@ func (p *proxy) loseReplyOf(command string, meanwhile func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cutReply, p.meanwhile = command, meanwhile
+}
+
+// count is how often that was said.
+func (p *proxy) count(word string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return bytes.Count(p.said.Bytes(), []byte(word))
 }
 
 func (p *proxy) isDone() bool {
