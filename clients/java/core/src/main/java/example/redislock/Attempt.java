@@ -15,6 +15,9 @@ final class Attempt {
     /** A message may be lost. Who waits asks again so often, and keeps its place. */
     private static final long ASK_AGAIN = Duration.ofSeconds(3).toNanos();
 
+    /** With a short lease it is more often, but not than this. */
+    private static final long OFTEN = Duration.ofMillis(100).toNanos();
+
     /** The longest wait that a server takes. */
     private static final long LONGEST = Duration.ofSeconds(1_000_000_000).toNanos();
 
@@ -42,6 +45,12 @@ final class Attempt {
     private boolean placed;
     /** Since when nothing was answered; 0 if something was. */
     private long failing;
+
+    /** Before the next call, when one has failed. */
+    private long pause = Session.TRY_AGAIN;
+
+    /** When it was asked last. */
+    private long since;
 
     private boolean asking;
     private boolean rung;
@@ -119,11 +128,14 @@ final class Attempt {
         asking = true;
         rung = false;
         asked = 0;
+        since = Session.now();
         if (own) {
             block();
             return;
         }
-        long within = Math.max(Session.SOON, left());
+        // Who waits without limit has the patience, after which it is tried once more on another connection.
+        long rest = how.waiting() < 0 && failing != 0 ? session.patience - (since - failing) : left();
+        long within = Math.max(Session.SOON, rest);
         CompletableFuture<Object> heard = waits ? session.listen(within) : CompletableFuture.completedFuture(null);
         heard.thenCompose(ready -> {
                     if (ended) {
@@ -140,11 +152,12 @@ final class Attempt {
     }
 
     private void block() {
-        if (session.isClosed()) {
-            failed(Session.over());
+        try {
+            link = link != null && !link.isGone() ? link : session.ownLink();
+        } catch (LockException unable) {
+            failed(unable);
             return;
         }
-        link = session.ownLink();
         link.block(this::blocking, () -> Math.min(LONGEST, left()) + Session.SOON)
                 .whenComplete((reply, error) -> {
                     if (error == null) {
@@ -177,11 +190,14 @@ final class Attempt {
             end(null, null);
         } else if (reply.equals(0L)) {
             failing = 0;
-            long left = Math.min(ASK_AGAIN, left());
+            pause = Session.TRY_AGAIN;
+            long left = Math.min(often(), left());
             if (left <= 0) {
                 giveBack(() -> end(null, null));
+            } else if (rung) {
+                again(0, this::ask);
             } else {
-                again(rung ? 0 : left);
+                again(left, this::askUntold);
             }
         } else if (!broken && !(own && (how.keep() || Session.now() - sent > how.lease() / 20))) {
             rest();
@@ -223,16 +239,23 @@ final class Attempt {
             return;
         }
         long now = Session.now();
-        closeLink();
-        // The second: it waited in a server that was there.
-        if (failing == 0 || (asked != 0 && now - asked > Math.min(Session.SOON, session.patience))) {
+        if (error instanceof Disconnected && link != null) {
+            link.giveUp();
+        }
+        boolean isFirst = failing == 0;
+        if (asked != 0 && now - asked > Math.min(Session.SOON, session.patience)) {
+            // It waited in a server that was there.
             failing = now;
+        } else if (isFirst) {
+            failing = since;
         }
         // A try is sent again once, and a wait without limit until there was no server for some time.
-        boolean isOver = !waits ? broken : how.waiting() < 0 ? now - failing > session.patience : left() < 0;
-        if (error instanceof Disconnected && !isOver) {
+        boolean isOver =
+                !waits ? broken : how.waiting() < 0 ? !isFirst && now - failing > session.patience : left() < 0;
+        if (error.passes() && !isOver) {
             broken = true;
-            again(Session.TRY_AGAIN);
+            again(Math.min(pause, Math.max(0, left())), this::ask);
+            pause = Math.min(2 * pause, Session.SOON);
         } else {
             fail(error);
         }
@@ -252,14 +275,25 @@ final class Attempt {
         }
     }
 
-    private void again(long pause) {
-        timer = session.after(pause, this::ask);
+    private void again(long later, Runnable work) {
+        timer = session.after(later, work);
+    }
+
+    /** A grant is remembered for no longer than the lease. */
+    private long often() {
+        return Math.min(ASK_AGAIN, Math.max(OFTEN, how.lease() / 2));
+    }
+
+    private void askUntold() {
+        session.probeMessages();
+        ask();
     }
 
     private void fail(LockException error) {
         if (error.is(Kind.LOST)) {
             // It was granted to a connection that broke, and ended with it.
             session.waits.remove(request);
+            closeLink();
             start();
             return;
         }
@@ -282,7 +316,7 @@ final class Attempt {
         session.call(cancel, Session.SOON).whenComplete((reply, error) -> {
             // Else it is not permitted: then the wait ends with its connection.
             if (error != null && LockException.of(error).is(Kind.UNAVAILABLE) && (placed || asking)) {
-                session.insist(cancel, Math.min(how.lease(), Session.REMEMBERED), Kind.UNAVAILABLE);
+                session.insist(cancel, Session.TRY_FOR, failure -> failure.is(Kind.UNAVAILABLE));
             }
             then.run();
         });

@@ -17,6 +17,7 @@ import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Supplier;
 
 /** A lock that is held. Any thread may use it. {@code close} gives it back. */
 public final class Hold implements AutoCloseable {
@@ -31,8 +32,8 @@ public final class Hold implements AutoCloseable {
     private volatile boolean released;
     /** To give it back has failed: nothing renews it. */
     private volatile boolean left;
-    /** The connection to which it was bound has ended. */
-    private volatile boolean unbound;
+    /** The server has bound it to the connection for commands that there is now. */
+    private volatile boolean bound;
 
     private volatile long until;
     private volatile Long token;
@@ -40,6 +41,9 @@ public final class Hold implements AutoCloseable {
     private long granted;
     private final AtomicInteger releasing = new AtomicInteger();
     private boolean renewing;
+    /** How often its lease was made shorter: what was sent before that does not make it longer. */
+    private int shortened;
+
     private ScheduledFuture<?> timer;
     /** When no call that renews it is on its way. */
     private CompletableFuture<Void> renewal = CompletableFuture.completedFuture(null);
@@ -93,7 +97,7 @@ public final class Hold implements AutoCloseable {
      * is zero, until a renewal has been confirmed on the next.
      */
     public Duration validFor() {
-        boolean over = isLost() || released || left || releasing.get() > 0 || (how.keep() && unbound);
+        boolean over = isLost() || released || left || releasing.get() > 0 || (how.keep() && !bound);
         return over ? Duration.ZERO : Duration.ofNanos(Math.max(0, until - Session.now()));
     }
 
@@ -105,10 +109,27 @@ public final class Hold implements AutoCloseable {
      */
     public void extend(Duration lease) {
         long time = How.time("lease", lease, false);
-        await(session.begin(() -> renew(time, renewal(time, age())).thenRun(() -> {
-            this.lease = time;
+        await(session.begin(() -> {
+            shorten(time);
+            return renew(time, renewal(time, age())).thenRun(() -> {
+                if (over() != null) {
+                    throw over();
+                }
+                this.lease = time;
+                watch();
+            });
+        }));
+    }
+
+    /** The server may shorten the lease, and its reply may be lost. */
+    private void shorten(long time) {
+        long end = Session.now() + time;
+        if (over() == null && (time < lease || until - end > 0)) {
+            lease = Math.min(lease, time);
+            until = Math.min(until, end);
+            shortened++;
             watch();
-        })));
+        }
     }
 
     /** As the other, with the lease that it has. */
@@ -128,7 +149,21 @@ public final class Hold implements AutoCloseable {
         words.addAll(Arrays.asList(command));
         return await(session.begin(() -> over() != null
                 ? CompletableFuture.failedFuture(over())
-                : orLose(session.guard(words)).thenApply(Hold::withErrors)));
+                : session.guard(words).exceptionallyCompose(this::orAsk).thenApply(Hold::withErrors)));
+    }
+
+    /** {@code NOTOWNER} may be the word of a script about another lock. The server's word on this one comes before the error. */
+    private CompletableFuture<Object> orAsk(Throwable failure) {
+        LockException error = LockException.of(failure);
+        CompletableFuture<Object> told = CompletableFuture.failedFuture(error);
+        long now = Session.now();
+        long time = how.keep() ? lease : until - now;
+        if (!error.is(Kind.LOST) || over() != null || time <= 0) {
+            return told;
+        }
+        return renewed(now + time, () -> session.call(renewal(time, age()), session.patience))
+                .handle((holds, lost) -> null)
+                .thenCompose(asked -> told);
     }
 
     private static Object withErrors(Object reply) {
@@ -167,10 +202,16 @@ public final class Hold implements AutoCloseable {
             throw bound("only one that is not kept can be left to its lease");
         }
         List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
-        await(session.begin(() -> renew(time, words).thenRun(() -> {
-            released = true;
-            end("released");
-        })));
+        await(session.begin(() -> {
+            shorten(time);
+            return renew(time, words).thenRun(() -> {
+                if (over() != null) {
+                    throw over();
+                }
+                released = true;
+                end("released");
+            });
+        }));
     }
 
     /**
@@ -183,8 +224,9 @@ public final class Hold implements AutoCloseable {
      */
     public String handOver() {
         return await(session.begin(() -> {
-            if (over() != null) {
-                return CompletableFuture.failedFuture(over());
+            Lost over = releasing.get() > 0 ? notHeld() : over();
+            if (over != null) {
+                return CompletableFuture.failedFuture(over);
             }
             released = true;
             end("released");
@@ -200,7 +242,7 @@ public final class Hold implements AutoCloseable {
             if (released || (isLost() && (how.owner() != null || left))) {
                 return ended();
             }
-            return giveBack(isLost() ? 0 : lease)
+            return giveBack(isLost() ? 0 : Math.min(lease, session.releaseFor))
                     .exceptionally(error -> {
                         // What is lost may be impossible to give back.
                         if (!isLost() || !LockException.of(error).is(Kind.UNAVAILABLE)) {
@@ -220,18 +262,19 @@ public final class Hold implements AutoCloseable {
         }
         words.addAll(List.of("ID", releaseId));
         releasing.incrementAndGet();
-        return session.insist(words, within, Kind.UNAVAILABLE).handle((held, error) -> {
-            releasing.decrementAndGet();
-            if (error != null) {
-                if (!(LockException.of(error) instanceof Lost told)) {
-                    throw LockException.of(error);
-                }
-                lose(told);
-            }
-            released = true;
-            end("released");
-            return null;
-        });
+        return session.insist(words, within, error -> error.is(Kind.UNAVAILABLE))
+                .handle((held, error) -> {
+                    releasing.decrementAndGet();
+                    if (error != null) {
+                        if (!(LockException.of(error) instanceof Lost told)) {
+                            throw LockException.of(error);
+                        }
+                        lose(told);
+                    }
+                    released = true;
+                    end("released");
+                    return null;
+                });
     }
 
     /** Nobody may give it back again. The server would renew it for as long as the connection lives. */
@@ -241,19 +284,32 @@ public final class Hold implements AutoCloseable {
         }
         left = true;
         watch();
-        CompletableFuture<Void> work = giveBack(how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now()))
-                .exceptionallyCompose(error -> {
-                    if (!how.keep() || LockException.of(error).is(Kind.UNAVAILABLE)) {
-                        return CompletableFuture.completedFuture(null);
-                    }
-                    // Who may not give it back may have it run out: it is older than that, so the server renews no
-                    // more.
-                    List<String> words = List.of(
-                            "LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
-                    return renewal.thenCompose(answered -> session.insist(words, lease))
-                            .thenAccept(holds -> {});
-                });
-        session.giveBack(key(), owner, work);
+        long within = how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now());
+        session.giveBack(key(), owner, session.insist(this::giveBackOrEnd, within, error -> true));
+    }
+
+    private CompletableFuture<Void> giveBackOrEnd() {
+        return released
+                ? CompletableFuture.completedFuture(null)
+                : giveBack(0).exceptionallyCompose(this::runOutIfRefused);
+    }
+
+    /** Who may not give it back may have it run out: it is older than that, so the server renews no more. */
+    private CompletableFuture<Void> runOutIfRefused(Throwable error) {
+        if (!how.keep() || !LockException.of(error).is(Kind.MISUSE)) {
+            return CompletableFuture.failedFuture(error);
+        }
+        List<String> last =
+                List.of("LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
+        return renewal.thenCompose(answered -> session.call(last, session.patience))
+                .handle(Hold::unlessLost);
+    }
+
+    private static Void unlessLost(Object reply, Throwable error) {
+        if (error != null && !LockException.of(error).is(Kind.LOST)) {
+            throw LockException.of(error);
+        }
+        return null;
     }
 
     boolean isLeft() {
@@ -267,7 +323,11 @@ public final class Hold implements AutoCloseable {
 
     /** If there is nothing to renew. */
     private Lost over() {
-        return isLost() || !(released || left) ? why : new Lost(key() + ": it is not held any more");
+        return isLost() || !(released || left) ? why : notHeld();
+    }
+
+    private Lost notHeld() {
+        return new Lost(key() + ": it is not held any more");
     }
 
     private CompletableFuture<Void> ended() {
@@ -290,9 +350,10 @@ public final class Hold implements AutoCloseable {
         }
     }
 
-    /** It is ours, by a call that was sent then. */
+    /** It is ours, by a call that was sent then. What is kept was bound by the last one. */
     void begin(long sent, long renewed, Long token) {
         granted = sent;
+        bound = true;
         until = renewed + lease;
         this.token = token;
         session.holds.add(this);
@@ -353,7 +414,10 @@ public final class Hold implements AutoCloseable {
 
     private List<String> renewal(long time, long age) {
         List<String> words = new ArrayList<>(List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time)));
-        how.bind(words, age);
+        // One that comes late, from a dead connection, must not bind the hold to that.
+        if (!bound) {
+            how.bind(words, age);
+        }
         return words;
     }
 
@@ -361,13 +425,16 @@ public final class Hold implements AutoCloseable {
         long sent = Session.now();
         return over() != null
                 ? CompletableFuture.failedFuture(over())
-                : renewed(sent + time, session.insist(words, Math.max(0, until - sent)));
+                : renewed(sent + time, () -> session.insist(words, Math.max(0, until - sent)));
     }
 
-    private CompletableFuture<Void> renewed(long end, CompletableFuture<Object> call) {
-        CompletableFuture<Void> done = orLose(call).thenAccept(holds -> {
-            until = end;
-            unbound = false;
+    private CompletableFuture<Void> renewed(long end, Supplier<CompletableFuture<Object>> call) {
+        // Its words say so, and stay if it is sent again on another connection.
+        boolean binds = !bound;
+        int before = shortened;
+        CompletableFuture<Void> done = orLose(call.get()).thenAccept(holds -> {
+            until = before == shortened ? end : Math.min(until, end);
+            bound |= binds;
         });
         renewal = CompletableFuture.allOf(renewal, done).exceptionally(error -> null);
         return done;
@@ -375,7 +442,7 @@ public final class Hold implements AutoCloseable {
 
     /** The connection for commands has ended. */
     void unbind() {
-        unbound = true;
+        bound = false;
     }
 
     private <T> CompletableFuture<T> orLose(CompletableFuture<T> call) {
@@ -424,7 +491,7 @@ public final class Hold implements AutoCloseable {
         if (session.isClosed()) {
             lose(new Lost(key() + ": the session was closed"));
         } else if (keeps()) {
-            timer = session.after(Math.min(lease / 3, rest), this::keep);
+            timer = session.after(bound ? Math.min(lease / 3, rest) : 0, this::keep);
         } else if (rest <= 0) {
             runOut("the lease is over");
         } else {
@@ -456,20 +523,26 @@ public final class Hold implements AutoCloseable {
         long pause = lease / 3;
         long now = Session.now();
         long rest = until - now;
-        long time = lease;
         renewing = true;
-        renewed(now + time, session.call(renewal(time, age()), rest <= 0 ? pause : rest))
+        renewed(now + lease, () -> session.call(renewal(lease, age()), rest <= 0 ? pause : rest))
                 .whenComplete((done, error) -> {
                     renewing = false;
-                    LockException failure = error == null ? null : LockException.of(error);
-                    if (failure != null && until - Session.now() <= 0) {
-                        runOut("the lease is over, and the server does not answer");
-                    } else if (failure instanceof Disconnected && !isLost() && !released && !session.isClosed()) {
-                        stop();
-                        timer = session.after(Math.min(Session.TRY_AGAIN, pause), this::keep);
-                    } else {
+                    if (error == null || isLost() || released || session.isClosed()) {
                         watch();
+                    } else {
+                        keepLater(LockException.of(error), pause);
                     }
                 });
+    }
+
+    private void keepLater(LockException failure, long pause) {
+        long rest = until - Session.now();
+        if (rest <= 0) {
+            runOut("the lease is over, and the server does not answer");
+            return;
+        }
+        long later = failure instanceof Disconnected ? Session.TRY_AGAIN : failure.passes() ? Session.SOON : pause;
+        stop();
+        timer = session.after(Math.min(later, Math.min(pause, rest)), this::keep);
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package example.redislock;
 
+import java.io.IOException;
+import java.net.Socket;
 import java.net.URI;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -12,12 +14,15 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
+import javax.net.ssl.SSLSocket;
 import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.DefaultJedisSocketFactory;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.Jedis;
 import redis.clients.jedis.JedisClientConfig;
+import redis.clients.jedis.JedisSocketFactory;
 import redis.clients.jedis.RedisProtocol;
 import redis.clients.jedis.commands.ProtocolCommand;
 import redis.clients.jedis.exceptions.JedisConnectionException;
@@ -82,10 +87,9 @@ public final class JedisConnector implements Wire.Connector {
     public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
         CompletableFuture<Wire> opened = new CompletableFuture<>();
         start("connect", () -> {
-            Open connection = null;
+            Sockets sockets = new Sockets();
             try {
-                connection = new Open(server.get(), config);
-                connection.connect();
+                Open connection = sockets.connect(server.get(), config);
                 if (mayFailOver && isReplica(connection)) {
                     throw new JedisConnectionException("the Sentinels name a server that is not the primary yet");
                 }
@@ -96,14 +100,12 @@ public final class JedisConnector implements Wire.Connector {
                 }
                 // A reader waits for as long as nothing is to be read.
                 connection.setSoTimeout(0);
-                JedisWire wire = new JedisWire(connection, channel == null ? null : told, ended);
+                JedisWire wire = new JedisWire(connection, sockets, channel == null ? null : told, ended);
                 start("read", wire::read);
                 start("send", wire::write);
                 opened.complete(wire);
             } catch (RuntimeException error) {
-                if (connection != null) {
-                    connection.disconnect();
-                }
+                sockets.close(false);
                 opened.completeExceptionally(errorOf(error));
             }
         });
@@ -159,10 +161,46 @@ public final class JedisConnector implements Wire.Connector {
         return error instanceof JedisDataException ? new Wire.ServerError(error.getMessage()) : error;
     }
 
+    /** The socket of a connection. Jedis would flush before it closes it: that may block, and fails if it is broken. */
+    private static final class Sockets {
+        private volatile Socket socket;
+
+        Open connect(HostAndPort server, JedisClientConfig config) {
+            JedisSocketFactory factory = new DefaultJedisSocketFactory(server, config);
+            Open connection = new Open(() -> socket = factory.createSocket(), config);
+            connection.connect();
+            return connection;
+        }
+
+        void close(boolean orderly) {
+            Socket open = socket;
+            if (open instanceof SSLSocket) {
+                // It says goodbye, and blocks if nobody reads.
+                start("close", () -> close(open, orderly));
+            } else if (open != null) {
+                close(open, orderly);
+            }
+        }
+
+        private static void close(Socket open, boolean orderly) {
+            // What is closed already has no options.
+            try {
+                open.setSoLinger(!orderly, 0);
+            } catch (IOException closed) {
+                // Nothing is left to do.
+            }
+            try {
+                open.close();
+            } catch (IOException broken) {
+                // It is closed all the same.
+            }
+        }
+    }
+
     /** A connection whose callers say when what they have sent is to leave. */
     private static final class Open extends Connection {
-        Open(HostAndPort server, JedisClientConfig config) {
-            super(server, config);
+        Open(JedisSocketFactory sockets, JedisClientConfig config) {
+            super(sockets, config);
         }
 
         void send(List<String> words) {
@@ -181,14 +219,16 @@ public final class JedisConnector implements Wire.Connector {
     private static final class JedisWire implements Wire {
         private static final List<String> END = new ArrayList<>();
         private final Open connection;
+        private final Sockets sockets;
         private final Consumer<String> told;
         private final Runnable ended;
         private final LinkedBlockingQueue<List<String>> toSend = new LinkedBlockingQueue<>();
         private final Queue<CompletableFuture<Object>> answers = new ConcurrentLinkedQueue<>();
         private volatile boolean closed;
 
-        JedisWire(Open connection, Consumer<String> told, Runnable ended) {
+        JedisWire(Open connection, Sockets sockets, Consumer<String> told, Runnable ended) {
             this.connection = connection;
+            this.sockets = sockets;
             this.told = told;
             this.ended = ended;
         }
@@ -203,9 +243,21 @@ public final class JedisConnector implements Wire.Connector {
 
         @Override
         public void close() {
-            closed = true;
-            toSend.add(END);
-            connection.disconnect();
+            end(true);
+        }
+
+        @Override
+        public void giveUp() {
+            end(false);
+        }
+
+        /** The first says how. */
+        private synchronized void end(boolean orderly) {
+            if (!closed) {
+                closed = true;
+                toSend.add(END);
+                sockets.close(orderly);
+            }
         }
 
         void write() {
@@ -217,29 +269,34 @@ public final class JedisConnector implements Wire.Connector {
                     }
                 }
             } catch (RuntimeException | InterruptedException error) {
-                close();
+                giveUp();
             }
         }
 
         void read() {
-            while (!closed) {
-                try {
-                    Object reply = text(connection.getUnflushedObject());
-                    if (told == null) {
-                        answers.remove().complete(reply);
-                    } else if (reply instanceof List<?> message && "message".equals(message.get(0))) {
-                        told.accept(String.valueOf(message.get(2)));
-                    }
-                } catch (JedisDataException refused) {
-                    CompletableFuture<Object> answer = answers.poll();
-                    if (answer != null) {
-                        answer.completeExceptionally(errorOf(refused));
-                    }
-                } catch (RuntimeException broken) {
-                    close();
+            try {
+                while (!closed) {
+                    readOne();
                 }
+            } catch (RuntimeException broken) {
+                // So the session is told.
+            } finally {
+                giveUp();
+                ended.run();
             }
-            ended.run();
+        }
+
+        private void readOne() {
+            try {
+                Object reply = text(connection.getUnflushedObject());
+                if (told != null && reply instanceof List<?> message && "message".equals(message.get(0))) {
+                    told.accept(String.valueOf(message.get(2)));
+                } else {
+                    answers.remove().complete(reply);
+                }
+            } catch (JedisDataException refused) {
+                answers.remove().completeExceptionally(errorOf(refused));
+            }
         }
 
         private static Object text(Object reply) {

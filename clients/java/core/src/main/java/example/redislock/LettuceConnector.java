@@ -2,6 +2,7 @@
 package example.redislock;
 
 import io.lettuce.core.ClientOptions;
+import io.lettuce.core.RedisChannelHandler;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisCommandExecutionException;
 import io.lettuce.core.RedisConnectionStateListener;
@@ -10,13 +11,21 @@ import io.lettuce.core.SocketOptions;
 import io.lettuce.core.TimeoutOptions;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.event.DefaultEventPublisherOptions;
 import io.lettuce.core.output.CommandOutput;
 import io.lettuce.core.protocol.AsyncCommand;
 import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
+import io.lettuce.core.protocol.CommandHandler;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
+import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.NettyCustomizer;
+import io.netty.bootstrap.Bootstrap;
+import io.netty.channel.Channel;
+import io.netty.channel.ChannelException;
+import io.netty.channel.ChannelOption;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
@@ -24,6 +33,7 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -37,8 +47,14 @@ import java.util.function.Consumer;
 public final class LettuceConnector implements Wire.Connector {
     private static final Duration SOON = Duration.ofMillis(1500);
 
+    private final ClientResources resources;
     private final RedisClient client;
+    /** Whose threads it has, if they are to end with it. */
+    private final RedisClient ours;
+
     private final RedisURI uri;
+    /** Lettuce shows no connection's channel, but who writes to it. */
+    private final Map<Object, Channel> channels = new ConcurrentHashMap<>();
     /** Connections that open or close. */
     private final Set<CompletableFuture<?>> pending = ConcurrentHashMap.newKeySet();
 
@@ -62,7 +78,9 @@ public final class LettuceConnector implements Wire.Connector {
             uri.getSentinels().forEach(sentinel -> sentinel.setTimeout(SOON));
             sockets = sockets.mutate().connectTimeout(SOON).build();
         }
-        client = isOurs ? theirs : RedisClient.create(theirs.getResources());
+        ours = isOurs ? theirs : null;
+        resources = watched(theirs.getResources());
+        client = RedisClient.create(resources);
         // Lettuce would send calls again behind our back, on a connection to which nothing is bound.
         client.setOptions(theirs.getOptions()
                 .mutate()
@@ -73,6 +91,51 @@ public final class LettuceConnector implements Wire.Connector {
                 .pingBeforeActivateConnection(false)
                 .socketOptions(sockets)
                 .build());
+    }
+
+    /** The same, which tells of its channels. What is said to be shared does not end with it. */
+    private ClientResources watched(ClientResources theirs) {
+        return theirs.mutate()
+                .eventLoopGroupProvider(theirs.eventLoopGroupProvider())
+                .eventExecutorGroup(theirs.eventExecutorGroup())
+                .timer(theirs.timer())
+                .commandLatencyRecorder(theirs.commandLatencyRecorder())
+                .commandLatencyPublisherOptions(DefaultEventPublisherOptions.disabled())
+                .nettyCustomizer(new NettyCustomizer() {
+                    @Override
+                    public void afterBootstrapInitialized(Bootstrap bootstrap) {
+                        theirs.nettyCustomizer().afterBootstrapInitialized(bootstrap);
+                    }
+
+                    @Override
+                    public void afterChannelInitialized(Channel channel) {
+                        theirs.nettyCustomizer().afterChannelInitialized(channel);
+                        remember(channel);
+                    }
+                })
+                .build();
+    }
+
+    private void remember(Channel channel) {
+        CommandHandler handler = channel.pipeline().get(CommandHandler.class);
+        if (handler != null) {
+            channels.put(handler.getEndpoint(), channel);
+            channel.closeFuture().addListener(closed -> channels.remove(handler.getEndpoint()));
+        }
+    }
+
+    /** So that closing it drops what the kernel has not sent yet. */
+    private void resetOnClose(StatefulRedisConnection<String, String> connection) {
+        Channel channel = connection instanceof RedisChannelHandler<?, ?> handler
+                ? channels.get(handler.getChannelWriter())
+                : null;
+        try {
+            if (channel != null) {
+                channel.config().setOption(ChannelOption.SO_LINGER, 0);
+            }
+        } catch (ChannelException closed) {
+            // Then nothing is left to drop.
+        }
     }
 
     @Override
@@ -128,6 +191,10 @@ public final class LettuceConnector implements Wire.Connector {
                     .join();
         }
         client.shutdown();
+        resources.shutdown(0, 0, TimeUnit.MILLISECONDS);
+        if (ours != null) {
+            ours.shutdown();
+        }
     }
 
     private void begun(CompletableFuture<?> work) {
@@ -151,7 +218,7 @@ public final class LettuceConnector implements Wire.Connector {
         connection.addListener(new RedisConnectionStateListener() {
             @Override
             @Deprecated
-            public void onRedisDisconnected(io.lettuce.core.RedisChannelHandler<?, ?> handler) {
+            public void onRedisDisconnected(RedisChannelHandler<?, ?> handler) {
                 ended.run();
             }
         });
@@ -179,6 +246,14 @@ public final class LettuceConnector implements Wire.Connector {
                 if (!closed.getAndSet(true) && connection.isOpen()) {
                     begun(connection.closeAsync());
                 }
+            }
+
+            @Override
+            public void giveUp() {
+                if (!closed.get()) {
+                    resetOnClose(connection);
+                }
+                close();
             }
         };
     }

@@ -49,6 +49,11 @@ public class LockException extends RuntimeException {
         return kind == other;
     }
 
+    /** Who waits goes on: on the next connection, or when replicas have come back after a failover. */
+    boolean passes() {
+        return this instanceof Disconnected || String.valueOf(getMessage()).startsWith("NOREPLICAS ");
+    }
+
     /** The hold ended before it was given back. */
     public static final class Lost extends LockException {
         private static final long serialVersionUID = 1;
@@ -62,8 +67,16 @@ public class LockException extends RuntimeException {
     static final class Disconnected extends LockException {
         private static final long serialVersionUID = 1;
 
+        /** Whether it is a server's word, which the next connection may bring again. */
+        final boolean isTold;
+
         Disconnected(String text) {
+            this(text, false);
+        }
+
+        private Disconnected(String text, boolean isTold) {
             super(Kind.UNAVAILABLE, text);
+            this.isTold = isTold;
         }
     }
 
@@ -86,12 +99,12 @@ public class LockException extends RuntimeException {
         String text = String.valueOf(cause.getMessage());
         Matcher matcher = WORD.matcher(text);
         return switch (matcher.matches() ? matcher.group(1) : "") {
-            case "READONLY", "MASTERDOWN", "LOADING" -> new Disconnected(text);
+            case "READONLY", "MASTERDOWN", "LOADING" -> new Disconnected(text, true);
             // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told
             // otherwise.
             case "UNBLOCKED" ->
                 text.contains("instance state changed") || text.contains("send the command")
-                        ? new Disconnected(text)
+                        ? new Disconnected(text, true)
                         : new LockException(Kind.UNAVAILABLE, text);
             case "NOTOWNER" -> new Lost(text);
             case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);

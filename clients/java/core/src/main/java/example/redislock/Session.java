@@ -20,6 +20,7 @@ import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 import java.util.function.LongSupplier;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
 
 /**
@@ -34,9 +35,7 @@ final class Session {
     /** So often at most who waits in the server looks whether it is there. With the patience, a server remembers a call for longer. */
     private static final long LOOK_AGAIN = Duration.ofSeconds(8).toNanos();
 
-    /** To give a lock back is tried for so long behind the back of who could not. */
-    static final long REMEMBERED = Duration.ofSeconds(20).toNanos();
-
+    /** What could not be given back is tried for so long behind the caller's back. */
     static final long TRY_FOR = Duration.ofMinutes(10).toNanos();
 
     private enum Use {
@@ -49,6 +48,9 @@ final class Session {
     /** How long a call may go without an answer. */
     final long patience;
 
+    /** A release blocks for so long at most. A test has less time. */
+    long releaseFor = Duration.ofSeconds(30).toNanos();
+
     final Consumer<LockEvent> listener;
     /** Who waits, by the id of its request: a message rings. */
     final Map<String, Attempt> waits = new HashMap<>();
@@ -57,7 +59,7 @@ final class Session {
     /** What is given back behind somebody's back, by key and owner. */
     private final Map<CompletableFuture<Void>, List<String>> giving = new HashMap<>();
     /** Those who wait for what is sent again, with the timer for that. */
-    private final Map<CompletableFuture<Object>, ScheduledFuture<?>> insisting = new HashMap<>();
+    private final Map<CompletableFuture<?>, ScheduledFuture<?>> insisting = new HashMap<>();
 
     private final Wire.Connector connector;
     private final ScheduledThreadPoolExecutor loop;
@@ -66,6 +68,11 @@ final class Session {
     private final Set<Link> own = new HashSet<>();
 
     private Link idle;
+    /** What a server said that serves nobody; null after a good reply. So no connection is made before a pause is over. */
+    private String refusal;
+
+    private long notBefore;
+    private long pause;
     private volatile boolean closed;
     private volatile Thread thread;
 
@@ -152,11 +159,23 @@ final class Session {
         return use(Use.MESSAGES, within, call -> call.end(null, null));
     }
 
+    /** A wait was told nothing for long. A connection for messages that is dead says nothing, and breaks for nobody. */
+    void probeMessages() {
+        Link link = links.get(Use.MESSAGES);
+        if (link != null) {
+            link.probe();
+        }
+    }
+
     /** A connection for a call that waits in the server. What is bound to it stays until it is closed, or rests. */
     Link ownLink() {
         Link link = idle;
         idle = null;
         if (link == null) {
+            LockException unable = unable();
+            if (unable != null) {
+                throw unable;
+            }
             link = new Link(Use.OWN);
             own.add(link);
             link.open();
@@ -164,16 +183,39 @@ final class Session {
         return link;
     }
 
-    /** A call that may be sent twice, and is, for so long, when its connection breaks. */
-    CompletableFuture<Object> insist(List<String> words, long within) {
-        return insist(words, within, null);
+    /** Why no connection can be made now; null if one can. */
+    private LockException unable() {
+        if (closed) {
+            return over();
+        }
+        return refusal != null && now() - notBefore < 0 ? new Disconnected(refusal) : null;
     }
 
-    /** The same also when the server answers with an error of that kind. */
-    CompletableFuture<Object> insist(List<String> words, long within, Kind kind) {
-        CompletableFuture<Object> result = new CompletableFuture<>();
+    /** Many calls may hear the same at once. */
+    private void refused(String text) {
+        if (refusal == null || now() - notBefore >= 0) {
+            pause = refusal == null ? TRY_AGAIN : Math.min(2 * pause, SOON);
+            notBefore = now() + pause;
+            refusal = text;
+        }
+    }
+
+    /** A call that may be sent twice, and is, for so long, when its connection breaks. */
+    CompletableFuture<Object> insist(List<String> words, long within) {
+        return insist(words, within, error -> error instanceof Disconnected);
+    }
+
+    /** The same also after other errors. */
+    CompletableFuture<Object> insist(List<String> words, long within, Predicate<LockException> again) {
+        long deadline = now() + within;
+        return insist(() -> call(words, within == 0 ? patience : Math.max(SOON, deadline - now())), within, again);
+    }
+
+    /** Tries something for so long, with pauses. It is told when the session is closed. */
+    <T> CompletableFuture<T> insist(Supplier<CompletableFuture<T>> work, long within, Predicate<LockException> again) {
+        CompletableFuture<T> result = new CompletableFuture<>();
         insisting.put(result, null);
-        insist(words, now() + within, kind, TRY_AGAIN, result);
+        insist(work, now() + within, again, TRY_AGAIN, result);
         return result.whenComplete((reply, error) -> {
             ScheduledFuture<?> timer = insisting.remove(result);
             if (timer != null) {
@@ -182,19 +224,25 @@ final class Session {
         });
     }
 
-    private void insist(List<String> words, long deadline, Kind kind, long pause, CompletableFuture<Object> result) {
-        call(words, patience).whenComplete((reply, error) -> {
+    private <T> void insist(
+            Supplier<CompletableFuture<T>> work,
+            long deadline,
+            Predicate<LockException> again,
+            long pause,
+            CompletableFuture<T> result) {
+        work.get().whenComplete((reply, error) -> {
+            if (result.isDone()) {
+                return;
+            }
             if (error == null) {
                 result.complete(reply);
-            } else if (!(error instanceof Disconnected
-                            || LockException.of(error).is(kind))
-                    || now() - deadline >= 0) {
+            } else if (now() - deadline >= 0 || !again.test(LockException.of(error))) {
                 result.completeExceptionally(error);
             } else if (closed) {
                 result.completeExceptionally(over());
             } else {
                 insisting.put(
-                        result, after(pause, () -> insist(words, deadline, kind, Math.min(2 * pause, SOON), result)));
+                        result, after(pause, () -> insist(work, deadline, again, Math.min(2 * pause, SOON), result)));
             }
         });
     }
@@ -298,11 +346,12 @@ final class Session {
 
     private CompletableFuture<Object> use(Use use, long within, Consumer<Call> work) {
         CompletableFuture<Object> answer = new CompletableFuture<>();
-        if (closed) {
-            answer.completeExceptionally(over());
+        Link link = links.get(use);
+        LockException unable = link == null || closed ? unable() : null;
+        if (unable != null) {
+            answer.completeExceptionally(unable);
             return answer;
         }
-        Link link = links.get(use);
         if (link == null) {
             link = new Link(use);
             links.put(use, link);
@@ -325,7 +374,12 @@ final class Session {
 
         /** By whatever thread of the library. */
         void answer(Object reply, Throwable error) {
-            run(() -> end(reply, error == null ? null : LockException.of(error)));
+            run(() -> {
+                if (error == null) {
+                    refusal = null;
+                }
+                end(reply, error == null ? null : LockException.of(error));
+            });
         }
 
         void end(Object reply, LockException error) {
@@ -340,19 +394,22 @@ final class Session {
                 return;
             }
             // The next connection may lead to another server.
-            if (error instanceof Disconnected) {
-                giveUp(link);
+            if (error instanceof Disconnected disconnected) {
+                if (disconnected.isTold) {
+                    refused(error.getMessage());
+                }
+                leadsNowhere(link);
             }
             answer.completeExceptionally(error);
         }
     }
 
     /** Another call may have given it up before, and then the other connection is a new one. */
-    private void giveUp(Link link) {
+    private void leadsNowhere(Link link) {
         if (links.get(link.use) == link) {
-            List.copyOf(links.values()).forEach(Link::close);
+            List.copyOf(links.values()).forEach(Link::giveUp);
         } else {
-            link.close();
+            link.giveUp();
         }
     }
 
@@ -367,6 +424,10 @@ final class Session {
         private Wire wire;
         private boolean answered;
         private boolean gone;
+        /** When it has been silent for too long after a question, on the connection for messages; null if nobody asked. */
+        private ScheduledFuture<?> silence;
+
+        private long heard = now();
 
         Link(Use use) {
             this.use = use;
@@ -378,8 +439,11 @@ final class Session {
                 connector
                         .open(
                                 hears ? "lock:inbox:" + inbox : null,
-                                text -> run(() -> told(text)),
-                                () -> run(this::close))
+                                text -> run(() -> {
+                                    heard();
+                                    told(text);
+                                }),
+                                () -> run(this::giveUp))
                         .whenComplete((wire, error) -> {
                             if (wire != null && closed) {
                                 wire.close();
@@ -396,9 +460,9 @@ final class Session {
             if (error != null) {
                 LockException why = LockException.of(error);
                 List.copyOf(calls).forEach(call -> call.end(null, why));
-                close();
+                giveUp();
             } else if (gone) {
-                wire.close();
+                wire.giveUp();
             } else {
                 this.wire = wire;
                 queue.forEach(Runnable::run);
@@ -416,7 +480,7 @@ final class Session {
                 boolean full =
                         error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
                 if (error instanceof Disconnected && !full && !answer.isDone()) {
-                    close();
+                    giveUp();
                 }
             });
             long often = Math.min(LOOK_AGAIN, patience / 5 * 8);
@@ -453,6 +517,31 @@ final class Session {
             }
         }
 
+        private void probe() {
+            if (wire == null || silence != null || now() - heard < SOON) {
+                return;
+            }
+            silence = after(patience, this::giveUp);
+            wire.call(List.of("PING")).whenComplete((pong, error) -> {
+                // A refusal is an answer, too.
+                if (error == null || !(LockException.of(error) instanceof Disconnected)) {
+                    run(this::heard);
+                }
+            });
+        }
+
+        private void heard() {
+            heard = now();
+            if (silence != null) {
+                silence.cancel(false);
+                silence = null;
+            }
+        }
+
+        boolean isGone() {
+            return gone;
+        }
+
         private void use(Call call, long within, boolean givesUp, Consumer<Call> work) {
             calls.add(call);
             limit(call, within, givesUp);
@@ -482,20 +571,31 @@ final class Session {
                 if (calls.remove(call)) {
                     // Who has less patience than the session says nothing about the server.
                     if (givesUp) {
-                        giveUp(this);
+                        leadsNowhere(this);
                     }
                     call.answer.completeExceptionally(silent);
                 }
             });
         }
 
+        /** So that the server hears of it, even after an outage. */
         void close() {
+            end(Wire::close);
+        }
+
+        /** What was said here must not be heard after what is said on the next. */
+        void giveUp() {
+            end(Wire::giveUp);
+        }
+
+        private void end(Consumer<Wire> how) {
             if (gone) {
                 return;
             }
             gone = true;
             links.remove(use, this);
             own.remove(this);
+            heard();
             if (use == Use.COMMANDS) {
                 holds.forEach(Hold::unbind);
             }
@@ -503,11 +603,12 @@ final class Session {
                 idle = null;
             }
             if (wire != null) {
-                wire.close();
+                how.accept(wire);
             }
             LockException lost = new Disconnected("the connection is lost");
             List.copyOf(calls).forEach(call -> call.end(null, lost));
-            if (use != Use.OWN) {
+            // Who waited for one that never was has been told, and pauses.
+            if (use != Use.OWN && wire != null) {
                 ring();
             }
         }

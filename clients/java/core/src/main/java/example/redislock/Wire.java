@@ -16,8 +16,14 @@ public interface Wire {
      */
     CompletionStage<Object> call(List<String> words);
 
-    /** Drops the connection. May be called twice. */
+    /** Ends the connection without blocking. The server hears of it, also after an outage. May be called twice. */
     void close();
+
+    /**
+     * Ends it as one that leads nowhere, without blocking: with a reset ({@code SO_LINGER} of 0 seconds). What was sent must not
+     * reach the server after what is said on the next connection. May be called twice, and after the other.
+     */
+    void giveUp();
 
     /** An error reply. */
     final class ServerError extends RuntimeException {

@@ -29,6 +29,7 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.ReadWriteLock;
+import java.util.function.BiFunction;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.stream.Collectors;
@@ -79,7 +80,7 @@ class LocksTest {
         until("the threads have ended", () -> threads().isEmpty());
     }
 
-    private static Set<String> threads() {
+    static Set<String> threads() {
         return Thread.getAllStackTraces().keySet().stream()
                 .map(Thread::getName)
                 .filter(name -> name.startsWith("redis-lock") || name.startsWith("lettuce-nio"))
@@ -517,21 +518,21 @@ class LocksTest {
     void aReleaseWaitsUntilTheServerCanWrite() throws Exception {
         try (Locks locks = Library.LETTUCE.locks(server)) {
             Hold hold = locks.lock("k").acquire();
-            canWrite(false);
+            canWrite(server, false);
             CompletableFuture<Void> release = hold.releaseAsync();
             Thread.sleep(200);
-            canWrite(true);
+            canWrite(server, true);
             release.get(10, TimeUnit.SECONDS);
             // It fails, and nobody calls it again.
             hold = locks.lock("k").keep(true).lease(Duration.ofMillis(600)).acquire();
-            canWrite(false);
+            canWrite(server, false);
             assertThrows(LockException.class, hold::release);
-            canWrite(true);
+            canWrite(server, true);
             until("it is given back", () -> !server.jedis.exists("k"));
         }
     }
 
-    private void canWrite(boolean can) {
+    static void canWrite(Server server, boolean can) {
         server.call("CONFIG", "SET", "min-replicas-to-write", can ? "0" : "1");
     }
 
@@ -539,7 +540,7 @@ class LocksTest {
     @Test
     void anOwnerThatIsUsedAgainKeepsWhatItGets() throws Exception {
         AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
-        try (Locks locks = new Locks(refusing("LOCK.RELEASE", "NOREPLICAS on purpose", refusals))) {
+        try (Locks locks = new Locks(refusing(server, "LOCK.RELEASE", "NOREPLICAS on purpose", refusals))) {
             RedisLock lock = locks.lock("k").owner("me");
             Hold old = lock.keep(true).lease(Duration.ofMillis(300)).acquire();
             assertThrows(LockException.class, old::release);
@@ -588,7 +589,7 @@ class LocksTest {
     @Test
     void aReleaseThatFailedGoesOn() throws Exception {
         AtomicInteger refusals = new AtomicInteger(20);
-        Wire.Connector refusing = refusing("LOCK.RELEASE", "NOREPLICAS on purpose", refusals);
+        Wire.Connector refusing = refusing(server, "LOCK.RELEASE", "NOREPLICAS on purpose", refusals);
         try (Locks locks = new Locks(refusing)) {
             RedisLock lock = locks.lock("k").keep(true).lease(Duration.ofMillis(600));
             lock.lock();
@@ -611,22 +612,34 @@ class LocksTest {
     }
 
     /** A server that refuses a command so often. */
-    private Wire.Connector refusing(String verb, String text, AtomicInteger refusals) {
-        LettuceConnector connector = new LettuceConnector(server.uri());
+    static Wire.Connector refusing(Server server, String verb, String text, AtomicInteger refusals) {
+        return changed(
+                new LettuceConnector(server.uri()),
+                (wire, words) -> words.get(0).equals(verb) && refusals.getAndDecrement() > 0
+                        ? CompletableFuture.failedFuture(new Wire.ServerError(text))
+                        : wire.call(words));
+    }
+
+    /** With other calls. */
+    static Wire.Connector changed(
+            Wire.Connector connector, BiFunction<Wire, List<String>, CompletionStage<Object>> call) {
         return new Wire.Connector() {
             @Override
             public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
                 return connector.open(channel, told, ended).thenApply(wire -> new Wire() {
                     @Override
                     public CompletionStage<Object> call(List<String> words) {
-                        return words.get(0).equals(verb) && refusals.getAndDecrement() > 0
-                                ? CompletableFuture.failedFuture(new ServerError(text))
-                                : wire.call(words);
+                        return call.apply(wire, words);
                     }
 
                     @Override
                     public void close() {
                         wire.close();
+                    }
+
+                    @Override
+                    public void giveUp() {
+                        wire.giveUp();
                     }
                 });
             }
@@ -655,13 +668,15 @@ class LocksTest {
     void aCancelledWaitLeavesWhenTheServerCanWrite() throws Exception {
         try (Locks locks = Library.LETTUCE.locks(server)) {
             Hold first = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
-            CompletableFuture<Hold> waits = locks.lock("k").acquireAsync();
+            CompletableFuture<Hold> waits =
+                    locks.lock("k").lease(Duration.ofMillis(100)).acquireAsync();
             untilWaiters(1);
-            canWrite(false);
+            canWrite(server, false);
             assertTrue(waits.cancel(true));
-            Thread.sleep(200);
+            // For longer than the lease.
+            Thread.sleep(1500);
             assertEquals("1", server.info("lock_waiters"));
-            canWrite(true);
+            canWrite(server, true);
             untilWaiters(0);
             first.release();
         }

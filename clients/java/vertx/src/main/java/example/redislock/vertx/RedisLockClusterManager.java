@@ -24,6 +24,8 @@ import java.util.Map;
  * once when their node leaves the cluster or dies.
  */
 public final class RedisLockClusterManager implements ClusterManager {
+    private static final long LONGEST = Duration.ofDays(36_500).toMillis();
+
     private final ClusterManager other;
     private final Locks locks;
     private final String prefix;
@@ -48,7 +50,8 @@ public final class RedisLockClusterManager implements ClusterManager {
     @Override
     public void getLockWithTimeout(String name, long timeout, Promise<Lock> promise) {
         locks.lock(prefix + name)
-                .waiting(Duration.ofMillis(timeout))
+                // What is too long for a lock comes to the same.
+                .waiting(Duration.ofMillis(Math.min(timeout, LONGEST)))
                 .acquireAsync()
                 .whenComplete((hold, error) -> {
                     if (error == null) {

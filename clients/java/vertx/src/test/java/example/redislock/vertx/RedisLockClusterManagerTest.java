@@ -35,6 +35,15 @@ public class RedisLockClusterManagerTest extends ClusteredAsynchronousLockTest {
     }
 
     @Test
+    public void testTheLongestTimeout() {
+        vertices[0].sharedData().getLockWithTimeout("long", Long.MAX_VALUE).onComplete(onSuccess(lock -> {
+            lock.release();
+            testComplete();
+        }));
+        await();
+    }
+
+    @Test
     @Override
     public void testLockReleasedForClosedNode() throws Exception {
         super.testLockReleasedForClosedNode();

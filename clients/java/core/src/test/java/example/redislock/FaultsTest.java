@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: MIT
+package example.redislock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import example.redislock.LockException.Kind;
+import example.redislock.LockException.Lost;
+import example.redislock.LocksTest.Library;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** What the network and the server do to connections. */
+@Timeout(60)
+class FaultsTest {
+    private Server server;
+    private Proxy proxy;
+
+    @BeforeEach
+    void start() throws Exception {
+        server = new Server();
+        proxy = new Proxy(server.port);
+    }
+
+    @AfterEach
+    void nothingStays() throws Exception {
+        LocksTest.until(
+                "the connections are closed",
+                () -> server.info("connected_clients").equals("1"));
+        assertEquals("0", server.info("lock_waiters"));
+        assertEquals("0", server.info("lock_internal_errors"));
+        assertEquals(0, server.jedis.exists("k", "other"));
+        proxy.close();
+        server.close();
+        LocksTest.until("the threads have ended", () -> LocksTest.threads().isEmpty());
+    }
+
+    private Locks locks(Library library, String uri, long patience) {
+        return new Locks(library.connector.apply(uri), Duration.ofMillis(patience), null);
+    }
+
+    private long made() {
+        return Long.parseLong(server.info("total_connections_received"));
+    }
+
+    private static LockException failure(CompletableFuture<?> call) {
+        ExecutionException error = assertThrows(ExecutionException.class, () -> call.get(20, TimeUnit.SECONDS));
+        return (LockException) error.getCause();
+    }
+
+    /** The kernel would send what is queued after what is said on the next connection. */
+    @ParameterizedTest
+    @EnumSource
+    void whatIsGivenUpIsResetAndWhatIsClosedIsNot(Library library) throws Exception {
+        Locks locks = locks(library, proxy.uri(), 400);
+        RedisLock lock = locks.lock("k").lease(Duration.ofMinutes(10));
+        Hold hold = lock.acquire();
+        CompletableFuture<Hold> waits = lock.ownConnection().acquireAsync();
+        LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+        waits.cancel(true);
+        LocksTest.until("it is heard of", () -> !proxy.ends.isEmpty());
+        assertEquals("closed", proxy.ends.poll());
+        proxy.silent = true;
+        CompletableFuture<Void> extended = CompletableFuture.runAsync(hold::extend);
+        LocksTest.until("it is given up", () -> !proxy.ends.isEmpty());
+        assertEquals("reset", proxy.ends.poll());
+        proxy.silent = false;
+        extended.get(10, TimeUnit.SECONDS);
+        hold.release();
+        proxy.ends.clear();
+        locks.close();
+        LocksTest.until("it is closed", () -> proxy.connections.isEmpty());
+        assertEquals(Set.of("closed"), Set.copyOf(proxy.ends));
+    }
+
+    /** With calls on their way. */
+    @ParameterizedTest
+    @EnumSource
+    void aBrokenConnectionIsToldToTheSession(Library library) throws Exception {
+        Wire.Connector connector = library.connector.apply(proxy.uri());
+        for (int round = 0; round < 20; round++) {
+            CompletableFuture<Void> ended = new CompletableFuture<>();
+            Wire wire = connector
+                    .open(null, text -> {}, () -> ended.complete(null))
+                    .toCompletableFuture()
+                    .get(10, TimeUnit.SECONDS);
+            AtomicBoolean stop = new AtomicBoolean();
+            Thread caller = new Thread(() -> {
+                while (!stop.get()) {
+                    for (int number = 0; number < 100; number++) {
+                        wire.call(List.of("PING"));
+                    }
+                    Thread.yield();
+                }
+            });
+            caller.start();
+            Thread.sleep(10);
+            proxy.reset();
+            try {
+                ended.get(5, TimeUnit.SECONDS);
+            } finally {
+                stop.set(true);
+                caller.join();
+                wire.giveUp();
+            }
+        }
+        connector.close();
+    }
+
+    /** It reads nothing more, and what is to be sent is more than fits. */
+    @ParameterizedTest
+    @EnumSource
+    void aServerThatHangsBlocksNobody(Library library) throws Exception {
+        Locks locks = locks(library, server.uri(), 500);
+        Hold hold = locks.lock("other").lease(Duration.ofSeconds(2)).acquire();
+        server.signal("STOP");
+        String big = "x".repeat(7000);
+        List<CompletableFuture<Hold>> waits = new ArrayList<>();
+        for (int number = 0; number < 2000; number++) {
+            waits.add(locks.lock(big + number).waiting(Duration.ofMillis(500)).acquireAsync());
+        }
+        assertTrue(hold.awaitLost(Duration.ofSeconds(8)));
+        for (CompletableFuture<Hold> wait : waits) {
+            assertEquals(Kind.UNAVAILABLE, failure(wait).kind());
+        }
+        CompletableFuture.runAsync(locks::close).get(5, TimeUnit.SECONDS);
+        server.signal("CONT");
+        LocksTest.until("it is over", () -> !server.jedis.exists("other"));
+        server.jedis.flushAll();
+    }
+
+    /** A renewal that comes late, from a dead connection, must not bind the hold to that. */
+    @ParameterizedTest
+    @EnumSource
+    void onlyTheFirstRenewalOnAConnectionBinds(Library library) throws Exception {
+        ConcurrentLinkedQueue<String> renewals = new ConcurrentLinkedQueue<>();
+        Wire.Connector connector = LocksTest.changed(library.connector.apply(proxy.uri()), (wire, words) -> {
+            if (words.get(0).equals("LOCK.RENEW")) {
+                renewals.add(words.contains("EPHEMERAL") ? "binds" : "plain");
+            }
+            return wire.call(words);
+        });
+        try (Locks locks = new Locks(connector);
+                Locks other = locks(library, server.uri(), 5000)) {
+            Hold hold = locks.lock("k").lease(Duration.ofMillis(900)).keep(true).acquire();
+            hold.extend();
+            LocksTest.until("it is renewed", () -> renewals.size() >= 2);
+            assertEquals(Set.of("plain"), Set.copyOf(renewals));
+            renewals.clear();
+            // So it does not end with the connection.
+            other.lock("k").lease(Duration.ofSeconds(60)).keep(true).attach(hold.owner());
+            proxy.reset();
+            LocksTest.until("it is bound", () -> renewals.contains("binds"));
+            renewals.removeIf("plain"::equals);
+            LocksTest.until("it is renewed", () -> renewals.size() >= 3);
+            assertEquals(List.of("binds", "plain", "plain"), List.copyOf(renewals));
+            assertTrue(hold.validFor().toMillis() > 0);
+            hold.release();
+            hold = locks.lock("k").keep(true).ownConnection().acquire();
+            hold.extend();
+            hold = locks.lock("k").keep(true).attach(hold.handOver());
+            hold.extend();
+            hold.release();
+            assertEquals(
+                    List.of("binds", "plain", "binds", "plain"),
+                    List.copyOf(renewals).subList(renewals.size() - 4, renewals.size()));
+        }
+    }
+
+    /** It was shortened, and nobody was told. */
+    @Test
+    void aLeaseThatIsMadeShorterCountsAtOnce() throws Exception {
+        Wire.Connector connector = LocksTest.changed(
+                Library.JEDIS.connector.apply(server.uri()),
+                (wire, words) -> words.get(0).equals("LOCK.RENEW")
+                        ? wire.call(words).thenCompose(reply -> new CompletableFuture<>())
+                        : wire.call(words));
+        try (Locks locks = new Locks(connector)) {
+            for (boolean after : new boolean[] {false, true}) {
+                Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
+                CompletableFuture<Void> call = CompletableFuture.runAsync(() -> {
+                    if (after) {
+                        hold.releaseAfter(Duration.ofMillis(500));
+                    } else {
+                        hold.extend(Duration.ofMillis(500));
+                    }
+                });
+                assertTrue(hold.awaitLost(Duration.ofMillis(1500)));
+                LocksTest.until("it is over", () -> !server.jedis.exists("k"));
+                failure(call);
+            }
+        }
+    }
+
+    @Test
+    void aPermissionThatComesBackFreesTheLock() throws Exception {
+        server.call("ACL", "SETUSER", "default", "-lock.release", "-lock.renew");
+        try (Locks locks = locks(Library.LETTUCE, server.uri(), 5000)) {
+            Hold hold = locks.lock("k").lease(Duration.ofMillis(600)).keep(true).acquire();
+            assertEquals(
+                    Kind.MISUSE,
+                    assertThrows(LockException.class, hold::release).kind());
+            Thread.sleep(1500);
+            assertTrue(server.jedis.exists("k"));
+            server.call("ACL", "SETUSER", "default", "+lock.release");
+            LocksTest.until("it is given back", () -> !server.jedis.exists("k"));
+        }
+    }
+
+    @Test
+    void aReleaseDoesNotBlockForLong() throws Exception {
+        AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
+        Wire.Connector refusing = LocksTest.refusing(server, "LOCK.RELEASE", "NOREPLICAS on purpose", refusals);
+        try (Locks locks = new Locks(refusing)) {
+            assertEquals(TimeUnit.SECONDS.toNanos(30), locks.session.releaseFor);
+            locks.session.releaseFor = TimeUnit.MILLISECONDS.toNanos(300);
+            Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
+            CompletableFuture<Void> release = hold.releaseAsync();
+            assertTrue(failure(release).getMessage().startsWith("NOREPLICAS"));
+            refusals.set(0);
+            LocksTest.until("it is given back", () -> !server.jedis.exists("k"));
+        }
+    }
+
+    /** As after a failover, when the replicas are not there yet. */
+    @ParameterizedTest
+    @EnumSource
+    void aWaitGoesOnWithoutReplicas(Library library) throws Exception {
+        AtomicInteger refusals = new AtomicInteger();
+        Wire.Connector refusing = LocksTest.refusing(server, "LOCK.ACQUIRE", "NOREPLICAS on purpose", refusals);
+        try (Locks locks = locks(library, server.uri(), 5000);
+                Locks refused = new Locks(refusing)) {
+            RedisLock lock = locks.lock("k").lease(Duration.ofMinutes(10));
+            lock.acquire().release();
+            lock.ownConnection().acquire().release();
+            LocksTest.canWrite(server, false);
+            LockException error = assertThrows(LockException.class, lock::tryAcquire);
+            assertTrue(error.is(Kind.UNAVAILABLE) && error.getMessage().startsWith("NOREPLICAS"), error::toString);
+            error = assertThrows(
+                    LockException.class,
+                    () -> lock.waiting(Duration.ofMillis(300)).acquire());
+            assertTrue(error.getMessage().startsWith("NOREPLICAS"), error::toString);
+            long before = made();
+            for (RedisLock each : List.of(lock, lock.ownConnection())) {
+                LocksTest.canWrite(server, false);
+                CompletableFuture<Hold> wait = each.acquireAsync();
+                Thread.sleep(400);
+                assertFalse(wait.isDone());
+                LocksTest.canWrite(server, true);
+                wait.get(5, TimeUnit.SECONDS).release();
+            }
+            assertEquals(before, made());
+            refusals.set(1);
+            refused.lock("k").tryAcquire().orElseThrow().release();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void aServerThatWasThePrimaryIsNotOverrun(Library library) throws Exception {
+        try (Locks locks = locks(library, server.uri(), 5000)) {
+            List<Hold> holds = new ArrayList<>();
+            List<CompletableFuture<Void>> waits = new ArrayList<>();
+            RedisLock lock = locks.lock("h0").waiting(Duration.ofSeconds(30));
+            for (int number = 0; number < 10; number++) {
+                holds.add(locks.lock("h" + number).acquire());
+                waits.add(lock.acquireAsync().thenCompose(Hold::releaseAsync));
+            }
+            LocksTest.until("they wait", () -> server.info("lock_waiters").equals("10"));
+            long before = made();
+            server.call("REPLICAOF", "127.0.0.1", "1");
+            Thread.sleep(2500);
+            assertTrue(made() - before < 30, () -> made() - before + " connections");
+            server.call("REPLICAOF", "NO", "ONE");
+            holds.forEach(Hold::releaseAsync);
+            CompletableFuture.allOf(waits.toArray(CompletableFuture[]::new)).get(10, TimeUnit.SECONDS);
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void aDeadConnectionForMessagesIsReplaced(Library library) throws Exception {
+        try (Locks locks = locks(library, proxy.uri(), 600);
+                Locks other = locks(library, server.uri(), 5000)) {
+            RedisLock lock = locks.lock("k").lease(Duration.ofMillis(400));
+            Hold first = other.lock("k").acquire();
+            Hold kept = locks.lock("other").acquire();
+            CompletableFuture<Hold> waits = lock.acquireAsync();
+            // It is asked whether it is there, and is. A refusal is an answer, too.
+            for (String rule : List.of("+ping", "-ping")) {
+                server.call("ACL", "SETUSER", "default", rule);
+                Thread.sleep(2300);
+                assertEquals(2, proxy.accepted.get());
+            }
+            proxy.silenceMessages();
+            LocksTest.until("there is another", () -> proxy.accepted.get() == 3);
+            assertFalse(kept.validFor().isZero());
+            first.release();
+            waits.get(5, TimeUnit.SECONDS).release();
+            kept.release();
+        }
+    }
+
+    /** A grant is there for no longer than the lease. */
+    @Test
+    void whoHasAShortLeaseAsksSooner() throws Exception {
+        try (Locks locks = locks(Library.LETTUCE, proxy.uri(), 20_000);
+                Locks other = locks(Library.LETTUCE, server.uri(), 5000)) {
+            Hold first = other.lock("k").acquire();
+            CompletableFuture<Hold> waits =
+                    locks.lock("k").lease(Duration.ofMillis(1000)).acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            proxy.silenceMessages();
+            first.release();
+            waits.get(2, TimeUnit.SECONDS).release();
+        }
+    }
+
+    /** It may be about another lock. */
+    @ParameterizedTest
+    @EnumSource
+    void theServerSaysWhetherAGuardedHoldIsLost(Library library) throws Exception {
+        try (Locks locks = locks(library, server.uri(), 5000)) {
+            for (boolean keep : new boolean[] {false, true}) {
+                Hold hold =
+                        locks.lock("k").lease(Duration.ofSeconds(60)).keep(keep).acquire();
+                String[] script = {"EVAL", "return redis.error_reply('NOTOWNER of another')", "0"};
+                Lost told = assertThrows(Lost.class, () -> hold.guard(script));
+                assertEquals("NOTOWNER of another", told.getMessage());
+                assertFalse(hold.isLost());
+                assertTrue(hold.validFor().toSeconds() > 50);
+                assertEquals("PONG", hold.guard("PING"));
+                server.jedis.del("k");
+                assertThrows(Lost.class, () -> hold.guard("PING"));
+                assertTrue(hold.isLost());
+            }
+        }
+    }
+
+    /** Its release is on its way. */
+    @Test
+    void whatIsBeingReleasedIsNotHandedOver() throws Exception {
+        try (Locks locks = locks(Library.LETTUCE, server.uri(), 5000)) {
+            Hold hold = locks.lock("k").acquire();
+            server.signal("STOP");
+            hold.releaseAsync().cancel(true);
+            assertThrows(Lost.class, hold::handOver);
+            server.signal("CONT");
+            LocksTest.until("it is given back", () -> !server.jedis.exists("k"));
+        }
+    }
+
+    /** After the patience it is tried once more, on another connection. */
+    @ParameterizedTest
+    @EnumSource
+    void silenceEndsAWaitForMessagesToo(Library library) throws Exception {
+        try (Locks locks = locks(library, server.uri(), 2000)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            CompletableFuture<Hold> wait =
+                    locks.lock("k").lease(Duration.ofMillis(400)).acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            server.signal("STOP");
+            long before = System.nanoTime();
+            assertEquals(Kind.UNAVAILABLE, failure(wait).kind());
+            long took = TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - before);
+            server.signal("CONT");
+            // The last try has a second, and so has the end of the wait.
+            assertTrue(took > 1900 && took < 5000, () -> took + " ms");
+            LocksTest.until(
+                    "it does not wait", () -> server.info("lock_waiters").equals("0"));
+            server.call("LOCK.RELEASE", "k", "somebody");
+        }
+    }
+}
