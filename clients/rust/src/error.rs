@@ -35,6 +35,9 @@ pub(crate) const FULL: &str = "max number of clients";
 
 pub(crate) const SILENT: &str = "no answer in time";
 
+/// How Redis ends the waits of a server that is no primary any more.
+const DEMOTED: &str = "instance state changed";
+
 impl Error {
     /// Which of the seven it is, in the words of the documentation and of metrics.
     #[must_use]
@@ -74,16 +77,28 @@ impl Error {
     /// Whether the same call may go well in a moment: there is no connection, the server starts or is no primary, or a cluster
     /// sorts itself out. What else a server says stands; it begins with a word in capitals.
     pub(crate) fn may_pass(&self) -> bool {
-        const PASSING: [&str; 6] = ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"];
-        // Another server has the lock now, in Redis' words and in those of the module. Who is unblocked by somebody is told otherwise.
-        const MOVED: [&str; 2] = ["instance state changed", "send the command"];
-        let moved = self.begins_with(&["UNBLOCKED"]) && MOVED.iter().any(|words| self.text().contains(words));
-        self.is_of_connection() || moved || self.begins_with(&PASSING)
+        // A new primary has no replicas for a moment.
+        const PASSING: [&str; 7] =
+            ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "NOREPLICAS"];
+        self.is_of_connection()
+            || self.is_unblocked_by("send the command")
+            || self.is_unblocked_by(DEMOTED)
+            || self.begins_with(&PASSING)
     }
 
     /// Whether another server is the primary now, which new connections may find.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.begins_with(&["READONLY", "MASTERDOWN"])
+    }
+
+    /// Whether the server is no primary any more: so it says, or so it ends a wait.
+    pub(crate) fn is_of_demotion(&self) -> bool {
+        self.is_elsewhere() || self.is_unblocked_by(DEMOTED)
+    }
+
+    /// Another server has the lock now, in words of Redis or of the module. Who is unblocked by somebody is told otherwise.
+    fn is_unblocked_by(&self, words: &str) -> bool {
+        self.begins_with(&["UNBLOCKED"]) && self.text().contains(words)
     }
 
     /// Whether another server may be the primary: this one has not the replicas that it should have, or cannot write.

@@ -14,12 +14,12 @@ use crate::error::{silent, Error, Result};
 use crate::link::Then;
 use crate::lock::How;
 use crate::mailbox::{locked, Mailbox};
-use crate::session::{Fate, Session, TRY_AGAIN};
+use crate::session::{Call, Errand, Fate, Session, IN_THE_END, TRY_AGAIN};
 use crate::timer::Place;
 use crate::{Event, Handle};
 
-/// To give back what is kept is tried for so long, behind the back of who could not: the server renews it meanwhile.
-const GIVE_BACK_FOR: Duration = Duration::from_secs(600);
+/// Who gives back waits for so long at most.
+const RELEASE_FOR: Duration = Duration::from_secs(30);
 
 /// A lock that is held. It is given back by [`Hold::release`], or when it goes out of scope.
 pub struct Hold {
@@ -45,7 +45,7 @@ struct State {
     lease: Duration,
     /// When the last call that was confirmed was sent, plus the lease.
     until: Moment,
-    /// What became of that call: a kept hold is bound to the connection on which it went.
+    /// What became of the call that bound it last: a kept hold is bound to the connection on which that went.
     bond: Arc<Fate>,
     /// Until when it is renewed, by its age.
     max_hold: Option<Duration>,
@@ -60,12 +60,10 @@ struct State {
     on_lost: Vec<Box<dyn FnOnce() + Send>>,
     /// Why it is lost.
     why: Option<Error>,
-    /// Whether it was given back though it was lost.
-    tidied: bool,
-    /// To give it back has failed, and goes on: nothing renews it.
+    /// It is given back behind everybody's back: nothing renews it.
     left: bool,
-    /// Calls by `extend` that are on their way.
-    extending: usize,
+    /// Renewals that somebody waits for.
+    awaited: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,9 +103,8 @@ impl Held {
             place: None,
             on_lost: Vec::new(),
             why: None,
-            tidied: false,
             left: false,
-            extending: 0,
+            awaited: 0,
         };
         let held = Arc::new(Held {
             owner,
@@ -195,30 +192,50 @@ impl Held {
         self.schedule();
     }
 
+    /// Only what must bind binds: what comes late to the server cannot move a bond then.
     fn renew(self: &Arc<Self>, lease: Duration, then: Then) {
-        let (held, sent, bond) = (Arc::clone(self), now(), Arc::default());
+        let (held, sent, fate) = (Arc::clone(self), now(), Arc::default());
         let mut command = renewal(&self.key, &self.owner, lease);
-        let (max, age) = (locked(&self.state).max_hold, sent.saturating_sub(self.granted));
-        self.how.bind(&mut command, max.map(|max| max.saturating_sub(age)));
-        let call = self.session.to(&self.key, &command).with(&bond);
+        let state = locked(&self.state);
+        let (max, bond) = (state.max_hold, Arc::clone(&state.bond));
+        drop(state);
+        let binds = self.how.keep && !self.session.is_bound(&self.key, &bond);
+        if binds {
+            let age = sent.saturating_sub(self.granted);
+            self.how.bind(&mut command, max.map(|max| max.saturating_sub(age)));
+        }
+        let call = self.session.to(&self.key, &command).with(&fate);
         let then = move |result: Result<Value>| {
-            held.renewed(sent, lease, bond, &result);
+            held.renewed(sent, lease, binds, &fate, &result);
             then(result);
         };
         self.session.send(call, Box::new(then));
     }
 
-    fn renewed(self: &Arc<Self>, sent: Moment, lease: Duration, bond: Arc<Fate>, result: &Result<Value>) {
+    fn renewed(
+        self: &Arc<Self>,
+        sent: Moment,
+        lease: Duration,
+        binds: bool,
+        fate: &Arc<Fate>,
+        result: &Result<Value>,
+    ) {
         let mut state = locked(&self.state);
         state.renewing = false;
         match result {
             Ok(_) => {
                 state.lease = lease;
                 state.until = sent + lease;
-                state.bond = bond;
                 state.deadline = state.until;
                 state.slept = false;
                 state.renew_at = sent + lease / 3;
+                if binds {
+                    state.bond = Arc::clone(fate);
+                } else if self.how.keep && !fate.is_with(&state.bond) {
+                    // It went on a connection to which it is not bound: the next one binds.
+                    state.bond = Arc::default();
+                    state.renew_at = now();
+                }
             }
             Err(error @ Error::Lost(_)) => {
                 drop(state);
@@ -231,6 +248,39 @@ impl Held {
         drop(state);
         self.changed.notify_all();
         self.schedule();
+    }
+
+    /// Renews it, and waits for the answer.
+    fn renew_now(self: &Arc<Self>, lease: Duration) -> Result<()> {
+        let mailbox = Arc::new(Mailbox::default());
+        locked(&self.state).awaited += 1;
+        self.renew(lease, Box::new(mailbox.expect()));
+        let reply = mailbox.reply(after(self.session.patience));
+        locked(&self.state).awaited -= 1;
+        self.changed.notify_all();
+        reply.unwrap_or_else(|| Err(silent())).map(drop)
+    }
+
+    /// A lease is asked for that may be shorter: it may count though the answer is lost.
+    fn may_end(self: &Arc<Self>, lease: Duration) {
+        let end = after(lease);
+        let mut state = locked(&self.state);
+        // The server refuses one of no time.
+        if !lease.is_zero() && end < state.until {
+            (state.until, state.deadline) = (end, state.deadline.min(end));
+            drop(state);
+            self.schedule();
+        }
+    }
+
+    /// A guarded command says that there is no such owner, maybe of another lock. Whether it is lost, a renewal tells.
+    fn ask(self: &Arc<Self>) {
+        let state = locked(&self.state);
+        let lease = if self.keeps(&state) { state.lease } else { left(state.until) };
+        drop(state);
+        if !lease.is_zero() {
+            let _ = self.renew_now(lease);
+        }
     }
 
     /// Says that it is lost, once.
@@ -280,67 +330,64 @@ impl Held {
             return self.still_held(true);
         }
         state.phase = Phase::Releasing;
+        let time = state.lease.min(RELEASE_FOR);
         drop(state);
         let mailbox = Arc::new(Mailbox::default());
-        self.send_release(Box::new(mailbox.expect()));
-        let result = mailbox.reply(Moment::MAX).unwrap_or(Ok(Value::Nil)).map(drop);
+        self.session.errand(Errand::new(self.giving_back(), time), Box::new(mailbox.expect()));
+        // The last try may be answered at the very end.
+        let result = mailbox.reply(after(time + TRY_AGAIN)).unwrap_or_else(|| Err(silent())).map(drop);
         let phase = if result.is_ok() { Phase::Released } else { Phase::Held };
         self.turn(Phase::Releasing, phase);
         match &result {
             Ok(()) => self.ended("released"),
             Err(error @ Error::Lost(_)) => self.lose(error.clone()),
             Err(_) if self.session.is_closed() => self.lose(self.ended_by("its session is closed")),
-            Err(_) => self.schedule(),
+            Err(_) => {
+                self.leave();
+                self.schedule();
+            }
         }
         self.changed.notify_all();
         result
     }
 
-    /// Tries to give it back for as long as the lease, and then behind everybody's back.
-    fn send_release(self: &Arc<Self>, then: Then) {
-        let (held, lease) = (Arc::clone(self), locked(&self.state).lease);
-        let then = move |result: Result<Value>| {
-            if !matches!(result, Ok(_) | Err(Error::Lost(_))) {
-                held.leave(lease, &result);
-            }
-            then(result);
-        };
-        self.try_release(lease, Box::new(then));
-    }
-
-    fn try_release(self: &Arc<Self>, time: Duration, then: Then) {
+    fn giving_back(&self) -> Call {
         let mut command = cmd("LOCK.RELEASE");
         command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
-        self.session.errand(self.session.to(&self.key, &command), time, then);
+        self.session.to(&self.key, &command)
     }
 
-    /// It could not be given back. What is not kept runs out.
-    fn leave(self: &Arc<Self>, lease: Duration, result: &Result<Value>) {
+    /// Gives it back behind everybody's back, once. What is not kept runs out meanwhile.
+    fn leave(self: &Arc<Self>) {
         let mut state = locked(&self.state);
-        if std::mem::replace(&mut state.left, true) || !self.how.keep {
+        if std::mem::replace(&mut state.left, true) {
             return;
         }
-        state.max_hold = Some(Duration::ZERO);
+        let (lease, rest) = (state.lease, left(state.until));
         drop(state);
-        // The server renews, too, and no longer than this says: so what may not be given back runs out.
-        self.renew(lease, Box::new(|_| ()));
-        if matches!(result, Err(Error::Unavailable(_))) {
-            let held = Arc::clone(self);
-            let then = move |result: Result<Value>| match result {
-                Ok(_) if held.turn(Phase::Held, Phase::Released) => held.ended("released"),
-                Err(error @ Error::Lost(_)) => held.lose(error),
-                _ => {}
-            };
-            self.try_release(GIVE_BACK_FOR, Box::new(then));
+        let time = if self.how.keep { IN_THE_END } else { rest };
+        let mut errand = Errand::new(self.giving_back(), time);
+        errand.insists = true;
+        if self.how.keep {
+            // The server renews no longer than this says: so what may not be given back runs out.
+            let mut command = renewal(&self.key, &self.owner, lease);
+            self.how.bind(&mut command, Some(Duration::ZERO));
+            errand.otherwise = Some(self.session.to(&self.key, &command));
         }
+        let held = Arc::clone(self);
+        let then = move |result: Result<Value>| match result {
+            Ok(Value::Nil) => {}
+            Ok(_) if held.turn(Phase::Held, Phase::Released) => held.ended("released"),
+            Err(error @ Error::Lost(_)) => held.lose(error),
+            _ => {}
+        };
+        self.session.errand(errand, Box::new(then));
     }
 
     /// The server may still have what is lost by our clock.
     fn tidy(self: &Arc<Self>) {
-        let mut state = locked(&self.state);
-        if state.phase == Phase::Lost && !std::mem::replace(&mut state.tidied, true) {
-            drop(state);
-            self.send_release(Box::new(|_| ()));
+        if locked(&self.state).phase == Phase::Lost {
+            self.leave();
         }
     }
 
@@ -429,7 +476,8 @@ impl Hold {
     }
 
     /// For how long nobody else can have the lock, whatever the network does. What is kept ends with its connection: when that
-    /// breaks, this is zero until the server has said on another that the lock is still held.
+    /// breaks, this is zero until the server has said on another that the lock is still held. If the network ends the connection
+    /// at the server's side alone, this is known at the next renewal, a third of the lease later.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         let state = locked(&self.held.state);
@@ -440,27 +488,23 @@ impl Hold {
         Duration::ZERO
     }
 
-    /// Sets the lease anew, from now on, shorter or longer.
+    /// Sets the lease anew, from now on, shorter or longer. A shorter one counts from the call on, whatever comes of it.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] if there is nothing to extend; what else the server says, or that it says nothing.
     pub fn extend(&self, lease: Duration) -> Result<()> {
         self.held.is_kept_here()?;
-        let mailbox = Arc::new(Mailbox::default());
-        locked(&self.held.state).extending += 1;
-        self.held.renew(lease, Box::new(mailbox.expect()));
-        let reply = mailbox.reply(after(self.held.session.patience));
-        locked(&self.held.state).extending -= 1;
-        self.held.changed.notify_all();
-        reply.unwrap_or_else(|| Err(silent())).map(drop)
+        self.held.may_end(lease);
+        self.held.renew_now(lease)
     }
 
     /// Carries out a command of Redis if the lock is still held, in the same step. It is never sent twice.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], and then nothing was done; what else the server says of the command.
+    /// [`Error::Lost`], and then nothing was done, unless a script says so of another lock: whether this one is lost is known by
+    /// then. What else the server says of the command.
     pub fn guard<W: ToRedisArgs>(&self, command: &[W]) -> Result<Value> {
         let held = &self.held;
         held.is_kept_here()?;
@@ -469,13 +513,14 @@ impl Hold {
         let until = after(held.session.patience);
         let call = held.session.to(&held.key, &guarded).of_user();
         let result = held.session.call(&Arc::default(), call, until);
-        if let Err(error @ Error::Lost(_)) = &result {
-            held.lose(error.clone());
+        if let Err(Error::Lost(_)) = &result {
+            held.ask();
         }
         result
     }
 
-    /// Gives the lock back. It is tried for as long as the lease. If it fails, it may be called again, and counts once.
+    /// Gives the lock back. It is tried for as long as the lease, 30 s at most, and goes on behind the caller's back then. If it
+    /// fails, it may be called again, and counts once.
     ///
     /// # Errors
     ///
@@ -499,7 +544,7 @@ impl Hold {
         self.held.ended("released");
         // A renewal that is on its way would bind it here again.
         let (state, patience) = (locked(&self.held.state), self.held.session.patience);
-        let on_its_way = |state: &mut State| state.renewing || state.extending > 0;
+        let on_its_way = |state: &mut State| state.renewing || state.awaited > 0;
         drop(self.held.changed.wait_timeout_while(state, patience, on_its_way));
         Ok(self.held.owner.clone())
     }
@@ -508,7 +553,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.held.turn(Phase::Held, Phase::Released) {
-            self.held.send_release(Box::new(|_| ()));
+            self.held.leave();
             self.held.ended("released");
         }
         self.held.tidy();

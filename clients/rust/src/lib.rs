@@ -198,7 +198,7 @@ impl Locks {
     }
 
     /// Ends all waits, what is held with `keep`, the connections and the threads. What is held without `keep` lasts for its
-    /// lease, but not here.
+    /// lease, but not here. What is being given back or taken back has a second for that.
     pub fn close(&self) {
         self.handle.0.close();
     }

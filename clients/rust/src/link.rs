@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -20,7 +19,7 @@ use crate::clock::{now, Moment};
 use crate::error::{checked, Error, Result, SILENT};
 use crate::mailbox::locked;
 use crate::session::TRY_AGAIN;
-use crate::talk::{gone, Talk, Wire};
+use crate::talk::{gone, Breaker, Talk, Wire};
 
 /// What is done with a reply. It runs in a thread of the session, and must not wait.
 pub(crate) type Then = Box<dyn FnOnce(Result<Value>) + Send>;
@@ -39,8 +38,19 @@ pub(crate) struct Link {
     /// Of a connection that is subscribed.
     on_message: Option<OnMessage>,
     on_end: Box<dyn Fn(&Link) + Send + Sync>,
+    /// Ends it while it is being made.
+    breaker: Breaker,
     /// One call has it for itself.
     alone: AtomicBool,
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// What was sent before comes to the server, and so does the end, if not now, then when the network is there again.
+    Orderly,
+    /// What was sent and not delivered is dropped.
+    Reset,
 }
 
 struct State {
@@ -70,7 +80,7 @@ enum Phase {
 impl Link {
     /// Begins to connect. Calls may be sent at once. An inbox is subscribed to before the connection counts as there.
     pub(crate) fn open(
-        connect: impl FnOnce() -> Result<Talk> + Send + 'static,
+        connect: impl FnOnce(&Breaker) -> Result<Talk> + Send + 'static,
         inbox: Option<(String, OnMessage)>,
         on_end: impl Fn(&Link) + Send + Sync + 'static,
     ) -> Result<(Arc<Link>, JoinHandle<()>)> {
@@ -89,6 +99,7 @@ impl Link {
             state: Mutex::new(state),
             on_message,
             on_end: Box::new(on_end),
+            breaker: Breaker::default(),
             alone: AtomicBool::new(false),
         });
         let reader = Arc::clone(&link);
@@ -150,6 +161,11 @@ impl Link {
         state.flush()
     }
 
+    /// Whether anybody waits for a reply.
+    pub(crate) fn is_asked(&self) -> bool {
+        !locked(&self.state).replies.is_empty()
+    }
+
     /// Sends what was left over. True if something still is.
     #[must_use]
     pub(crate) fn flush(&self) -> bool {
@@ -190,23 +206,34 @@ impl Link {
         Some(until)
     }
 
-    /// It is of no use any more, and nobody needs to hear of it.
+    /// It is of no use any more, and nobody needs to hear of it but the server.
     pub(crate) fn discard(&self) {
         locked(&self.state).answered = false;
-        self.break_off(gone("it is of no use any more"));
+        self.finish(gone("it is of no use any more"), End::Orderly);
     }
 
-    /// Nothing of what is not answered will be. The server hears of it at once.
+    /// Ends it in order: what was sent before counts.
+    pub(crate) fn close(&self, error: Error) {
+        self.finish(error, End::Orderly);
+    }
+
+    /// Gives it up: nothing of what is not answered will be, nor comes to the server any more, if it can be helped.
     pub(crate) fn break_off(&self, error: Error) {
+        self.finish(error, End::Reset);
+    }
+
+    fn finish(&self, error: Error, end: End) {
         let mut state = locked(&self.state);
         match std::mem::replace(&mut state.phase, Phase::Down(error.clone(), now())) {
             down @ Phase::Down(..) => {
                 state.phase = down;
                 return;
             }
-            Phase::Up(wire) => drop(wire.socket.shutdown(Shutdown::Both)),
-            Phase::Connecting => {}
+            Phase::Up(wire) if end == End::Orderly => wire.end(),
+            Phase::Up(wire) => wire.reset(),
+            Phase::Connecting => self.breaker.break_off(),
         }
+        state.out.clear();
         let replies = std::mem::take(&mut state.replies).into_iter().map(|(_, then)| then);
         let all: Vec<Then> = replies.chain(std::mem::take(&mut state.until_up)).collect();
         let answered = state.answered;
@@ -221,11 +248,15 @@ impl Link {
     }
 
     /// Connects, and reads until the end.
-    fn run(&self, connect: impl FnOnce() -> Result<Talk>, inbox: Option<&str>) -> Result<()> {
-        let mut talk = connect()?;
-        if let Some(inbox) = inbox {
-            talk.call(cmd("SUBSCRIBE").arg(format!("lock:inbox:{inbox}")))?;
-        }
+    fn run(&self, connect: impl FnOnce(&Breaker) -> Result<Talk>, inbox: Option<&str>) -> Result<()> {
+        let talk = connect(&self.breaker).and_then(|mut talk| {
+            if let Some(inbox) = inbox {
+                talk.call(cmd("SUBSCRIBE").arg(format!("lock:inbox:{inbox}")))?;
+            }
+            Ok(talk)
+        });
+        self.breaker.forget();
+        let mut talk = talk?;
         let wire = talk.share()?;
         let mut state = locked(&self.state);
         if !matches!(state.phase, Phase::Connecting) {
@@ -250,9 +281,13 @@ impl Link {
     }
 
     fn got(&self, value: Value) -> Result<()> {
-        if let (Some(on_message), Value::Array(words)) = (&self.on_message, &value) {
-            if let [_, _, Value::BulkString(text)] = words.as_slice() {
-                on_message(text);
+        if let Some(on_message) = &self.on_message {
+            // Whatever comes, be it a message or what it says to `PING`: it is there.
+            locked(&self.state).replies.clear();
+            if let Value::Array(words) = value {
+                if let [_, _, Value::BulkString(text)] = words.as_slice() {
+                    on_message(text);
+                }
             }
             return Ok(());
         }
@@ -272,23 +307,23 @@ impl State {
         match &self.phase {
             Phase::Up(wire) if wire.seal(plain, &mut self.out).is_ok() => {}
             // The reader sees it, and tells all who wait.
-            Phase::Up(wire) => drop(wire.socket.shutdown(Shutdown::Both)),
+            Phase::Up(wire) => wire.reset(),
             Phase::Connecting => self.early.extend_from_slice(plain),
             Phase::Down(..) => {}
         }
     }
 
     fn flush(&mut self) -> bool {
-        let Phase::Up(Wire { socket, .. }) = &self.phase else { return false };
+        let Phase::Up(wire) = &self.phase else { return false };
         let mut sent = 0;
         while let Some(rest) = self.out.get(sent..).filter(|rest| !rest.is_empty()) {
-            match socket.send_with_flags(rest, AT_ONCE) {
+            match wire.socket.send_with_flags(rest, AT_ONCE) {
                 Ok(bytes) => sent += bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
                     if error.kind() != ErrorKind::WouldBlock {
                         // The reader sees it, and tells all who wait.
-                        let _ = socket.shutdown(Shutdown::Both);
+                        wire.reset();
                         self.out.clear();
                         return false;
                     }

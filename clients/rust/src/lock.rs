@@ -14,7 +14,7 @@ use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
-use crate::session::{Fate, Session, A_MOMENT, TRY_AGAIN};
+use crate::session::{Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
 use crate::{Event, Handle};
 
 /// A wait that is longer has no end, for the server.
@@ -91,6 +91,8 @@ struct Attempt<'a> {
     /// Whether there is something to undo.
     sent: Cell<bool>,
     fate: Arc<Fate>,
+    /// The connection of its own, while it is not to be waited on.
+    alone: Cell<Option<Alone>>,
 }
 
 impl Lock {
@@ -254,6 +256,7 @@ impl Lock {
                 deadline,
                 sent: Cell::new(false),
                 fate: Arc::default(),
+                alone: Cell::default(),
             };
             if let Some(canceller) = &self.canceller {
                 canceller.concerns(&attempt.mailbox);
@@ -301,7 +304,11 @@ impl Attempt<'_> {
                         return Err(self.timed_out());
                     }
                     broken = None;
-                    self.mailbox.told(self.no_later_than(after(ASK_AGAIN)))?;
+                    // A grant waits for its confirmation for as long as the lease, if that is short.
+                    let soon = (self.how.lease / 2).clamp(TRY_AGAIN * 2, ASK_AGAIN);
+                    if !self.mailbox.told(self.no_later_than(after(soon)))? {
+                        session.look_at_messages(&self.lock.key);
+                    }
                 }
                 Err(error) if session.may_pass(&error) => {
                     was_broken = true;
@@ -345,12 +352,16 @@ impl Attempt<'_> {
         let began = now();
         let call = session.to(key, &self.command()).with(&self.fate);
         // It is there until the grant is bound to the connection of the session.
-        let mut alone = None;
+        let mut alone = self.alone.take();
         let reply = if self.blocks() {
             let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(A_MOMENT));
-            let (reply, connection) = session.call_alone(&self.mailbox, call, until)?;
-            alone = Some(connection);
-            reply
+            match session.call_alone(&self.mailbox, &mut alone, call, until) {
+                Ok(reply) => reply,
+                Err(error) => {
+                    self.alone.set(alone);
+                    return Err(error);
+                }
+            }
         } else if self.waits {
             session.call(&self.mailbox, call.listening(), self.until())?
         } else {
@@ -419,7 +430,8 @@ impl Attempt<'_> {
         command.arg(&self.lock.key).arg(&self.owner).arg("ID").arg(&self.request);
         let mailbox = Arc::new(Mailbox::default());
         let session = self.lock.session();
-        session.errand(session.to(&self.lock.key, &command), self.how.lease, Box::new(mailbox.expect()));
+        let errand = Errand::new(session.to(&self.lock.key, &command), IN_THE_END);
+        session.errand(errand, Box::new(mailbox.expect()));
         // If the server is silent, the session goes on with it. Nobody waits for one that has never been there.
         if self.fate.has_reached() {
             mailbox.reply(self.until().min(after(A_MOMENT)));

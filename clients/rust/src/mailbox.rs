@@ -64,15 +64,15 @@ impl Mailbox {
         reply
     }
 
-    /// Waits until a message says that something may have changed, or until then.
-    pub(crate) fn told(&self, until: Moment) -> Result<()> {
+    /// Waits until a message says that something may have changed, or until then. True if one has.
+    pub(crate) fn told(&self, until: Moment) -> Result<bool> {
         let told = self.wait(until, |mail| {
             if mail.cancelled {
                 return Some(Err(cancelled()));
             }
-            mail.told.then_some(Ok(()))
+            mail.told.then_some(Ok(true))
         });
-        told.unwrap_or(Ok(()))
+        told.unwrap_or(Ok(false))
     }
 
     /// Waits until then.

@@ -11,7 +11,7 @@ use redis::{cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 
 use crate::error::{Error, Result};
 use crate::session::A_MOMENT;
-use crate::talk::{no_connection, unreached, Talk};
+use crate::talk::{no_connection, unreached, Breaker, Talk};
 use crate::tls;
 
 /// Where the locks are. Which server that is, is found anew for each connection.
@@ -113,31 +113,31 @@ impl Server {
     /// [`Error::Unavailable`] if no Sentinel knows one that is a primary.
     pub fn find(&self, patience: Duration) -> Result<ConnectionInfo> {
         match &self.kind {
-            Kind::Sentinel { .. } => Ok(self.primary(patience)?.0),
+            Kind::Sentinel { .. } => Ok(self.primary(patience, &Breaker::default())?.0),
             Kind::Alone(info) => Ok(info.clone()),
             Kind::Cluster(nodes) => nodes.first().cloned().ok_or_else(|| Error::Misuse("no node".to_owned())),
         }
     }
 
     /// Connects to one of its servers.
-    pub(crate) fn connect(&self, node: &Node, patience: Duration) -> Result<Talk> {
+    pub(crate) fn connect(&self, node: &Node, patience: Duration, breaker: &Breaker) -> Result<Talk> {
         match (&self.kind, node) {
-            (Kind::Alone(info), _) => self.open(info, patience),
-            (Kind::Sentinel { .. }, _) => Ok(self.primary(patience)?.1),
+            (Kind::Alone(info), _) => self.open(info, patience, breaker),
+            (Kind::Sentinel { .. }, _) => Ok(self.primary(patience, breaker)?.1),
             (Kind::Cluster(nodes), Node::At(host, port)) => {
                 let like = nodes.first().ok_or_else(|| Error::Misuse("no node".to_owned()))?;
-                self.open(&at(like, host.clone(), *port), patience)
+                self.open(&at(like, host.clone(), *port), patience, breaker)
             }
             (Kind::Cluster(_), Node::Only) => Err(Error::Misuse("which node?".to_owned())),
         }
     }
 
-    fn open(&self, info: &ConnectionInfo, patience: Duration) -> Result<Talk> {
-        Talk::open(info, &self.tls, patience)
+    fn open(&self, info: &ConnectionInfo, patience: Duration, breaker: &Breaker) -> Result<Talk> {
+        Talk::open(info, &self.tls, patience, breaker)
     }
 
     /// The primary that the first Sentinel knows that answers, with a connection to it.
-    fn primary(&self, patience: Duration) -> Result<(ConnectionInfo, Talk)> {
+    fn primary(&self, patience: Duration, breaker: &Breaker) -> Result<(ConnectionInfo, Talk)> {
         let Kind::Sentinel { sentinels, name, primary, first } = &self.kind else {
             return Err(Error::Misuse("no Sentinel".to_owned()));
         };
@@ -148,13 +148,13 @@ impl Server {
         for turn in (begin..).take(sentinels.len()) {
             let Some(sentinel) = sentinels.get(turn % sentinels.len()) else { break };
             first.store(turn + 1, Ordering::Relaxed);
-            let found = self.open(sentinel, soon).and_then(|mut talk| {
+            let found = self.open(sentinel, soon, breaker).and_then(|mut talk| {
                 let ask = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name).clone();
                 let known = talk.call(&ask).map_err(|error| unreached(sentinel, error))?;
                 let (host, port) = address(&known)
                     .ok_or_else(|| no_connection(sentinel, format!("it knows no primary {name}")))?;
                 let primary = at(primary, host, port);
-                let mut talk = self.open(&primary, patience)?;
+                let mut talk = self.open(&primary, patience, breaker)?;
                 // After a failover they may name the old one for a moment.
                 match talk.ask(&cmd("ROLE")).map_err(|error| unreached(&primary, error))? {
                     Value::Array(words) if words.first() != Some(&Value::BulkString(b"master".to_vec())) => {

@@ -8,15 +8,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{cmd, Cmd, Value};
 use uuid::Uuid;
 
 use crate::clock::{after, left, now, Moment};
-use crate::error::{silent, Error, Result};
+use crate::error::{silent, Error, Result, NO_CONNECTION, SILENT};
 use crate::hold::Held;
 use crate::link::{Link, OnMessage, Then};
 use crate::mailbox::{locked, Mailbox};
 use crate::server::{told_of, Map, Node, Server};
+use crate::talk::{gone, Breaker};
 use crate::timer::Timer;
 use crate::{Event, Listener, OnTrouble};
 
@@ -25,6 +26,12 @@ pub(crate) const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// For what is to be done yet when a thread has no more time, and goes on without it.
 pub(crate) const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// To give back, or to take back, is tried for so long behind the back of who could not: without that it would stay for good.
+pub(crate) const IN_THE_END: Duration = Duration::from_secs(600);
+
+/// Between two connections, after a server has said that another has the locks.
+const ONE_BY_ONE: Duration = Duration::from_millis(20);
 
 /// How often a call goes on to where it is sent: to the owner of the slot, and to where that moves.
 const HOPS: u8 = 5;
@@ -37,6 +44,7 @@ pub(crate) struct Session {
     listener: Option<Box<Listener>>,
     on_trouble: Option<Box<OnTrouble>>,
     links: Mutex<Links>,
+    brake: Mutex<Brake>,
     /// By request: who is to hear of messages.
     waits: Mutex<HashMap<String, Arc<Mailbox>>>,
     /// By owner: who is to hear of a broken connection, and of the end.
@@ -54,6 +62,18 @@ struct Links {
     threads: Vec<JoinHandle<()>>,
     has_timer: bool,
     closed: bool,
+}
+
+/// Makes connections rare while a server says that another has the locks: all who wait would make them at once.
+#[derive(Default)]
+struct Brake {
+    pause: Duration,
+    /// When the pause began.
+    since: Moment,
+    /// No connection is made before.
+    until: Moment,
+    /// What the server said.
+    why: String,
 }
 
 /// The connections with a server.
@@ -98,6 +118,16 @@ impl Fate {
         self.reached.store(true, Ordering::Release);
     }
 
+    fn is_of(&self, link: &Arc<Link>) -> bool {
+        std::ptr::eq(locked(&self.link).as_ptr(), Arc::as_ptr(link))
+    }
+
+    /// Whether both went on the same connection.
+    pub(crate) fn is_with(&self, other: &Fate) -> bool {
+        let link = locked(&self.link).upgrade();
+        link.is_some_and(|link| other.is_of(&link))
+    }
+
     /// Whether what it has bound to its connection is still bound.
     pub(crate) fn is_connected(&self) -> bool {
         locked(&self.link).upgrade().is_some_and(|link| link.is_up())
@@ -126,10 +156,62 @@ impl Call {
 }
 
 /// A call that goes on while its caller does something else: it is sent again until it has an answer, or has no more time.
-struct Errand {
-    call: Call,
-    until: Moment,
+pub(crate) struct Errand {
+    pub(crate) call: Call,
+    pub(crate) until: Moment,
+    /// Whether it goes on after a refusal: a permission may come back.
+    pub(crate) insists: bool,
+    /// What will do after a refusal. What comes out of it is nil.
+    pub(crate) otherwise: Option<Call>,
     pause: Duration,
+}
+
+impl Errand {
+    pub(crate) fn new(call: Call, time: Duration) -> Errand {
+        Errand { call, until: after(time), insists: false, otherwise: None, pause: TRY_AGAIN }
+    }
+
+    fn is_done(&self, result: &Result<Value>) -> bool {
+        match result {
+            Ok(_) | Err(Error::Lost(_)) => true,
+            Err(Error::Unavailable(_)) => now() >= self.until,
+            // There is something else in the lock's place.
+            Err(error) if error.code() == Some("WRONGTYPE") => true,
+            Err(_) => !self.insists || now() >= self.until,
+        }
+    }
+}
+
+impl Brake {
+    /// What many are told at the same time counts once.
+    fn pull(&mut self, why: &Error) {
+        if self.since.saturating_add(self.pause) <= now() {
+            self.pause = (self.pause * 2).clamp(TRY_AGAIN, A_MOMENT);
+            self.since = now();
+        }
+        self.until = self.until.max(self.since + self.pause);
+        why.text().clone_into(&mut self.why);
+    }
+
+    fn release(&mut self) {
+        self.pause = Duration::ZERO;
+    }
+
+    /// Whether a connection may be made. What is said on it tells whether more may.
+    fn check(&mut self) -> Result<()> {
+        if self.pause.is_zero() {
+            return Ok(());
+        }
+        if now() < self.until {
+            return Err(Error::Unavailable(format!("{NO_CONNECTION} before a pause: {}", self.why)));
+        }
+        if self.since.saturating_add(self.pause + A_MOMENT) < now() {
+            // Nobody has said it again.
+            self.release();
+        }
+        self.until = after(ONE_BY_ONE);
+        Ok(())
+    }
 }
 
 impl Session {
@@ -155,6 +237,7 @@ impl Session {
             listener,
             on_trouble,
             links: Mutex::new(links),
+            brake: Mutex::default(),
             waits: Mutex::default(),
             holds: Mutex::default(),
             errands: Mutex::default(),
@@ -180,8 +263,9 @@ impl Session {
     }
 
     fn open(self: &Arc<Self>, links: &mut Links, node: &Node, commands: bool) -> Result<Arc<Link>> {
+        locked(&self.brake).check()?;
         let (server, to, patience) = (self.server.clone(), node.clone(), self.patience);
-        let connect = move || server.connect(&to, patience);
+        let connect = move |breaker: &Breaker| server.connect(&to, patience, breaker);
         let (session, other, node) = (Arc::clone(self), Arc::clone(self), node.clone());
         let inbox = (!commands).then(|| {
             let hear: OnMessage = Box::new(move |message| other.told(message));
@@ -253,43 +337,58 @@ impl Session {
     }
 
     /// Calls on a connection that nobody else has meanwhile, and waits for the reply without an end. It is given up if nobody waits
-    /// any more. What is bound to it stays until what comes with the reply is given back or dropped, or for good if it serves for
-    /// other calls.
+    /// any more. With the reply it is in `kept`: what is bound to it stays until that is given back or dropped, or for good if it
+    /// serves for other calls. One that is there already is used, and stays there if the same call may go on it again.
     pub(crate) fn call_alone(
         self: &Arc<Self>,
         mailbox: &Arc<Mailbox>,
+        kept: &mut Option<Alone>,
         mut call: Call,
         until: Moment,
-    ) -> Result<(Value, Alone)> {
+    ) -> Result<Value> {
         let (mut node, mut asking) = (locked(&self.links).map.node(call.slot), false);
         loop {
-            let mut links = self.links()?;
-            let idle = links.ways.get_mut(&node).and_then(|way| way.idle.take());
-            let link = match idle.filter(|link| matches!(link.usable(), Some(Ok(())))) {
-                Some(idle) => idle,
-                None => {
-                    let link = self.open(&mut links, &node, true)?;
-                    link.set_alone(true);
-                    link
-                }
-            };
-            links.own.push(Arc::clone(&link));
-            drop(links);
-            let mut alone = Alone { session: Arc::clone(self), node: node.clone(), link, stays: false };
+            let kept_one = kept.take().filter(|alone| alone.node == node && alone.link.is_up());
+            let mut alone = kept_one.map_or_else(|| self.alone(&node), Ok)?;
             self.put(&alone.link, &call.packed, asking, until, Box::new(mailbox.expect()));
             let result = mailbox.reply(until).unwrap_or_else(|| Err(silent()));
             if alone.link.was_up() {
                 call.fate.reached();
             }
+            if matches!(&result, Err(error) if error.text() == SILENT) {
+                alone.link.break_off(gone(SILENT));
+            }
+            self.heed(&node, &result);
             match (self.goes_on(&node, &mut call, &result), result) {
                 (Some(next), _) => (node, asking) = next,
                 (None, Ok(value)) => {
                     alone.serve();
-                    return Ok((value, alone));
+                    *kept = Some(alone);
+                    return Ok(value);
                 }
-                (None, Err(error)) => return Err(error),
+                (None, Err(error)) => {
+                    *kept = Some(alone).filter(|_| error.code() == Some("NOREPLICAS"));
+                    return Err(error);
+                }
             }
         }
+    }
+
+    /// The idle connection, or a new one.
+    fn alone(self: &Arc<Self>, node: &Node) -> Result<Alone> {
+        let mut links = self.links()?;
+        let idle = links.ways.get_mut(node).and_then(|way| way.idle.take());
+        let link = match idle.filter(|link| matches!(link.usable(), Some(Ok(())))) {
+            Some(idle) => idle,
+            None => {
+                let link = self.open(&mut links, node, true)?;
+                link.set_alone(true);
+                link
+            }
+        };
+        links.own.push(Arc::clone(&link));
+        drop(links);
+        Ok(Alone { session: Arc::clone(self), node: node.clone(), link, stays: false })
     }
 
     /// Calls without waiting. A connection on which there is no answer in time is given up.
@@ -361,17 +460,23 @@ impl Session {
 
     /// Gives up the connections if another server has the locks, or those with this one if that may be.
     fn heed(&self, node: &Node, result: &Result<Value>) {
-        let Err(error) = result else { return };
-        let gone = |text: &str| Error::Unavailable(text.to_owned());
+        let Err(error) = result else { return locked(&self.brake).release() };
+        if error.is_of_demotion() {
+            locked(&self.brake).pull(error);
+        }
         // What is bound to a connection would end with it.
         let keeps = || locked(&self.holds).values().any(|hold| hold.is_kept());
         if error.is_elsewhere() {
             let all: Vec<Arc<Link>> = locked(&self.links).all().cloned().collect();
-            all.iter().for_each(|link| link.break_off(gone("the server is no primary any more")));
+            all.iter().for_each(|link| link.break_off(given_up("the server is no primary any more")));
         } else if error.may_be_elsewhere() && self.server.is_watched() && !keeps() {
+            if error.may_pass() {
+                // Who waits asks again.
+                locked(&self.brake).pull(error);
+            }
             let links = locked(&self.links).ways.get(node).map(|way| way.shared().cloned().collect());
             let links: Vec<Arc<Link>> = links.unwrap_or_default();
-            links.iter().for_each(|link| link.break_off(gone("the server may be no primary any more")));
+            links.iter().for_each(|link| link.break_off(given_up("the server may be no primary any more")));
         }
     }
 
@@ -415,32 +520,59 @@ impl Session {
         let _ = self.timer.at(after(Duration::from_millis(5)), Box::new(push));
     }
 
-    /// Calls until there is an answer, for so long at most. Who wants to know looks into the mailbox.
-    pub(crate) fn errand(self: &Arc<Self>, call: Call, time: Duration, then: Then) {
+    /// Calls until there is an answer. Who wants to know looks into the mailbox.
+    pub(crate) fn errand(self: &Arc<Self>, errand: Errand, then: Then) {
         *locked(&self.errands) += 1;
-        self.run(Errand { call, until: after(time), pause: TRY_AGAIN }, then);
+        self.run(errand, then);
     }
 
-    fn run(self: &Arc<Self>, mut errand: Errand, then: Then) {
-        let session = Arc::clone(self);
-        self.send(
-            errand.call.clone(),
-            Box::new(move |result| {
-                let again = matches!(result, Err(Error::Unavailable(_))) && now() < errand.until;
-                if again && !session.is_closed() {
-                    let (other, pause) = (Arc::clone(&session), errand.pause);
-                    errand.pause = A_MOMENT.min(pause * 2);
-                    let again = Box::new(move |_| other.run(errand, then));
-                    if let Err(now) = session.timer.at(after(pause), again) {
-                        now(Duration::ZERO);
-                    }
-                } else {
-                    then(result);
-                    *locked(&session.errands) -= 1;
-                    session.done.notify_all();
-                }
-            }),
-        );
+    fn run(self: &Arc<Self>, errand: Errand, then: Then) {
+        let (session, call) = (Arc::clone(self), errand.call.clone());
+        let first = move |result: Result<Value>| match errand.otherwise.clone() {
+            Some(call) if matches!(result, Err(Error::Misuse(_))) => {
+                let other = Arc::clone(&session);
+                let second = move |result: Result<Value>| other.ran(errand, result.map(|_| Value::Nil), then);
+                session.send(call, Box::new(second));
+            }
+            _ => session.ran(errand, result, then),
+        };
+        self.send(call, Box::new(first));
+    }
+
+    /// Ends an errand, or goes on with it in a moment.
+    fn ran(self: &Arc<Self>, mut errand: Errand, result: Result<Value>, then: Then) {
+        if errand.is_done(&result) || self.is_closed() {
+            then(result);
+            *locked(&self.errands) -= 1;
+            return self.done.notify_all();
+        }
+        let (session, pause) = (Arc::clone(self), errand.pause.min(left(errand.until)));
+        errand.pause = A_MOMENT.min(errand.pause * 2);
+        let again = Box::new(move |_| session.run(errand, then));
+        if let Err(now) = self.timer.at(after(pause), again) {
+            now(Duration::ZERO);
+        }
+    }
+
+    /// Asks the connection for messages whether it is there, if nobody does yet: it may have been idle for long. It is given up
+    /// if nothing comes.
+    pub(crate) fn look_at_messages(self: &Arc<Self>, key: &[u8]) {
+        let mut links = locked(&self.links);
+        let node = links.map.node(links.map.slot(key));
+        let messages = links.ways.get_mut(&node).and_then(|way| way.messages.clone());
+        drop(links);
+        if let Some(messages) = messages.filter(|messages| messages.is_up() && !messages.is_asked()) {
+            let ping = cmd("PING").get_packed_command();
+            self.put(&messages, &ping, false, after(self.patience), Box::new(|_| ()));
+        }
+    }
+
+    /// Whether what is bound to the connection of that call is bound to the one for commands.
+    pub(crate) fn is_bound(&self, key: &[u8], bond: &Fate) -> bool {
+        let links = locked(&self.links);
+        let way = links.ways.get(&links.map.node(links.map.slot(key)));
+        let commands = way.and_then(|way| way.commands.as_ref());
+        commands.is_some_and(|link| link.is_up() && bond.is_of(link))
     }
 
     pub(crate) fn waits_for(&self, request: &str, mailbox: &Arc<Mailbox>) {
@@ -511,7 +643,7 @@ impl Session {
         let threads = std::mem::take(&mut links.threads);
         drop(links);
         for link in all {
-            link.break_off(closed());
+            link.close(closed());
         }
         self.wake_waits();
         let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
@@ -593,6 +725,34 @@ impl Links {
     }
 }
 
+fn given_up(why: &str) -> Error {
+    Error::Unavailable(why.to_owned())
+}
+
 fn closed() -> Error {
     Error::Unavailable("closed".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_made_one_by_one_until_a_good_reply() {
+        let mut brake = Brake::default();
+        let demoted = Error::Unavailable("READONLY x".to_owned());
+        assert!(brake.check().is_ok() && brake.check().is_ok());
+        for pause in [TRY_AGAIN, TRY_AGAIN * 2] {
+            // Many hear it.
+            brake.pull(&demoted);
+            brake.pull(&demoted);
+            assert_eq!(brake.pause, pause);
+            let error = brake.check().unwrap_err();
+            assert!(error.is_unsent() && error.may_pass() && error.text().contains("READONLY"), "{error}");
+            thread::sleep(pause);
+            assert!(brake.check().is_ok() && brake.check().is_err());
+        }
+        brake.release();
+        assert!(brake.check().is_ok() && brake.check().is_ok());
+    }
 }

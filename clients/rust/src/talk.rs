@@ -3,14 +3,16 @@
 //! A connection on which one thread asks and waits for the answer: what each begins as.
 
 use std::io::{ErrorKind, Read, Result as IoResult, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use redis::io::tcp::socket2::{Socket, TcpKeepalive};
+use redis::io::tcp::socket2::{Domain, Socket, TcpKeepalive, Type};
 use redis::{cmd, Cmd, ConnectionAddr, ConnectionInfo, Parser, Value};
 
 use crate::error::{checked, Error, Result, FULL, NO_CONNECTION, SILENT};
+use crate::mailbox::locked;
 use crate::tls::{Config, Tls};
 
 /// A socket, and what is between it and the calls.
@@ -25,7 +27,55 @@ pub(crate) struct Talk {
     parser: Parser,
 }
 
+/// Ends the making of a connection, from another thread.
+#[derive(Default)]
+pub(crate) struct Breaker(Mutex<Breaking>);
+
+#[derive(Default)]
+struct Breaking {
+    broken: bool,
+    /// The socket that is being connected, or waits for its first answers.
+    socket: Option<Socket>,
+}
+
+impl Breaker {
+    /// What is being made is of no use, nor is what would be.
+    pub(crate) fn break_off(&self) {
+        let mut state = locked(&self.0);
+        state.broken = true;
+        if let Some(socket) = state.socket.take() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// It is made, or has failed. Nobody but its user has the socket then, so that it ends when that closes it.
+    pub(crate) fn forget(&self) {
+        locked(&self.0).socket = None;
+    }
+
+    fn concerns(&self, socket: &Socket) -> IoResult<()> {
+        let mut state = locked(&self.0);
+        if state.broken {
+            return Err(ErrorKind::Interrupted.into());
+        }
+        state.socket = Some(socket.try_clone()?);
+        Ok(())
+    }
+}
+
 impl Wire {
+    /// Ends it. The thread that reads hears of it, and closes the socket.
+    pub(crate) fn end(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Ends it by a reset, with which the system drops what it has not delivered yet: that would come to the server behind what
+    /// is said on the next connection.
+    pub(crate) fn reset(&self) {
+        let _ = self.socket.set_linger(Some(Duration::ZERO));
+        let _ = self.socket.shutdown(Shutdown::Read);
+    }
+
     /// The same connection, for another thread.
     pub(crate) fn again(&self) -> IoResult<Wire> {
         Ok(Wire { socket: self.socket.try_clone()?, tls: self.tls.clone() })
@@ -54,9 +104,14 @@ impl Read for Wire {
 
 impl Talk {
     /// Connects, and says who we are. No step takes longer than `patience`.
-    pub(crate) fn open(info: &ConnectionInfo, config: &Config, patience: Duration) -> Result<Talk> {
+    pub(crate) fn open(
+        info: &ConnectionInfo,
+        config: &Config,
+        patience: Duration,
+        breaker: &Breaker,
+    ) -> Result<Talk> {
         let open = || -> IoResult<Wire> {
-            let mut socket = connect(info, patience)?;
+            let mut socket = connect(info, patience, breaker)?;
             socket.set_read_timeout(Some(patience))?;
             socket.set_write_timeout(Some(patience))?;
             let tls = match info.addr() {
@@ -159,17 +214,23 @@ fn in_words(error: &std::io::Error) -> String {
     }
 }
 
-fn connect(info: &ConnectionInfo, patience: Duration) -> IoResult<Socket> {
+fn connect(info: &ConnectionInfo, patience: Duration, breaker: &Breaker) -> IoResult<Socket> {
     let (host, port) = match info.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => (host.as_str(), *port),
-        ConnectionAddr::Unix(path) => return Ok(UnixStream::connect(path)?.into()),
+        ConnectionAddr::Unix(path) => {
+            let socket = UnixStream::connect(path)?.into();
+            breaker.concerns(&socket)?;
+            return Ok(socket);
+        }
         _ => return Err(ErrorKind::Unsupported.into()),
     };
     let mut last = ErrorKind::NotFound.into();
     for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, patience) {
-            Ok(stream) => {
-                let (socket, settings) = (Socket::from(stream), info.tcp_settings());
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        breaker.concerns(&socket)?;
+        match socket.connect_timeout(&address.into(), patience) {
+            Ok(()) => {
+                let settings = info.tcp_settings();
                 socket.set_tcp_nodelay(true)?;
                 // A server that is gone without a word is noticed also while nothing is sent: before it would have forgotten a
                 // call, so that this can be sent again.

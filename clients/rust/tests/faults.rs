@@ -6,7 +6,7 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -56,6 +56,94 @@ fn a_kept_hold_whose_connection_is_half_open_is_bound_anew() {
     // It is bound to the other connection.
     assert!(!hold.wait_lost(ms(3500)));
     assert_eq!(server.holder("a"), [hold.owner()]);
+    hold.release().unwrap();
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_renewal_that_comes_late_binds_nothing() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(300));
+    let hold = locks.lock("a").lease(ms(1500)).keep(true).acquire().unwrap();
+    let made = proxy.made();
+    proxy.hold_back(true);
+    until("another connection is made", || proxy.made() > made);
+    until("it is bound to that", || hold.valid_for() > ms(1000));
+    let connections = server.connections();
+    proxy.hold_back(false);
+    until("the first connections end", || server.connections() < connections);
+    assert!(!hold.wait_lost(ms(100)) && server.holder("a") == [hold.owner()]);
+    assert!(!hold.wait_lost(ms(1600)), "it is renewed");
+    hold.release().unwrap();
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_connection_that_is_given_up_is_reset_and_one_that_is_closed_is_not() {
+    // What ends a connection that says yes to `PING`, and nothing else.
+    let end_of = |blocks: bool, ends: fn(&Locks, &Canceller)| {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let client = redis::Client::open(("127.0.0.1", listener.local_addr().unwrap().port())).unwrap();
+        let (locks, canceller) =
+            (Locks::with_settings(&client, Settings::new().patience(ms(300))).unwrap(), Canceller::new());
+        let lock = locks.lock("a").canceller(&canceller).wait(ms(60_000));
+        let lock = if blocks { lock.blocking() } else { lock.wait(ms(0)) };
+        thread::scope(|scope| {
+            let call = scope.spawn(move || lock.acquire().map(drop));
+            let mut stream = listener.accept().unwrap().0;
+            let mut bytes = [0; 4096];
+            assert!(stream.read(&mut bytes).unwrap() > 0);
+            stream.write_all(b"+PONG\r\n").unwrap();
+            // The call, which is never answered.
+            assert!(stream.read(&mut bytes).unwrap() > 0);
+            scope.spawn(|| ends(&locks, &canceller));
+            let end = loop {
+                match stream.read(&mut bytes) {
+                    Ok(1..) => {}
+                    end => break end.map_err(|error| error.kind()),
+                }
+            };
+            // Nobody is there for those who try again.
+            drop((stream, listener));
+            canceller.cancel();
+            assert!(call.join().unwrap().is_err());
+            end
+        })
+    };
+    let reset = Err(std::io::ErrorKind::ConnectionReset);
+    assert_eq!(end_of(false, |_, _| ()), reset, "no answer");
+    assert_eq!(end_of(false, |locks, _| locks.close()), Ok(0));
+    assert_eq!(end_of(true, |locks, _| locks.close()), Ok(0));
+    assert_eq!(end_of(true, |_, canceller| canceller.cancel()), Ok(0));
+}
+
+#[test]
+fn a_connection_that_is_being_made_does_not_delay_the_end() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let client = redis::Client::open(("127.0.0.1", listener.local_addr().unwrap().port())).unwrap();
+    let locks = Locks::with_settings(&client, Settings::new().patience(ms(20_000))).unwrap();
+    assert!(locks.lock("a").wait(ms(100)).acquire().is_err());
+    let began = Instant::now();
+    locks.close();
+    assert!(began.elapsed() < ms(3000), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_lease_that_may_be_shorter_counts_as_such() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(2000));
+    let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    proxy.cut_reply_of("LOCK.RENEW");
+    assert_eq!(hold.extend(ms(700)).unwrap_err().kind(), "unavailable");
+    assert!(hold.valid_for() <= ms(700), "{:?}", hold.valid_for());
+    assert!(hold.wait_lost(ms(5000)));
+    // A longer one counts when it is confirmed.
+    let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    proxy.cut_reply_of("LOCK.RENEW");
+    assert!(hold.extend(ms(120_000)).is_err());
+    assert!(hold.valid_for() > ms(50_000) && hold.valid_for() <= ms(60_000));
     hold.release().unwrap();
     server.assert_nothing_left("a");
 }
@@ -298,6 +386,14 @@ fn a_release_that_failed_may_be_called_again() {
     assert!(began.elapsed() >= ms(1400) && began.elapsed() < ms(4000), "as long as the lease");
     server.start_again();
     assert!(matches!(hold.release(), Err(Error::Lost(_))), "its lease is over");
+    // A server that is silent does not keep it for longer.
+    let patient = server.locks();
+    let hold = patient.lock("c").lease(ms(600)).acquire().unwrap();
+    server.signal("STOP");
+    let began = Instant::now();
+    assert_eq!(hold.release().unwrap_err().kind(), "unavailable");
+    assert!(began.elapsed() < ms(2000), "{:?}", began.elapsed());
+    server.signal("CONT");
     let hold = locks.lock("b").lease(ms(60_000)).acquire().unwrap();
     thread::scope(|scope| {
         server.stop();
@@ -330,17 +426,129 @@ fn a_kept_hold_that_could_not_be_given_back_ends_with_its_lease() {
 }
 
 #[test]
+fn a_permission_that_comes_back_gives_back() {
+    let Some(server) = Server::start(&[]) else { return };
+    let few = "+lock.acquire +lock.cancel +subscribe";
+    let _: () = server.call(&format!("ACL SETUSER few on >few ~* resetchannels &lock:inbox:* {few}"));
+    let client = redis::Client::open(format!("redis://few:few@127.0.0.1:{}", server.port)).unwrap();
+    let locks = Locks::new(&client).unwrap();
+    for (drops, permission) in [(false, "lock.release"), (true, "lock.release"), (true, "lock.renew")] {
+        let hold = locks.lock("a").lease(ms(300)).keep(true).acquire().unwrap();
+        if drops {
+            drop(hold);
+        } else {
+            assert_eq!(hold.release().unwrap_err().kind(), "misuse");
+        }
+        thread::sleep(ms(900));
+        assert!(server.held("a"), "the server keeps it");
+        let _: () = server.call(&format!("ACL SETUSER few +{permission}"));
+        until("it is free", || !server.held("a"));
+        let _: () = server.call(&format!("ACL SETUSER few -{permission}"));
+    }
+}
+
+#[test]
+fn a_wait_goes_on_while_a_primary_has_no_replicas_yet() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    for blocks in [false, true] {
+        let locks = proxy.locks(ms(5000));
+        locks.lock("b").acquire().unwrap().release().unwrap();
+        let made = proxy.made();
+        let _: () = server.call("CONFIG SET min-replicas-to-write 1");
+        let error = locks.lock("a").try_acquire().unwrap_err();
+        assert!(error.kind() == "unavailable" && error.code() == Some("NOREPLICAS"), "{error}");
+        thread::scope(|scope| {
+            for key in ["a", "c", "d"] {
+                let lock = locks.lock(key);
+                let lock = if blocks { lock.blocking() } else { lock };
+                scope.spawn(move || lock.acquire().unwrap().release().unwrap());
+            }
+            thread::sleep(ms(1000));
+            let _: () = server.call("CONFIG SET min-replicas-to-write 0");
+        });
+        // One for each wait, if it is to have one.
+        assert_eq!(proxy.made(), made + if blocks { 3 } else { 0 });
+        server.assert_nothing_left("a");
+    }
+}
+
+#[test]
+fn a_server_that_is_no_primary_any_more_is_asked_rarely() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(5000));
+    let kept = locks.lock("b").acquire().unwrap();
+    thread::scope(|scope| {
+        let waits: Vec<_> = (0..100)
+            .map(|number| {
+                let lock = locks.lock(format!("a{number}")).lease(ms(60_000)).wait(ms(30_000));
+                let lock = if number % 2 == 0 { lock.blocking() } else { lock };
+                let first = server.locks();
+                let hold = first.lock(format!("a{number}")).lease(ms(60_000)).acquire().unwrap();
+                hold.hand_over().unwrap();
+                scope.spawn(move || lock.acquire())
+            })
+            .collect();
+        until("all wait", || (0..100).all(|number| server.waiters(&format!("a{number}")) == 1));
+        let made = proxy.made();
+        let _: () = server.call("REPLICAOF 127.0.0.1 1");
+        thread::sleep(ms(3000));
+        let asked = proxy.made() - made;
+        println!("{asked} connections");
+        assert!((2..60).contains(&asked), "{asked}");
+        let _: () = server.call("REPLICAOF NO ONE");
+        let _: () = server.call("FLUSHALL");
+        let began = Instant::now();
+        for wait in waits {
+            wait.join().unwrap().unwrap().release().unwrap();
+        }
+        assert!(began.elapsed() < ms(5000), "{:?}", began.elapsed());
+    });
+    assert!(kept.is_lost());
+}
+
+#[test]
+fn a_connection_for_messages_that_is_dead_is_found_out() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let (near, far) = (server.locks(), proxy.locks(ms(500)));
+    let first = near.lock("a").acquire().unwrap();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| far.lock("a").lease(ms(1000)).wait(ms(20_000)).acquire());
+        server.until_waiting("a", 1);
+        // It was made first, as it is there before the wait.
+        proxy.swallow_first(1);
+        first.release().unwrap();
+        // It asks before the grant is over that it has not heard of.
+        let began = Instant::now();
+        wait.join().unwrap().unwrap().release().unwrap();
+        assert!(began.elapsed() < ms(2000), "{:?}", began.elapsed());
+        let first = near.lock("a").acquire().unwrap();
+        let made = proxy.made();
+        let wait = scope.spawn(|| far.lock("a").lease(ms(1000)).wait(ms(20_000)).acquire());
+        until("there is another", || proxy.made() > made);
+        server.until_waiting("a", 1);
+        first.release().unwrap();
+        wait.join().unwrap().unwrap().release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
+
+#[test]
 fn a_wait_that_cannot_be_taken_back_at_once_is_taken_back_later() {
     let Some(server) = Server::start(&[]) else { return };
     let locks = server.locks();
     let first = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
     thread::scope(|scope| {
-        let wait = scope.spawn(|| locks.lock("a").lease(ms(60_000)).wait(ms(500)).acquire());
+        let wait = scope.spawn(|| locks.lock("a").lease(ms(300)).wait(ms(500)).acquire());
         server.until_waiting("a", 1);
         let _: () = server.call("CONFIG SET min-replicas-to-write 1");
         let error = wait.join().unwrap().unwrap_err();
         assert!(error.kind() == "unavailable" && error.code() == Some("NOREPLICAS"), "{error}");
     });
+    // For longer than the lease.
+    thread::sleep(ms(1500));
     assert_eq!(server.waiters("a"), 1);
     let _: () = server.call("CONFIG SET min-replicas-to-write 0");
     server.until_waiting("a", 0);

@@ -238,6 +238,11 @@ fn a_write_is_guarded() {
     }
     // It would have ended with the connection.
     assert!(!hold.wait_lost(ms(100)));
+    // A script may look at another lock.
+    for hold in [&hold, &server.locks().lock("b").lease(ms(60_000)).acquire().unwrap()] {
+        let error = hold.guard(&["EVAL", "return redis.error_reply('NOTOWNER x')", "0"]).unwrap_err();
+        assert!(error.kind() == "lost" && hold.check().is_ok() && hold.valid_for() > ms(0), "{error}");
+    }
     let _: i64 = server.call("LOCK.BREAK a");
     assert!(matches!(hold.guard(&["SET", "x", "2"]), Err(Error::Lost(_))));
     assert_eq!(server.call::<String>("GET x"), "1");

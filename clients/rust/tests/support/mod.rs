@@ -200,6 +200,8 @@ struct Shared {
     cut_reply_of: Mutex<Option<&'static str>>,
     /// Pairs before this one are half open.
     swallowed: AtomicUsize,
+    /// What is said to the server on pairs before this one waits.
+    held_back: AtomicUsize,
     pairs: Mutex<Vec<(TcpStream, TcpStream)>>,
 }
 
@@ -252,7 +254,17 @@ impl Proxy {
 
     /// From now on, nothing goes over the connections that there are, not even their end.
     pub fn swallow(&self) {
-        self.shared.swallowed.store(self.made(), Ordering::SeqCst);
+        self.swallow_first(self.made());
+    }
+
+    /// The same, over so many connections only.
+    pub fn swallow_first(&self, count: usize) {
+        self.shared.swallowed.store(count, Ordering::SeqCst);
+    }
+
+    /// What is said to the server over the connections that there are comes late: when this is called with false.
+    pub fn hold_back(&self, held: bool) {
+        self.shared.held_back.store(if held { self.made() } else { 0 }, Ordering::SeqCst);
     }
 
     /// Ends those at the server.
@@ -282,7 +294,9 @@ impl Shared {
         let mut bytes = [0; 65536];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
             let bytes = &bytes[..count];
-            while self.frozen.load(Ordering::SeqCst) {
+            while self.frozen.load(Ordering::SeqCst)
+                || calls && number < self.held_back.load(Ordering::SeqCst)
+            {
                 thread::sleep(ms(2));
             }
             if number < self.swallowed.load(Ordering::SeqCst) {

@@ -9,13 +9,18 @@ mod tree;
 
 use std::io::{self, IsTerminal};
 use std::process::{self, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 use ratatui::backend::TestBackend;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 use redis::RedisResult;
@@ -63,17 +68,48 @@ fn main() -> ExitCode {
 /// Leaves the terminal as it was when a signal ends this program, or the terminal itself has gone. Not by the thread that draws: of a
 /// terminal that has gone that one may read without an end.
 fn end_at_signals() -> nix::Result<()> {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGTERM);
-    signals.add(Signal::SIGHUP);
+    let signals: SigSet =
+        [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM].into_iter().collect();
     signals.thread_block()?;
     thread::spawn(move || {
         if let Ok(signal) = signals.wait() {
-            ratatui::restore();
-            process::exit(128 + signal as i32);
+            leave(128 + signal as i32);
         }
     });
     Ok(())
+}
+
+/// Ends this program, whatever the thread that draws does.
+fn leave(status: i32) -> ! {
+    ratatui::restore();
+    // Who draws would have shown it at its end.
+    let _ = execute!(io::stdout(), Show);
+    process::exit(status)
+}
+
+/// What the user does. A thread of its own reads it, so that the user can leave while a server is asked that is silent.
+fn user(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || loop {
+        let event = event::read();
+        if asking.load(Ordering::Acquire) && matches!(&event, Ok(Event::Key(key)) if ends(key)) {
+            leave(0);
+        }
+        let is_over = event.is_err();
+        if tell.send(event).is_err() || is_over {
+            return;
+        }
+    });
+    told
+}
+
+/// Whether a key ends the program, unless it is the answer to a question.
+fn ends(key: &KeyEvent) -> bool {
+    let keys = match key.modifiers.contains(KeyModifiers::CONTROL) {
+        true => [KeyCode::Char('c'); 2],
+        false => [KeyCode::Char('q'), KeyCode::Esc],
+    };
+    key.kind == KeyEventKind::Press && keys.contains(&key.code)
 }
 
 fn end(result: io::Result<()>) -> ExitCode {
@@ -102,6 +138,8 @@ struct Top {
     news: String,
     trouble: Option<String>,
     paused: bool,
+    /// The server is asked.
+    asking: Arc<AtomicBool>,
 }
 
 impl Top {
@@ -121,22 +159,24 @@ impl Top {
             news: String::new(),
             trouble: None,
             paused: false,
+            asking: Arc::default(),
         })
     }
 
     /// Shows it, until the user has seen enough.
     fn run(&mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
+        let user = user(Arc::clone(&self.asking));
         let mut next = Instant::now() + self.options.delay;
         loop {
             let size = terminal.draw(|frame| screen::draw(frame, &self.view()))?.area;
             let large_enough = size.width >= QUESTION.0 && size.height >= QUESTION.1;
-            if event::poll(next.saturating_duration_since(Instant::now()))? {
-                match event::read()? {
-                    Event::Key(key) if key.kind == KeyEventKind::Press && self.pressed(key, large_enough) => {
-                        return Ok(())
-                    }
-                    _ => {}
+            match user.recv_timeout(next.saturating_duration_since(Instant::now())).ok().transpose()? {
+                Some(Event::Key(key))
+                    if key.kind == KeyEventKind::Press && self.pressed(key, large_enough) =>
+                {
+                    return Ok(())
                 }
+                _ => {}
             }
             if Instant::now() >= next {
                 // What is asked about stays as it is shown.
@@ -204,7 +244,10 @@ impl Top {
     fn look(&mut self) {
         let Options { most, pattern, .. } = &self.options;
         let read = |link: &mut Link| State::read(link, *most, pattern);
-        match Top::ask(&self.way, &mut self.link, read) {
+        self.asking.store(true, Ordering::Release);
+        let read = Top::ask(&self.way, &mut self.link, read);
+        self.asking.store(false, Ordering::Release);
+        match read {
             Ok(state) => (self.state, self.trouble) = (state, None),
             Err(error) => self.trouble = Some(in_words(&error)),
         }
@@ -231,7 +274,7 @@ impl Top {
     /// True if that was the end.
     fn pressed(&mut self, key: KeyEvent, large_enough: bool) -> bool {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return key.code == KeyCode::Char('c');
+            return ends(&key);
         }
         if let Some(asked) = self.question.take() {
             if key.code == KeyCode::Char('y') {
@@ -241,7 +284,7 @@ impl Top {
         }
         self.news.clear();
         match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return true,
+            _ if ends(&key) => return true,
             KeyCode::Up | KeyCode::Char('k') => self.choose(self.at().saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.choose(self.at() + 1),
             KeyCode::Home => self.choose(0),
@@ -284,6 +327,7 @@ impl Top {
             }
             link.call_within::<i64>(Some(SOON), redis::cmd("LOCK.BREAK").arg(&lock.raw)).map(Some)
         };
+        self.asking.store(true, Ordering::Release);
         self.news = match Top::ask(&self.way, &mut self.link, broken) {
             Ok(None) => format!("{} is held by others now; nothing was broken", lock.key),
             Ok(Some(holders)) => format!("{} is broken; {holders} lost it", lock.key),
