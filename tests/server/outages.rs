@@ -13,10 +13,10 @@ use serde_json::json;
 
 use crate::support::driver::{Driver, Package};
 use crate::support::network::Network;
-use crate::support::{Flavor, until};
+use crate::support::{until, Flavor};
 
 mod a_kept_hold_outlives_an_outage {
-    use super::{Package, play};
+    use super::{play, Package};
 
     #[test]
     fn long_python() {
