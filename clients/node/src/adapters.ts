@@ -3,6 +3,8 @@
 /** Connections of the client library that the user has. They are told to fail at once: this package sends a call again itself,
  *  with the same request id. They never keep a process alive: what is on its way or held has timers that do. */
 
+import { subscribe, unsubscribe } from 'node:diagnostics_channel';
+import type { Socket } from 'node:net';
 import { MisuseError } from './errors.js';
 
 /** One connection. What is not answered when it ends fails. */
@@ -10,8 +12,10 @@ export interface Wire {
   /** Until then no call may be made. */
   readonly ready: Promise<void>;
   call(words: readonly string[]): Promise<unknown>;
-  /** Ends it at once. May be called again. */
+  /** Ends it at once, and in order: the server hears of it, also after an outage. May be called again. */
   close(): void;
+  /** Gives it up: what is queued is dropped, so that nothing of it reaches the server later. May be called again. */
+  reset(): void;
 }
 
 /** A channel that is subscribed to, and who hears its messages. */
@@ -23,15 +27,30 @@ export interface Inbox {
 /** Makes a connection. `onEnd` is called once it is not there any more. */
 export type Open = (onEnd: () => void, inbox?: Inbox) => Wire;
 
+/** After so many milliseconds of silence TCP looks whether somebody is there. */
+const KEEP_ALIVE = 10_000;
+
+/** A Sentinel that does not answer costs so many milliseconds at most; then the next is asked. */
+const ASK_SENTINEL = 1000;
+
 /** What is used of a client of ioredis. */
 export interface IoredisLike {
+  readonly options?: object | undefined;
   duplicate(options?: object): IoredisLike;
   connect(): Promise<void>;
   call(command: string, ...words: string[]): Promise<unknown>;
   subscribe(channel: string): Promise<unknown>;
   disconnect(): void;
   on(event: string, listener: (...what: unknown[]) => void): unknown;
-  readonly stream: { unref?(): unknown; destroy(): unknown } | undefined;
+  readonly stream: { unref?(): unknown; destroy(): unknown; destroyed?: boolean } | undefined;
+}
+
+/** Of its options. */
+interface IoredisOptions {
+  keepAlive?: number | undefined;
+  connectTimeout?: number | undefined;
+  sentinelCommandTimeout?: number | undefined;
+  sentinels?: readonly unknown[] | null | undefined;
 }
 
 /** What is used of a client of node-redis. */
@@ -50,19 +69,68 @@ export interface NodeRedisLike {
 /** A client of ioredis 5 or node-redis 5, for one server or, with ioredis, for its Sentinels. */
 export type Client = IoredisLike | NodeRedisLike;
 
-/** How connections like that of `client` are made. */
-export function adapt(client: Client): Open {
+/** How connections like that of `client` are made, each in `patience` milliseconds. */
+export function adapt(client: Client, patience: number): Open {
   const { duplicate, call, isOpen, unref, isCluster } = ((client as unknown) ?? {}) as Record<string, unknown>;
   if (typeof duplicate === 'function' && isCluster !== true) {
     if (typeof isOpen === 'boolean' && typeof unref === 'function') return nodeRedis(client as NodeRedisLike);
-    if (typeof call === 'function') return ioredis(client as IoredisLike);
+    if (typeof call === 'function') return ioredis(client as IoredisLike, patience);
   }
   throw new MisuseError('a client of ioredis or node-redis is needed, for one server: no cluster, no pool');
 }
 
-function ioredis(client: IoredisLike): Open {
+/** What the system has queued is dropped, too, where it is TCP without TLS. */
+function reset(stream: object | undefined): void {
+  const socket = stream as Socket | undefined;
+  if (socket === undefined || socket.destroyed || socket.connecting) return;
+  // Node loses what it cannot reset, as it is ending, and its process would never end.
+  if (socket.writableEnded) return;
+  try {
+    socket.resetAndDestroy();
+  } catch {
+    // It is no TCP: then it ends as others do.
+  }
+}
+
+/** ioredis asks a Sentinel with a client of its own. What is returned ends that. */
+function endOfAsking(redis: IoredisLike): () => void {
+  type Ask = (endpoint: unknown, options?: object) => IoredisLike;
+  let asking: IoredisLike | undefined;
+  const end = (): void => {
+    // To one that has ended ioredis would give a timer.
+    if (asking?.stream?.destroyed !== true) asking?.disconnect();
+    asking?.stream?.destroy();
+  };
+  const { connector } = redis as { connector?: { connectToSentinel?: Ask } };
+  const ask = connector?.connectToSentinel;
+  if (connector !== undefined && ask !== undefined) {
+    connector.connectToSentinel = (endpoint, options) => {
+      const asked = ask.call(connector, endpoint, options);
+      // Those with options stay, and are ended by ioredis.
+      if (options !== undefined) return asked;
+      end();
+      return (asking = asked);
+    };
+  }
+  return end;
+}
+
+function ioredis(client: IoredisLike, patience: number): Open {
+  const options = (client.options ?? {}) as IoredisOptions;
+  const { keepAlive, connectTimeout, sentinelCommandTimeout, sentinels } = options;
+  const soon = Math.min(ASK_SENTINEL, patience / 2);
+  /** The Sentinel to be asked first: not one that said nothing to the last connection. */
+  let first = 0;
+  const ofSentinels = (all: readonly unknown[]): object => ({
+    sentinels: [...all.slice(first), ...all.slice(0, first)],
+    sentinelCommandTimeout: sentinelCommandTimeout ?? soon,
+    // ioredis' own is much longer than anybody here waits.
+    connectTimeout: connectTimeout === 10_000 ? soon : connectTimeout,
+  });
   return (onEnd, inbox) => {
     const redis = client.duplicate({
+      ...(sentinels ? ofSentinels(sentinels) : {}),
+      keepAlive: keepAlive === 0 ? KEEP_ALIVE : keepAlive,
       lazyConnect: true,
       // Fails at once.
       retryStrategy: () => null,
@@ -79,18 +147,25 @@ function ioredis(client: IoredisLike): Open {
       stringNumbers: false,
       keyPrefix: '',
     });
-    let [why, ended] = [undefined as unknown, false];
+    let [why, over, next] = [undefined as unknown, false, first];
+    const endAsking = endOfAsking(redis);
     redis.on('error', (error) => (why = error));
+    redis.on('sentinelError', () => (first = ++next % (sentinels?.length ?? 1)));
     redis.on('connect', () => redis.stream?.unref?.());
     redis.on('end', () => {
-      ended = true;
+      over = true;
       onEnd();
     });
-    const close = (): void => {
-      if (ended) return;
+    const end = (isReset: boolean): void => {
+      // Once: each time ioredis adds a listener to the socket.
+      if (over) return;
+      over = true;
+      endAsking();
+      if (isReset) reset(redis.stream);
       redis.disconnect();
       redis.stream?.destroy();
     };
+    const close = (): void => end(false);
     const start = async (): Promise<void> => {
       try {
         await redis.connect();
@@ -103,7 +178,8 @@ function ioredis(client: IoredisLike): Open {
         throw why ?? error;
       }
     };
-    return { ready: start(), call: ([command = '', ...words]) => redis.call(command, ...words), close };
+    const call: Wire['call'] = ([command = '', ...words]) => redis.call(command, ...words);
+    return { ready: start(), call, close, reset: () => end(true) };
   };
 }
 
@@ -140,15 +216,30 @@ function nodeRedis(client: NodeRedisLike): Open {
     redis.on('error', close);
     redis.on('end', close);
     redis.unref();
+    let socket: Socket | undefined;
+    /** Its socket is hidden, but Node tells of it while it is made; with TLS it does not. */
+    const begin = (): Promise<unknown> => {
+      const made = (message: unknown): void => void (socket = (message as { socket: Socket }).socket);
+      subscribe('net.client.socket', made);
+      try {
+        return redis.connect();
+      } finally {
+        unsubscribe('net.client.socket', made);
+      }
+    };
     const start = async (): Promise<void> => {
       try {
-        await redis.connect();
+        await begin();
         if (inbox !== undefined) await redis.subscribe(inbox.channel, (text) => inbox.told(text));
       } catch (error) {
         close();
         throw error;
       }
     };
-    return { ready: Promise.race([start(), gone]), call: (words) => redis.sendCommand(words), close };
+    const giveUpNow = (): void => {
+      reset(socket);
+      close();
+    };
+    return { ready: Promise.race([start(), gone]), call: (words) => redis.sendCommand(words), close, reset: giveUpNow };
   };
 }

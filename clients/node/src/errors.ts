@@ -50,8 +50,14 @@ export class UnavailableError extends LockError {
   override readonly name = 'UnavailableError';
 }
 
-/** No reply came, or one of a server that serves nobody: on the next connection the call may be sent again. @internal */
-export class Disconnected extends UnavailableError {}
+/** It may be otherwise soon: the call may be sent again. @internal */
+export class Passing extends UnavailableError {}
+
+/** No reply came, or one of a server that serves nobody: the call may be sent again on the next connection. @internal */
+export class Disconnected extends Passing {}
+
+/** The server says itself that it serves nobody, or that another has the lock. @internal */
+export class Elsewhere extends Disconnected {}
 
 /** What the server says to one connection too many, which it closes. The next may be served. @internal */
 export const FULL = 'max number of clients';
@@ -65,7 +71,7 @@ export function errorOf(cause: unknown, guarded = false): LockError {
   if (cause instanceof LockError) return cause;
   const text = cause instanceof Error ? cause.message || String((cause as NodeJS.ErrnoException).code) : String(cause);
   const isReply = cause instanceof Error && REPLIES.includes(cause.constructor.name);
-  const Broken = isReply && guarded ? UnavailableError : Disconnected;
+  const Broken = isReply && guarded ? UnavailableError : Elsewhere;
   // What the server itself says begins with a word in capitals; what a library says of a connection does not.
   switch (/^[A-Z]{2,}(?= )/.exec(text)?.[0]) {
     case undefined:
@@ -77,6 +83,9 @@ export function errorOf(cause: unknown, guarded = false): LockError {
     case 'UNBLOCKED':
       // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
       return new (/instance state changed|send the command/.test(text) ? Broken : UnavailableError)(text, { cause });
+    case 'NOREPLICAS':
+      // After a failover the new primary has none for some seconds.
+      return new Passing(text, { cause });
     case 'NOTOWNER':
       return new LostError(text, { cause });
     case 'DEADLOCK':

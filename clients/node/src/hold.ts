@@ -2,19 +2,24 @@
 
 import { randomUUID } from 'node:crypto';
 import type { Wire } from './adapters.js';
-import { Disconnected, LockError, LostError, UnavailableError } from './errors.js';
+import { LockError, LostError, MisuseError, Passing, UnavailableError } from './errors.js';
 import { tell } from './events.js';
 import { bound, check, type How, ms } from './options.js';
-import { Bell, now, type Session, sleep, SOON, TRY_AGAIN } from './session.js';
+import { Bell, now, type Session, sleep, SOON, TRY_AGAIN, type Words } from './session.js';
 
-/** To give back what is kept is tried for so long, in milliseconds, behind the back of who could not. */
-const GIVE_BACK_FOR = 600_000;
+/** To give back what may be kept is tried for so long, in milliseconds, behind the back of who could not. @internal */
+export const GIVE_BACK_FOR = 600_000;
 
-/** What a call got: when it was sent, when the last was that set the lease, and the token. @internal */
+/** A release keeps its caller waiting for so many milliseconds at most. */
+const RELEASE_FOR = 30_000;
+
+/** What a call got: when it was sent, when the last was that set the lease, the token, and the connection to which it is bound if
+ *  it is kept, and no other call has bound it since. @internal */
 export interface Grant {
   sent: number;
   renewed: number;
   token?: number | undefined;
+  wire?: Wire | undefined;
 }
 
 /** A lock that is held. */
@@ -27,6 +32,9 @@ export class Hold {
   #lease: number;
   #granted = 0;
   #until = 0;
+  /** When a shorter lease was asked for. */
+  #shortened = 0;
+  /** What is kept is bound to this, by the call that bound it last. */
   #link: Wire | undefined;
   #renewing: Promise<unknown> = Promise.resolve();
   #released = false;
@@ -62,16 +70,24 @@ export class Hold {
   /** Milliseconds for which nobody else can have the lock, whatever the network does. What is kept ends with its connection: if
    *  that breaks, this is 0 until the server has said on the next that the lock is still held. */
   get validFor(): number {
-    const isBound = !this.#how.keep || (this.#link !== undefined && this.#link === this.#session.link);
     const isOver = this.signal.aborted || this.#released || this.#left || this.#releasing > 0;
-    return isOver || !isBound ? 0 : Math.max(0, this.#until - now());
+    return isOver || (this.#how.keep && !this.#isBound) ? 0 : Math.max(0, this.#until - now());
   }
 
   /** Sets the lease anew, from now on, in milliseconds. Rejects with `LostError` if there is nothing to extend. */
   async extend(lease: number = this.#lease): Promise<void> {
     check('lease', lease);
     this.#stillHeld();
-    await this.#renew(lease, (sent) => this.#session.insist(this.#renewal(lease), Math.max(0, this.#until - now()), { sent }));
+    if (now() + lease < this.#until) {
+      // The server may set it, and its reply be lost.
+      this.#shortened = now();
+      this.#until = this.#shortened + lease;
+      this.#lease = Math.min(lease, this.#lease);
+      this.#bell.ring();
+    }
+    await this.#renew(lease, (words) => this.#session.insist(words, Math.max(0, this.#until - now())));
+    // The reply may be later than the loss by the own clock.
+    this.signal.throwIfAborted();
     this.#lease = lease;
     this.#bell.ring();
   }
@@ -80,7 +96,13 @@ export class Hold {
   async guard(...command: (string | number)[]): Promise<unknown> {
     this.#stillHeld();
     const words = ['LOCK.GUARD', this.name, 'OWNER', this.owner, ...command.map(String)];
-    return this.#orLose(() => this.#session.call(words));
+    try {
+      return await this.#session.call(words);
+    } catch (error) {
+      // It may be what the command says of another lock. If it is the word of this one, the signal is there before the error.
+      if (error instanceof LostError) await this.#ask();
+      throw error;
+    }
   }
 
   /** Gives the lock back. If that fails, it may be called again, and counts once. Rejects with `LostError` if it was lost. */
@@ -89,7 +111,7 @@ export class Hold {
     if (!this.#released && !(this.signal.aborted && (this.#how.owner !== undefined || this.#left))) {
       this.#releasing++;
       try {
-        await this.#giveBack(this.signal.aborted ? 0 : this.#lease);
+        await this.#giveBack(this.signal.aborted ? 0 : Math.min(this.#lease, RELEASE_FOR));
       } catch (error) {
         if (error instanceof LostError) this.#lose(error);
         // What is lost may be impossible to give back.
@@ -116,7 +138,7 @@ export class Hold {
     this.#released = true;
     this.#end('released');
     // A renewal that is on its way would bind it here again.
-    await this.#renewing.catch(() => undefined);
+    await this.#renewing;
     return this.owner;
   }
 
@@ -130,18 +152,24 @@ export class Hold {
   }
 
   /** It is ours. @internal */
-  begin({ sent, renewed, token }: Grant): void {
+  begin({ sent, renewed, token, wire }: Grant): void {
     this.#granted = sent;
     this.#until = renewed + this.#lease;
     this.#token = token;
-    this.#link = this.#session.link;
+    this.#link ??= wire;
     this.#session.holds.add(this.#bell);
+    // Its connection may have broken just now.
+    if (!this.#isBound) this.#bell.ring();
     void this.#watch();
   }
 
-  /** Whether the server knows of it; its lease is set anew. @internal */
-  async confirm(ms: number, sent?: () => void): Promise<void> {
-    await this.#session.insist(this.#renewal(this.#lease, 0), ms, { sent });
+  /** Whether the server knows of it; its lease is set anew. Returns when that was sent. @internal */
+  async confirm(ms: number): Promise<number> {
+    return this.#renewal(this.#lease, (words) => this.#session.insist(words, ms));
+  }
+
+  get #isBound(): boolean {
+    return this.#link !== undefined && this.#link === this.#session.link;
   }
 
   /** Another hold may have its owner's name, later. */
@@ -150,15 +178,33 @@ export class Hold {
     if (this.#released || this.#left) throw new LostError(`${this.name}: it is not held any more`);
   }
 
-  #renewal(lease: number, age = now() - this.#granted): string[] {
-    return ['LOCK.RENEW', this.name, this.owner, 'PX', ms(lease), ...bound(this.#how, age)];
+  /** Binds what is kept where it is not bound yet, and only there: what comes late, from a proxy maybe, must not bind it to a
+   *  connection that is over. Returns when it was sent. */
+  async #renewal(lease: number, call: (words: Words) => Promise<unknown>): Promise<number> {
+    const sent: { at: number; wire?: Wire } = { at: 0 };
+    await call((wire) => {
+      [sent.at, sent.wire] = [now(), wire];
+      const age = this.#granted === 0 ? 0 : sent.at - this.#granted;
+      return ['LOCK.RENEW', this.name, this.owner, 'PX', ms(lease), ...(wire === this.#link ? [] : bound(this.#how, age))];
+    });
+    this.#link = sent.wire;
+    return sent.at;
   }
 
-  async #renew(lease: number, call: (sent: () => void) => Promise<unknown>): Promise<void> {
-    let sent = now();
-    await this.#orLose(() => call(() => (sent = now())));
-    this.#until = sent + lease;
-    this.#link = this.#session.link;
+  async #renew(lease: number, call: (words: Words) => Promise<unknown>): Promise<void> {
+    const renewal = this.#orLose(() => this.#renewal(lease, call));
+    this.#renewing = Promise.allSettled([this.#renewing, renewal]).then(() => undefined);
+    const sent = await renewal;
+    // What was sent before a shorter lease says nothing about the time after that.
+    this.#until = sent < this.#shortened ? Math.min(this.#until, sent + lease) : sent + lease;
+  }
+
+  /** Whether it is still held, which the signal tells. Sets no other end for what is not kept. */
+  async #ask(): Promise<void> {
+    const left = this.#until - now();
+    if (left <= 0) return;
+    const lease = this.#keeps ? this.#lease : left;
+    await this.#renew(lease, (words) => this.#session.call(words, left)).catch(() => undefined);
   }
 
   async #giveBack(time: number): Promise<void> {
@@ -173,14 +219,31 @@ export class Hold {
     if (this.#left || this.#released) return;
     this.#left = true;
     this.#bell.ring();
-    const { keep } = this.#how;
-    const work = this.#giveBack(keep ? GIVE_BACK_FOR : Math.max(0, this.#until - now())).catch(async (error: unknown) => {
-      if (!keep || error instanceof UnavailableError || error instanceof LostError) return;
-      // Who may not give it back may have it run out. Its bond cannot be undone; but with this limit the server renews no more.
-      this.#how = { ...this.#how, maxHold: 1 };
-      await this.#session.insist(this.#renewal(this.#lease), this.#lease);
-    });
-    this.#session.giveBack(this.name, this.owner, work);
+    this.#session.giveBack(this.name, this.owner, this.#giveBackBehind());
+  }
+
+  async #giveBackBehind(): Promise<void> {
+    const end = this.#how.keep ? now() + GIVE_BACK_FOR : this.#until;
+    for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON)) {
+      try {
+        return await this.#giveBack(0);
+      } catch (error) {
+        if (error instanceof LostError) return;
+        if (this.#how.keep && error instanceof MisuseError && (await this.#runsOut())) return;
+      }
+      if (this.#session.closed || now() + pause > end) return;
+      // What is kept ends with the process.
+      await sleep(pause, !this.#how.keep);
+    }
+  }
+
+  /** Who may not give it back may have it run out. Its bond cannot be undone; but with this limit the server renews no more. */
+  async #runsOut(): Promise<boolean> {
+    const words = ['LOCK.RENEW', this.name, this.owner, 'PX', ms(this.#lease), 'WATCHDOG', 'MAX', '1', 'EPHEMERAL'];
+    return this.#session.call(words).then(
+      () => true,
+      (error: unknown) => error instanceof LostError,
+    );
   }
 
   async #orLose<T>(call: () => Promise<T>): Promise<T> {
@@ -208,32 +271,37 @@ export class Hold {
     if (this.#session.holds.delete(this.#bell)) tell(this.#how.label, 'held', outcome, this.#granted);
   }
 
+  get #keeps(): boolean {
+    return this.#how.keep && !this.#left && now() - this.#granted < (this.#how.maxHold ?? Infinity);
+  }
+
   /** Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock. */
   async #watch(): Promise<void> {
-    const keeps = (): boolean => this.#how.keep && !this.#left && now() - this.#granted < (this.#how.maxHold ?? Infinity);
     const lost = (why: string): LostError => new LostError(`${this.name}: ${why}`);
+    let again = TRY_AGAIN;
     for (;;) {
       const pause = this.#lease / 3;
       const left = this.#until - now();
-      if (!keeps() && left <= 0) return this.#lose(lost('the lease is over'), this.#how.keep);
-      await this.#bell.within(keeps() ? Math.min(pause, left) : left);
+      if (!this.#keeps && left <= 0) return this.#lose(lost('the lease is over'), this.#how.keep);
+      await this.#bell.within(this.#keeps ? Math.min(pause, left) : left);
       this.#bell.clear();
       if (this.signal.aborted || this.#released) return;
       if (this.#session.closed) return this.#lose(lost('the session was closed'));
-      if (!keeps()) continue;
+      if (!this.#keeps) continue;
       // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock, as no
       // other ever has this owner's name.
       const slept = now() >= this.#until;
       const lease = this.#lease;
       try {
         const patience = slept ? pause : this.#until - now();
-        this.#renewing = this.#renew(lease, () => this.#session.call(this.#renewal(lease), patience));
-        await this.#renewing;
+        await this.#renew(lease, (words) => this.#session.call(words, patience));
+        again = TRY_AGAIN;
       } catch (error) {
         if (!(error instanceof LockError)) throw error;
         if (now() >= this.#until) return this.#lose(lost('the lease is over, and the server does not answer'), true);
-        if (!(error instanceof Disconnected)) continue;
-        await sleep(Math.min(TRY_AGAIN, pause));
+        if (!(error instanceof Passing)) continue;
+        await sleep(Math.max(1, Math.min(again, pause, this.#until - now())));
+        again = Math.min(2 * again, SOON / 5);
         this.#bell.ring();
       }
     }

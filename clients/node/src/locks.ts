@@ -2,12 +2,12 @@
 
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
-import { adapt, type Client } from './adapters.js';
+import { adapt, type Client, type Wire } from './adapters.js';
 import {
-  BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, TimedOutError, UnavailableError,
+  BusyError, CancelledError, Disconnected, LockError, LostError, MisuseError, Passing, TimedOutError, UnavailableError,
 } from './errors.js';
 import { tell } from './events.js';
-import { type Grant, Hold } from './hold.js';
+import { GIVE_BACK_FOR, type Grant, Hold } from './hold.js';
 import { bound, type How, howOf, ms, type Options, type RequestOptions } from './options.js';
 import { Bell, now, onAbort, Session, sleep, SOON, TRY_AGAIN } from './session.js';
 
@@ -25,8 +25,9 @@ export interface LockInfo {
   owner: string;
 }
 
-/** A message may be lost. Who waits asks again so often (in milliseconds), and keeps its place. */
-const ASK_AGAIN = 3000;
+/** A message may be lost. Who waits asks again so often (in milliseconds), and keeps its place. The grace of a grant is not longer
+ *  than the lease. */
+const askAgain = (lease: number): number => Math.min(3000, Math.max(100, lease / 2));
 
 const PROCESS = `${hostname()}/${process.pid}`;
 
@@ -37,7 +38,7 @@ export class Locks {
   /** @param options `patience`: a call without an answer in so many milliseconds is sent again on a new connection. */
   constructor(client: Client, { patience = 5000 }: { patience?: number } = {}) {
     if (!(patience >= 1 && patience < 2 ** 31)) throw new MisuseError(`patience must be 1 or more, and is ${String(patience)}`);
-    this.#session = new Session(adapt(client), patience);
+    this.#session = new Session(adapt(client, patience), patience);
   }
 
   /** The lock, when it is granted. Rejects with `TimedOutError` when the time to wait is over; `BusyError` if there was none. */
@@ -99,8 +100,7 @@ export class Locks {
       if (isBound) throw new MisuseError(`${name}: the hold is bound to a connection: attach it as one that is kept`);
     }
     const hold = new Hold(this.#session, how, name, owner);
-    let sent = now();
-    await hold.confirm(this.#session.patience, () => (sent = now()));
+    const sent = await hold.confirm(this.#session.patience);
     hold.begin({ sent, renewed: sent });
     return hold;
   }
@@ -210,6 +210,7 @@ export class Locks {
       if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
     };
     let broken = false;
+    let pause = TRY_AGAIN;
     /** When the first of the calls failed that went wrong since the last reply. */
     let failing: number | undefined;
     const bell = new Bell();
@@ -218,28 +219,28 @@ export class Locks {
       for (;;) {
         check();
         bell.clear();
-        const asked = { at: Infinity };
+        const asked: { at: number; wire?: Wire } = { at: Infinity };
         try {
           if (own) return await this.#block(hold, how, words, deadline, broken, asked);
           // A wait without limit ends when there is no server.
           const patience = Math.max(SOON, deadline - now());
           if (waits) await session.listen(patience);
           check();
-          const sent = now();
-          const reply = await session.call(words, patience);
+          const reply = await session.call((wire) => {
+            [asked.at, asked.wire] = [now(), wire];
+            return words;
+          }, patience);
           check();
           if (reply !== null && reply !== 0) {
-            let renewed = sent;
-            if (broken) {
-              // The reply may be that of a call whose hold ended with its connection.
-              renewed = now();
-              await hold.confirm(0);
-              check();
-            }
-            return { sent, renewed, token: tokenOf(reply) };
+            const { at: sent, wire } = asked;
+            // The reply may be that of a call whose hold ended with its connection.
+            const renewed = broken ? await hold.confirm(0) : sent;
+            check();
+            return { sent, renewed, token: tokenOf(reply), wire };
           }
           if (reply === null) return null;
           failing = undefined;
+          pause = TRY_AGAIN;
         } catch (error) {
           // It waited in a server that was there.
           if (own && now() - asked.at > Math.min(SOON, session.patience)) failing = undefined;
@@ -247,14 +248,16 @@ export class Locks {
           // A try is sent again once, and a wait without limit until there was no server for some time.
           const end = how.wait === undefined ? failing + session.patience : deadline;
           const isOver = waits ? now() > end : broken || now() + TRY_AGAIN > deadline + SOON;
-          if (!(error instanceof Disconnected) || isOver) throw error;
+          if (!(error instanceof Passing) || isOver) throw error;
           broken = true;
-          await sleep(TRY_AGAIN);
+          // A timer may be early by a part of a millisecond.
+          await sleep(waits ? Math.max(1, Math.min(pause, end - now())) : Math.max(TRY_AGAIN, session.pause) + 2);
+          pause = Math.min(2 * pause, SOON / 5);
           continue;
         }
-        const left = Math.min(ASK_AGAIN, deadline - now());
+        const left = Math.min(askAgain(how.lease), deadline - now());
         if (left <= 0) return null;
-        await bell.within(left);
+        if (!(await bell.within(left))) void session.look();
       }
     } finally {
       session.waits.delete(request);
@@ -280,9 +283,8 @@ export class Locks {
     let renewed = asked.at;
     // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.
     if (reply !== null && (broken || how.keep || now() - asked.at > how.lease / 20)) {
-      renewed = now();
       try {
-        await hold.confirm(0);
+        renewed = await hold.confirm(0);
       } catch (error) {
         wire.close();
         throw error;
@@ -293,7 +295,8 @@ export class Locks {
     return reply === null ? null : { sent: renewed, renewed, token: tokenOf(reply) };
   }
 
-  /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. */
+  /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. It does not keep the
+   *  process alive for long, as the end of the process ends the wait, too. */
   async #takeBack({ name, owner }: Hold, request: string, lease: number): Promise<void> {
     const words = ['LOCK.CANCEL', name, owner, 'ID', request];
     try {
@@ -301,8 +304,9 @@ export class Locks {
     } catch (error) {
       // Closed, or not permitted: then the wait ends with its connection.
       if (!(error instanceof UnavailableError)) return;
-      const time = error instanceof Disconnected ? this.#session.patience : lease;
-      this.#session.insist(words, time, { through: UnavailableError }).catch(() => undefined);
+      const alive = error instanceof Disconnected ? this.#session.patience : lease;
+      const how = { through: UnavailableError, most: SOON, alive };
+      this.#session.insist(words, GIVE_BACK_FOR, how).catch(() => undefined);
     }
   }
 }

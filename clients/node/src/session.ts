@@ -5,7 +5,7 @@
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import type { Open, Wire } from './adapters.js';
-import { Disconnected, errorOf, FULL, UnavailableError } from './errors.js';
+import { Disconnected, Elsewhere, errorOf, FULL, UnavailableError } from './errors.js';
 
 /** After a connection broke, in milliseconds. */
 export const TRY_AGAIN = 50;
@@ -23,16 +23,25 @@ export interface Blocking {
   sent: () => void;
 }
 
-/** What a call goes on through that is sent again, and who hears each time. */
+/** The words of a call, or what makes them just before they are sent, each time, for the connection that carries them. */
+export type Words = readonly string[] | ((wire: Wire) => readonly string[]);
+
+/** What a call goes on through that is sent again, how long it pauses at most, and for how long it keeps the process alive. */
 export interface Insisting {
   through?: typeof UnavailableError;
-  sent?: (() => void) | undefined;
+  most?: number;
+  alive?: number;
 }
 
 /** By a clock that nobody sets, in milliseconds. */
 export const now = (): number => performance.now();
 
-export const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+/** @param alive whether the process lives so long */
+export const sleep = (ms: number, alive = true): Promise<void> =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    if (!alive) timer.unref();
+  });
 
 /** Calls when the signal is aborted, until what is returned is called. */
 export function onAbort(signal: AbortSignal, abort: () => void): () => void {
@@ -51,6 +60,23 @@ async function isThere(wire: Wire): Promise<void> {
   }
 }
 
+const SILENT = (): Disconnected => new Disconnected('the server does not answer');
+
+/** What the work comes to in so many milliseconds; else it throws. @param alive whether the process lives so long */
+async function inTime<T>(work: Promise<T>, ms: number, late: Error, alive = true): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const over = new Promise<never>((_, reject) => {
+    // What came while the process was busy is read first.
+    timer = setTimeout(() => setImmediate(reject, late), Math.max(1, ms));
+    if (!alive) timer.unref();
+  });
+  try {
+    return await Promise.race([work, over]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 /** Something that may be waited for, again and again. */
 export class Bell {
   #rung = false;
@@ -65,9 +91,9 @@ export class Bell {
     this.#rung = false;
   }
 
-  /** Until it rings, or for so many milliseconds. One may wait at a time. */
-  async within(ms: number): Promise<void> {
-    if (this.#rung || ms <= 0) return;
+  /** Until it rings, or for so many milliseconds: whether it has rung. One may wait at a time. */
+  async within(ms: number): Promise<boolean> {
+    if (this.#rung || ms <= 0) return this.#rung;
     await new Promise<void>((resolve) => {
       const timer = setTimeout(resolve, Math.min(ms, 2 ** 31 - 1));
       this.#wake = () => {
@@ -76,6 +102,7 @@ export class Bell {
       };
     });
     this.#wake = undefined;
+    return this.#rung;
   }
 }
 
@@ -92,6 +119,11 @@ export class Session {
   /** Each carries one call that waits in the server; or waits for the next such call itself. */
   readonly #own = new Set<Wire>();
   #idle: Wire | undefined;
+  /** Why no connection is made until when, and how long that pause is. */
+  #pause: { length: number; until: number; why: Elsewhere } | undefined;
+  /** When the last message came, and whether somebody looks if one could come. */
+  #heard = 0;
+  #looking = false;
 
   /** @param patience how long a call may go without an answer, in milliseconds */
   constructor(
@@ -104,28 +136,52 @@ export class Session {
     return this.#wires.get('commands');
   }
 
+  /** For how many milliseconds no connection will be made. */
+  get pause(): number {
+    return Math.max(0, (this.#pause?.until ?? 0) - now());
+  }
+
   /** Before a wait: a message that nobody hears is taken for a refusal. */
   async listen(patience: number): Promise<void> {
     await this.#answer(this.#wire('messages'), patience, async () => undefined);
   }
 
+  /** Somebody asks again who was told nothing. The network may have dropped the connection for messages without a word. */
+  async look(): Promise<void> {
+    const wire = this.#wires.get('messages');
+    if (wire === undefined || this.#looking) return;
+    this.#looking = true;
+    const asked = now();
+    try {
+      await inTime(wire.ready.then(() => isThere(wire)), this.patience, SILENT(), false);
+    } catch {
+      if (this.#heard < asked) wire.reset();
+    } finally {
+      this.#looking = false;
+    }
+  }
+
   /** The reply. `Disconnected` if there is none in `patience` milliseconds: the session's own is the most. */
-  async call(words: readonly string[], patience = this.patience): Promise<unknown> {
+  async call(words: Words, patience = this.patience): Promise<unknown> {
     const wire = this.#wire('commands');
-    return this.#answer(wire, patience, () => wire.call(words), words[0] === 'LOCK.GUARD');
+    const isGuard = typeof words !== 'function' && words[0] === 'LOCK.GUARD';
+    const send = (): Promise<unknown> => wire.call(typeof words === 'function' ? words(wire) : words);
+    const reply = await this.#answer(wire, patience, send, isGuard);
+    this.#pause = undefined;
+    return reply;
   }
 
   /** A call that may be sent twice, and is, for so long, when its connection breaks; through `UnavailableError` also when the
    *  server can do nothing now. */
-  async insist(words: readonly string[], ms: number, { through = Disconnected, sent }: Insisting = {}): Promise<unknown> {
-    const deadline = now() + ms;
-    for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON / 5)) {
-      sent?.();
+  async insist(words: Words, ms: number, how: Insisting = {}): Promise<unknown> {
+    const { through = Disconnected, most = SOON / 5, alive = ms } = how;
+    const began = now();
+    for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, most)) {
       try {
         return await this.call(words);
       } catch (error) {
-        if (!(error instanceof through) || this.closed || now() >= deadline) throw error;
-        await sleep(pause);
+        if (!(error instanceof through) || this.closed || now() - began >= ms) throw error;
+        await sleep(pause, now() - began < alive);
       }
     }
   }
@@ -137,19 +193,20 @@ export class Session {
     const idle = this.#idle;
     this.#idle = undefined;
     const wire = idle ?? this.#openOwn();
-    const close = (): void => wire.close();
-    const forget = signal && onAbort(signal, close);
+    const drop = (): void => wire.reset();
+    const forget = signal && onAbort(signal, () => wire.close());
     // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. And a timer
     // keeps the process alive.
     let isOver = false;
     const giveUp = (error: unknown): void => {
       // One that is too many is told so: somebody is there.
-      if (error instanceof Disconnected && !error.message.includes(FULL) && !isOver) close();
+      if (error instanceof Disconnected && !error.message.includes(FULL) && !isOver) drop();
     };
-    const look = (): unknown => this.call(['PING']).catch(giveUp);
+    // While no connection may be made, nobody can be asked.
+    const look = (): unknown => this.pause > 0 || this.call(['PING']).catch(giveUp);
     const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
     // What came while the process was busy is read first.
-    const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(() => isOver || close()), time);
+    const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(() => isOver || drop()), time);
     let late = after(Math.min(this.patience, Math.max(SOON, ms())));
     try {
       await wire.ready;
@@ -157,10 +214,16 @@ export class Session {
       clearTimeout(late);
       sent();
       if (Number.isFinite(ms())) late = after(Math.min(Math.max(0, ms()) + SOON, 2 ** 31 - 1));
-      return { reply: await wire.call(words()), wire };
+      const reply = await wire.call(words());
+      this.#pause = undefined;
+      return { reply, wire };
     } catch (cause) {
-      close();
-      throw errorOf(cause);
+      const error = errorOf(cause);
+      this.#restAfter(error);
+      // Who was refused has nothing that is bound to it.
+      if (error instanceof Disconnected) wire.close();
+      else this.rest(wire);
+      throw error;
     } finally {
       isOver = true;
       forget?.();
@@ -176,6 +239,7 @@ export class Session {
   }
 
   #openOwn(): Wire {
+    this.#mayOpen();
     const ended = (): void => {
       this.#own.delete(wire);
       if (this.#idle === wire) this.#idle = undefined;
@@ -184,6 +248,18 @@ export class Session {
     wire.ready.catch(ended);
     this.#own.add(wire);
     return wire;
+  }
+
+  /** Who asks at once where another server has the locks does so with a storm of connections. */
+  #restAfter(error: unknown): void {
+    // Many hear the same at the same time.
+    if (!(error instanceof Elsewhere) || this.pause > 0) return;
+    const length = Math.min(SOON, 2 * (this.#pause?.length ?? TRY_AGAIN / 2));
+    this.#pause = { length, until: now() + length, why: error };
+  }
+
+  #mayOpen(): void {
+    if (this.#pause !== undefined && this.pause > 0) throw new Disconnected(this.#pause.why.message, { cause: this.#pause.why });
   }
 
   /** Notes that this hold is given back behind the caller's back. */
@@ -216,13 +292,17 @@ export class Session {
     if (this.closed) throw new UnavailableError('closed');
     const there = this.#wires.get(which);
     if (there !== undefined) return there;
+    this.#mayOpen();
     const ended = (): void => {
       if (this.#wires.get(which) !== wire) return;
       this.#wires.delete(which);
       this.#ring();
     };
     // "granted <request> <key>" and "lost <request> <key>" both mean: ask again.
-    const told = (text: string): void => this.waits.get(text.split(' ', 2)[1] ?? '')?.ring();
+    const told = (text: string): void => {
+      this.#heard = now();
+      this.waits.get(text.split(' ', 2)[1] ?? '')?.ring();
+    };
     const wire = this.open(ended, which === 'messages' ? { channel: `lock:inbox:${this.inbox}`, told } : undefined);
     wire.ready.catch(ended);
     this.#wires.set(which, wire);
@@ -230,28 +310,30 @@ export class Session {
   }
 
   async #answer<T>(wire: Wire, patience: number, work: () => Promise<T>, guarded = false): Promise<T> {
-    const silent = new Disconnected('the server does not answer');
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<never>((_, reject) => {
-      // What came while the process was busy is read first.
-      timer = setTimeout(() => setImmediate(reject, silent), Math.max(1, Math.min(patience, this.patience)));
-    });
+    const silent = SILENT();
+    let isOver = false;
+    const send = (): Promise<T> => {
+      // Who has waited long enough for the connection says nothing on it.
+      if (isOver) throw silent;
+      return work();
+    };
     try {
-      return await Promise.race([wire.ready.then(work), late]);
+      return await inTime(wire.ready.then(send), Math.min(patience, this.patience), silent);
     } catch (cause) {
       const error = errorOf(cause, guarded);
+      this.#restAfter(error);
       // The next connection may lead to another server. Who has less patience than the session says nothing about the server.
       if (error instanceof Disconnected && (error !== silent || patience >= this.patience)) this.#giveUp(wire);
       throw error;
     } finally {
-      clearTimeout(timer);
+      isOver = true;
     }
   }
 
   #giveUp(wire: Wire): void {
     // Another call may have given it up before, and then the other connection is a new one.
     const all = [...this.#wires.values()];
-    for (const one of all.includes(wire) ? all : [wire]) one.close();
+    for (const one of all.includes(wire) ? all : [wire]) one.reset();
   }
 
   #ring(): void {

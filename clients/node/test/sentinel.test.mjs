@@ -6,8 +6,10 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
+import net from 'node:net';
 import { join } from 'node:path';
 import { test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Redis } from 'ioredis';
 import { Locks } from '@redis-lock/client';
 import { fields, freePort, Server, until } from './support.mjs';
@@ -52,5 +54,58 @@ test('a hold and a wait go over to the new primary', async () => {
     process.kill('SIGKILL');
     if (process.exitCode === null) await once(process, 'exit');
     for (const server of servers) await server.stop();
+  }
+});
+
+/** Says nothing, or where the primary is. Knows its connections. */
+async function sentinel(primary) {
+  const sockets = new Set();
+  const address = `*2\r\n$9\r\n127.0.0.1\r\n$${String(primary).length}\r\n${primary}\r\n`;
+  const replies = { 'get-master-addr-by-name': address, sentinels: '*0\r\n', setinfo: '+OK\r\n' };
+  const server = net.createServer((socket) => {
+    sockets.add(socket);
+    socket.on('error', () => undefined).on('close', () => sockets.delete(socket));
+    socket.on('data', (data) => {
+      const asked = String(data).toLowerCase().match(/get-master-addr-by-name|sentinels|setinfo/g) ?? [];
+      if (primary !== undefined) for (const word of asked) socket.write(replies[word]);
+    });
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const end = () => {
+    server.close();
+    for (const socket of sockets) socket.destroy();
+  };
+  return { host: '127.0.0.1', port: server.address().port, sockets, end };
+}
+
+test('a Sentinel that hangs costs a second, and nobody asks it first again', async () => {
+  const server = await Server.start();
+  const sentinels = [await sentinel(), await sentinel(server.port)];
+  const [hung, good] = sentinels.map(({ host, port }) => ({ host, port }));
+  const clients = [[hung, good], [hung]].map((all) => new Redis({ sentinels: all, name: 'm', lazyConnect: true }));
+  const all = clients.map((client) => new Locks(client));
+  const [locks, stuck] = all;
+  try {
+    const began = performance.now();
+    const hold = await locks.acquire('k');
+    const time = performance.now() - began;
+    assert.ok(time > 900 && time < 2000, `${time} ms`);
+    await server.admin.client('KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+    await until(() => hold.signal.aborted, 'its end', 800);
+    const hasty = new Locks(clients[0], { patience: 300 });
+    all.push(hasty);
+    await (await hasty.acquire('k', { wait: 2000 })).release();
+    const wait = stuck.acquire('k').catch(({ kind }) => kind);
+    await until(() => sentinels[0].sockets.size > 0, 'a question');
+    await stuck.close();
+    await until(() => sentinels[0].sockets.size === 0, 'its end', 300);
+    assert.equal(await wait, 'unavailable');
+  } finally {
+    for (const one of all) await one.close();
+    await sleep(100);
+    assert.deepEqual(sentinels.map(({ sockets }) => sockets.size), [0, 0]);
+    for (const one of [...clients, ...sentinels]) one.end();
+    await server.stop();
   }
 });

@@ -104,6 +104,16 @@ export class Server {
     return ids.filter((id) => id !== String(own));
   }
 
+  /** Whether it carries out what changes something. */
+  async writes(yes) {
+    await this.admin.config('SET', 'min-replicas-to-write', yes ? 0 : 1);
+  }
+
+  /** A number of what INFO says. */
+  async number(name) {
+    return Number(new RegExp(`^${name}:(\\d+)`, 'm').exec(await this.admin.info())[1]);
+  }
+
   /** How often a command was called. */
   async calls(command) {
     const info = await this.admin.info('commandstats');
@@ -118,6 +128,10 @@ export class Proxy {
   cutReplyOf = undefined;
   frozen = false;
   happened = 0;
+  /** How many connections ended with a reset. */
+  resets = 0;
+  /** What clients have said. */
+  heard = '';
   /** Whether new connections wait for `open` from then on. */
   shutsThen = false;
   #isShut = false;
@@ -132,7 +146,7 @@ export class Proxy {
   }
 
   #join(near, far) {
-    const pair = { near, far, isCut: false, isFrozen: false };
+    const pair = { near, far, isCut: false, isFrozen: false, isForMessages: false };
     this.#pairs.add(pair);
     if (this.#isShut) this.#held.push(near.pause());
     const end = () => {
@@ -141,9 +155,12 @@ export class Proxy {
       this.#pairs.delete(pair);
     };
     for (const one of [near, far]) one.on('error', end).on('close', end);
+    near.on('error', ({ code }) => (this.resets += code === 'ECONNRESET' ? 1 : 0));
     // Whoever hears nothing does not hear the end either.
     near.on('end', () => this.frozen || pair.isFrozen || end());
     near.on('data', (data) => {
+      this.heard += data;
+      pair.isForMessages ||= /subscribe/i.test(data);
       if (this.frozen || pair.isFrozen) return;
       if (this.cutReplyOf !== undefined && data.includes(this.cutReplyOf)) {
         this.cutReplyOf = undefined;
@@ -163,9 +180,19 @@ export class Proxy {
     });
   }
 
+  /** The words of each call of a command, since `heard` was emptied. */
+  said(command) {
+    const lines = this.heard.replaceAll(/\r\n\$\d+\r\n/g, ' ').split('\r\n');
+    return lines.map((line) => line.split(' ').slice(1)).filter(([word]) => word === command);
+  }
+
   /** What is connected now hears nothing any more; new connections do. */
   freezeWhatIsThere() {
     for (const pair of this.#pairs) pair.isFrozen = true;
+  }
+
+  freezeMessages() {
+    for (const pair of this.#pairs) pair.isFrozen ||= pair.isForMessages;
   }
 
   /** What is connected now hears all, but not before it may. */

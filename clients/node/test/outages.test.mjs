@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+
+// What must not come late, or must go on for long, when something breaks, with each library.
+
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, describe, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { Locks } from '@redis-lock/client';
+import { LIBRARIES, Proxy, Server, until } from './support.mjs';
+
+for (const [name, library] of Object.entries(LIBRARIES)) {
+  describe(name, () => {
+    let server, proxy, client, locks, impatient;
+
+    beforeEach(async () => {
+      server = await Server.start();
+      proxy = await Proxy.to(server.port);
+      client = await library.connect(proxy.port);
+      locks = new Locks(client);
+      impatient = new Locks(client, { patience: 400 });
+    });
+
+    afterEach(async () => {
+      await locks.close();
+      await impatient.close();
+      library.end(client);
+      proxy.close();
+      await server.stop();
+    });
+
+    const taken = async (key) => assert.equal(await server.admin.call('LOCK.ACQUIRE', key, 'somebody', 'PX', '60000'), 1);
+    const free = (key) => server.admin.call('LOCK.RELEASE', key, 'somebody');
+    const may = (...rights) => server.admin.call('ACL', 'SETUSER', 'default', ...rights);
+
+    test('what is given up is reset; who closes or cancels ends in order', async () => {
+      await taken('k');
+      const abort = new AbortController();
+      const cancelled = locks.acquire('k', { ownConnection: true, signal: abort.signal });
+      await until(async () => (await server.waiters('k')) === 1);
+      abort.abort();
+      await assert.rejects(cancelled, { kind: 'cancelled' });
+      await until(async () => (await server.waiters('k')) === 0);
+      await locks.close();
+      await impatient.request('other', () => undefined);
+      assert.equal(proxy.resets, 0);
+      proxy.freezeWhatIsThere();
+      // It is sent again.
+      await impatient.request('other', () => undefined);
+      assert.equal(proxy.resets, 2);
+      const wait = impatient.acquire('k', { ownConnection: true });
+      await until(async () => (await server.waiters('k')) === 1);
+      const before = proxy.resets;
+      proxy.freezeWhatIsThere();
+      await until(() => proxy.resets >= before + 3, 'the end of the own connection and of the two');
+      await free('k');
+      await (await wait).release();
+    });
+
+    test('a renewal binds only what is not bound', async () => {
+      const renewals = () => proxy.said('LOCK.RENEW').map((words) => words.slice(3).join(' '));
+      const binds = () => renewals().filter((words) => words.endsWith('EPHEMERAL')).length;
+      const hold = await locks.acquire('k', { lease: 900, keep: true, maxHold: 60_000 });
+      await until(() => renewals().length >= 2);
+      await hold.extend(800);
+      assert.deepEqual([...new Set(renewals())], ['PX 900', 'PX 800']);
+      proxy.shutsThen = true;
+      proxy.cutReplyOf = 'LOCK.INFO';
+      await assert.rejects(locks.query('k'), { kind: 'unavailable' });
+      await until(() => server.isEmpty('k'));
+      // As if the server had seen no end.
+      assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', hold.owner), 1);
+      proxy.heard = '';
+      proxy.open();
+      await until(() => hold.validFor > 0, 'its renewal', 1000);
+      await until(() => renewals().length >= 3);
+      assert.match(renewals()[0], /^PX 800 WATCHDOG MAX \d+ EPHEMERAL$/);
+      assert.equal(binds(), 1);
+      await hold.release();
+      proxy.heard = '';
+      const own = await locks.acquire('k', { lease: 900, keep: true, ownConnection: true });
+      await until(() => renewals().length >= 2);
+      assert.equal(binds(), 1);
+      await own.release();
+    });
+
+    test('a shorter lease counts before its reply is there', async () => {
+      for (const keep of [false, true]) {
+        const hold = await locks.acquire('k', { lease: 60_000, keep });
+        proxy.shutsThen = true;
+        proxy.cutReplyOf = 'LOCK.RENEW';
+        const extension = hold.extend(300).catch(({ kind }) => kind);
+        await until(() => hold.signal.aborted, 'its end', 1500);
+        proxy.open();
+        assert.match(String(await extension), /lost|unavailable/);
+        await until(() => server.isEmpty('k'));
+      }
+    });
+
+    test('what could not be given back is, when that is permitted again', async () => {
+      for (const keep of [false, true]) {
+        const hold = await locks.acquire('k', { lease: 60_000, keep });
+        await may('-lock.release', '-lock.renew');
+        await assert.rejects(hold.release(), { kind: 'misuse' });
+        await sleep(300);
+        await may('+lock.release', '+lock.renew');
+        await until(() => server.isEmpty('k'), 'its end', 2500);
+      }
+    });
+
+    test('a wait that was given up ends when the server writes again, also after a lease', async () => {
+      await taken('k');
+      const abort = new AbortController();
+      const wait = locks.acquire('k', { lease: 200, signal: abort.signal });
+      await until(async () => (await server.waiters('k')) === 1);
+      await server.writes(false);
+      abort.abort();
+      await assert.rejects(wait, { kind: 'cancelled' });
+      await sleep(1000);
+      await server.writes(true);
+      await until(async () => (await server.waiters('k')) === 0, 'the end of the wait', 2500);
+    });
+
+    test('a release keeps nobody waiting for an hour', async () => {
+      const hold = await locks.acquire('k', { lease: 3_600_000 });
+      await server.writes(false);
+      let isOver = false;
+      const release = hold.release().finally(() => (isOver = true));
+      await Promise.all([
+        assert.rejects(release, { kind: 'unavailable' }),
+        (async () => {
+          await sleep(300);
+          assert.equal(isOver, false);
+          const real = performance.now;
+          performance.now = () => real.call(performance) + 30_000;
+          await sleep(700);
+          performance.now = real;
+          assert.equal(isOver, true);
+          await server.writes(true);
+        })(),
+      ]);
+      await until(() => server.isEmpty('k'), 'its end', 2500);
+    });
+
+    test('a primary that waits for its replicas is waited for, on the same connection', async () => {
+      await (await locks.acquire('k')).release();
+      const before = await server.connections();
+      const [made, own] = [await server.number('total_connections_received'), { wait: 5000, ownConnection: true }];
+      await server.writes(false);
+      const waits = [{ wait: 5000 }, { lease: 60_000 }, own].map((options) => locks.acquire('k', options));
+      const late = assert.rejects(locks.acquire('k', { wait: 300 }), { kind: 'unavailable', message: /NOREPLICAS/ });
+      await sleep(600);
+      const after = await server.connections();
+      assert.deepEqual(before.filter((id) => !after.includes(id)), []);
+      assert.equal(await server.number('total_connections_received'), made + 1, 'only its own');
+      await late;
+      await server.writes(true);
+      await Promise.all(waits.map((wait) => wait.then((hold) => hold.release())));
+      await server.writes(false);
+      const stats = () => server.admin.info('commandstats');
+      const rejected = async () => Number(/lock\.acquire:.*rejected_calls=(\d+)/.exec(await stats())[1]);
+      const sent = await rejected();
+      await assert.rejects(locks.tryAcquire('k'), { kind: 'unavailable', message: /NOREPLICAS/ });
+      assert.equal(await rejected(), sent + 2, 'a try is sent again once');
+      await assert.rejects(impatient.acquire('k'), { kind: 'unavailable', message: /NOREPLICAS/ });
+      await server.writes(true);
+    });
+
+    test('who is told that another server has the locks makes no storm of connections', async () => {
+      const warnings = [];
+      const warn = (warning) => warnings.push(String(warning));
+      process.on('warning', warn);
+      try {
+        const holds = await Promise.all(Array.from({ length: 30 }, (_, nr) => locks.acquire(`h${nr}`, { keep: true })));
+        await taken('k');
+        const waits = Array.from({ length: 30 }, (_, nr) => locks.acquire('k', { wait: 20_000, ownConnection: nr % 10 === 0 }));
+        let isOver = false;
+        const tries = Array.from({ length: 10 }, async () => {
+          while (!isOver) await locks.tryAcquire('other').then((hold) => hold?.release()).catch(() => sleep(5));
+        });
+        await until(async () => (await server.waiters('k')) === 30);
+        const before = await server.number('total_connections_received');
+        await server.admin.call('REPLICAOF', '127.0.0.1', '1');
+        const answers = Promise.allSettled(holds.map((hold) => hold.guard('PING')));
+        await sleep(2000);
+        const made = (await server.number('total_connections_received')) - before;
+        assert.ok(made > 2 && made < 40, `${made} connections`);
+        isOver = true;
+        await answers;
+        await server.admin.call('REPLICAOF', 'NO', 'ONE');
+        await free('k');
+        await Promise.all(tries);
+        await Promise.all(waits.map((wait) => wait.then((hold) => hold.release())));
+        await Promise.allSettled(holds.map((hold) => hold.release()));
+      } finally {
+        process.off('warning', warn);
+      }
+      assert.deepEqual(warnings, []);
+    });
+
+    test('a connection for messages that died silently is found, and costs a short lease nothing', async () => {
+      await taken('k');
+      const wait = impatient.acquire('k', { lease: 400 });
+      await until(async () => (await server.waiters('k')) === 1);
+      // It asks again and again, and finds all well.
+      await sleep(700);
+      assert.equal(proxy.resets, 0);
+      proxy.freezeMessages();
+      const began = performance.now();
+      await free('k');
+      await (await wait).release();
+      assert.ok(performance.now() - began < 1000);
+      await taken('k');
+      const next = impatient.acquire('k', { lease: 400 });
+      await until(() => proxy.resets > 0, 'the end of the connection', 2000);
+      // Only that one.
+      assert.equal(proxy.resets, 1);
+      await free('k');
+      await (await next).release();
+    });
+
+    test('a command that says NOTOWNER of another lock loses nothing', async () => {
+      for (const keep of [false, true]) {
+        const hold = await locks.acquire('k', { lease: 20_000, keep });
+        await sleep(50);
+        const words = ['EVAL', 'return redis.error_reply(ARGV[1])', '0', 'NOTOWNER of another'];
+        await assert.rejects(hold.guard(...words), { kind: 'lost', message: /of another/ });
+        assert.equal(hold.signal.aborted, false);
+        assert.ok(hold.validFor > 19_000);
+        if (!keep) assert.ok((await server.ttl('k')) <= 19_960, 'its end is the same');
+        await hold.release();
+        assert.ok(await server.isEmpty('k'));
+      }
+    });
+  });
+}
