@@ -23,7 +23,7 @@ import (
 func TestWhatIsGivenUpIsReset(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
-	locks := locksAt(t, p.address(), lock.WithPatience(200*time.Millisecond))
+	locks := locksAt(t, p.address(), lock.WithPatience(500*time.Millisecond))
 	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
 	p.vanish(true)
 	if err := hold.Release(background); err != nil {
@@ -75,7 +75,7 @@ func TestWhatIsGivenUpIsReset(t *testing.T) {
 func TestALateRenewalBindsNothing(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
-	locks := locksAt(t, p.address(), lock.WithPatience(200*time.Millisecond))
+	locks := locksAt(t, p.address(), lock.WithPatience(350*time.Millisecond))
 	kept := []lock.Option{lock.WithLease(1500 * time.Millisecond), lock.WithKeep(true), lock.WithMaxHold(time.Hour)}
 	hold := must(locks.Acquire(background, "a", kept...))
 	bound := s.boundTo("a")
@@ -215,12 +215,14 @@ func TestAWaitOutlivesNoReplicas(t *testing.T) {
 		}
 	}
 	until(t, "it is free", func() bool { return s.free("a") })
-	few(1)
-	timer := time.AfterFunc(20*time.Millisecond, func() { few(0) })
-	defer timer.Stop()
-	if hold, ok, err := locks.Try(background, "a"); !ok || err != nil || hold.Release(background) != nil {
-		t.Fatal(ok, err)
-	}
+	// A try is sent again, and may be late here.
+	until(t, "a try that goes well", func() bool {
+		few(1)
+		timer := time.AfterFunc(20*time.Millisecond, func() { few(0) })
+		defer timer.Stop()
+		hold, ok, err := locks.Try(background, "a")
+		return ok && err == nil && hold.Release(background) == nil
+	})
 }
 
 // Who was the primary is not asked by everybody at once.

@@ -5,6 +5,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 )
@@ -207,6 +208,11 @@ func (h *Hold) giveBackLater(until time.Time, lease time.Duration) {
 	}
 	for pause := tryAgain; time.Now().Before(until); pause = min(2*pause, time.Second) {
 		err := h.giveBack(s.closing, 0)
+		var told *Error
+		if errors.As(err, &told) && strings.HasPrefix(told.Text, "WRONGTYPE") {
+			// Something else is in the lock's place.
+			return
+		}
 		if errors.Is(err, ErrMisuse) && h.how.watchdog {
 			_, err = s.call(s.closing, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
 		}

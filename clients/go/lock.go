@@ -225,7 +225,12 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *
 		case err != nil:
 			if passes(err) && (h.wait > 0 || time.Now().Before(giveUp) && (h.waits || !resent)) {
 				failure, resent = err, true
-				if sleep(ctx, pause) == nil {
+				rest := pause
+				if !h.waits {
+					// Before that there is nobody whom it could be sent to again.
+					rest = max(rest, s.calmFor())
+				}
+				if sleep(ctx, rest) == nil {
 					pause = min(2*pause, time.Second)
 					continue
 				}

@@ -207,6 +207,13 @@ func (s *session) calming() *Error {
 	return nil
 }
 
+// calmFor is for how long no connection is made.
+func (s *session) calmFor() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Until(s.again)
+}
+
 // moved is called when a server said that another has the locks. Next connections lead there after a failover, but not at once: a
 // thousand waits would ask the old one a thousand times.
 func (s *session) moved(refusal *Error) {

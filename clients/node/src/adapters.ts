@@ -124,8 +124,8 @@ function ioredis(client: IoredisLike, patience: number): Open {
   const ofSentinels = (all: readonly unknown[]): object => ({
     sentinels: [...all.slice(first), ...all.slice(0, first)],
     sentinelCommandTimeout: sentinelCommandTimeout ?? soon,
-    // ioredis' own is much longer than anybody here waits.
-    connectTimeout: connectTimeout === 10_000 ? soon : connectTimeout,
+    // ioredis' own is longer than anybody here waits. This is for the primary, too, and for a process that is busy.
+    connectTimeout: connectTimeout === 10_000 ? patience / 2 : connectTimeout,
   });
   return (onEnd, inbox) => {
     const redis = client.duplicate({

@@ -42,6 +42,8 @@ export class Hold {
   #left = false;
   #releasing = 0;
   #token: number | undefined;
+  /** Whether the server may know of it. @internal */
+  isAsked = false;
 
   /** @internal */
   constructor(
@@ -202,7 +204,8 @@ export class Hold {
   /** Whether it is still held, which the signal tells. Sets no other end for what is not kept. */
   async #ask(): Promise<void> {
     const left = this.#until - now();
-    if (left <= 0) return;
+    // Another process may have it.
+    if (left <= 0 || this.#released || this.#left) return;
     const lease = this.#keeps ? this.#lease : left;
     await this.#renew(lease, (words) => this.#session.call(words, left)).catch(() => undefined);
   }
@@ -228,7 +231,8 @@ export class Hold {
       try {
         return await this.#giveBack(0);
       } catch (error) {
-        if (error instanceof LostError) return;
+        // Something else may be in the lock's place.
+        if (error instanceof LostError || (error as Error).message.startsWith('WRONGTYPE')) return;
         if (this.#how.keep && error instanceof MisuseError && (await this.#runsOut())) return;
       }
       if (this.#session.closed || now() + pause > end) return;

@@ -177,7 +177,8 @@ export class Locks {
       } catch (error) {
         // It was granted to a connection that broke, and ended with it.
         if (error instanceof LostError) continue;
-        // Whatever has become of the call: nothing waits, and nothing is held.
+        // Whatever has become of the call: nothing waits, and nothing is held. What was never sent is nothing.
+        if (!hold.isAsked) throw error;
         const taken = this.#takeBack(hold, request, how.lease);
         // Who could not be asked cannot be told either, so nobody waits for that.
         if (!(error instanceof Disconnected)) await taken;
@@ -227,6 +228,9 @@ export class Locks {
           if (waits) await session.listen(patience);
           check();
           const reply = await session.call((wire) => {
+            // Nobody would take it back.
+            check();
+            hold.isAsked = true;
             [asked.at, asked.wire] = [now(), wire];
             return words;
           }, patience);
@@ -278,7 +282,11 @@ export class Locks {
     const block = (): string => (how.wait === undefined ? '0' : ms(Math.min(1e12, Math.max(1, left()))));
     const { reply, wire } = await session.block(() => [...words, 'BLOCK', block()], left, {
       signal: how.signal,
-      sent: () => (asked.at = now()),
+      sent: () => {
+        if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
+        hold.isAsked = true;
+        asked.at = now();
+      },
     });
     let renewed = asked.at;
     // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What comes late, or never: to the server, from it, and behind the caller's back."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -12,9 +13,10 @@ from contextlib import suppress
 
 import pytest
 import redis
+import redis.asyncio
 from conftest import until
 
-from redis_lock_client import Locks, Lost, Misuse, Unavailable
+from redis_lock_client import Locks, Lost, Misuse, Unavailable, aio
 
 
 def begin(work, *words):
@@ -27,6 +29,7 @@ class Mute:
 
     def __init__(self):
         self.listener = socket.create_server(("127.0.0.1", 0))
+        self.asked = threading.Event()
         self.port = self.listener.getsockname()[1]
 
     def end_of_next(self):
@@ -38,6 +41,8 @@ class Mute:
             try:
                 while data := near.recv(4096):
                     said += data
+                    if b"LOCK." in data:
+                        self.asked.set()
                     near.sendall(b"+OK\r\n" * (0 if b"LOCK." in data else data.count(b"*")))
             except ConnectionResetError:
                 return said, True
@@ -51,22 +56,26 @@ def mute():
     mute.listener.close()
 
 
-def test_what_is_given_up_is_reset_and_what_is_closed_is_not(server, mute):
-    for patience in (0.5, 60):
-        locks = Locks(redis.Redis(port=mute.port), patience=patience)
-        trying = begin(locks.lock("a").try_acquire)
-        if patience == 60:
-            closing = threading.Timer(0.5, locks.close)
-            closing.start()
-        said, reset = mute.end_of_next()
-        assert b"LOCK.ACQUIRE" in said and reset == (patience != 60)
-        if patience != 60:
-            # It is sent again once.
-            mute.end_of_next()
-        with pytest.raises(Unavailable):
-            trying.result()
-        locks.close()
-    closing.join()
+def test_what_is_given_up_is_reset(mute):
+    locks = Locks(redis.Redis(port=mute.port), patience=0.5)
+    trying = begin(locks.lock("a").try_acquire)
+    said, reset = mute.end_of_next()
+    assert b"LOCK.ACQUIRE" in said and reset
+    mute.listener.close()
+    with pytest.raises(Unavailable):
+        trying.result()
+    locks.close()
+
+
+def test_what_is_closed_is_not_reset(mute):
+    locks = Locks(redis.Redis(port=mute.port), patience=60)
+    trying = begin(locks.lock("a").try_acquire)
+    closing = begin(lambda: (mute.asked.wait(10), locks.close()))
+    said, reset = mute.end_of_next()
+    assert b"LOCK.ACQUIRE" in said and not reset
+    with pytest.raises(Unavailable):
+        trying.result()
+    closing.result()
 
 
 def test_only_what_must_bind_binds(server, locks, far):
@@ -230,3 +239,76 @@ def test_a_child_that_is_forked_while_there_is_half_a_connection_keeps_none(mute
         assert near.recv(4096) == b""
     os.kill(child, 9)
     program.communicate()
+
+
+def test_nothing_is_taken_back_that_was_never_said(mute):
+    locks = Locks(redis.Redis(port=mute.port, password="x"), patience=0.1)
+    mute.listener.close()
+    for _ in range(5):
+        with pytest.raises(Unavailable):
+            locks.lock("a").try_acquire()
+        with pytest.raises(Unavailable):
+            locks.lock("a", own_connection=True).acquire(0.1)
+    until(lambda: len(locks.asynchronous._session.tasks) == 0, 2)
+    locks.close()
+
+
+def test_waits_with_connections_of_their_own_make_no_storm(server, locks):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    waiting = [begin(locks.lock("a", own_connection=True).acquire, 4) for _ in range(10)]
+    until(lambda: server.waiters("a") == 10)
+    before = server.admin.info("stats")["total_connections_received"]
+    server.admin.config_set("min-replicas-to-write", 1)
+    server.admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+    time.sleep(2)
+    made = server.admin.info("stats")["total_connections_received"] - before
+    assert made < 100, made
+    server.admin.config_set("min-replicas-to-write", 0)
+    server.admin.execute_command("REPLICAOF", "NO", "ONE")
+    for begun in waiting:
+        with suppress(Unavailable):
+            assert begun.result() is None
+
+
+def test_what_was_asked_before_a_shorter_lease_makes_it_no_longer(server, proxy, far):
+    hold = far.lock("a", lease=60).acquire()
+    proxy.frozen.set()
+    first = begin(hold.extend, 60)
+    time.sleep(0.2)
+    second = begin(hold.extend, 2)
+    until(lambda: hold.valid_for() <= 2, 1)
+    proxy.frozen.clear()
+    first.result()
+    second.result()
+    assert hold.valid_for() <= 2
+    hold.release()
+
+
+def test_a_cancelled_release_goes_on(server, proxy):
+    async def body():
+        client = redis.asyncio.Redis(port=proxy.port)
+        locks = aio.Locks(client)
+        hold = await locks.lock("a").acquire()
+        proxy.frozen.set()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(hold.release(), 0.1)
+        assert hold.valid_for() == 0
+        proxy.frozen.clear()
+        while server.held("a"):
+            await asyncio.sleep(0.02)
+        await hold.release()
+        await locks.close()
+        await client.aclose()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+def test_the_rest_of_several_locks_is_given_back_when_the_server_can_write(server, locks):
+    hold = locks.all_of("a", "b", lease=0.6, keep=True).acquire()
+    server.admin.delete("a")
+    server.admin.config_set("min-replicas-to-write", 1)
+    with pytest.raises(Lost):
+        hold.release()
+    time.sleep(1)
+    server.admin.config_set("min-replicas-to-write", 0)
+    until(lambda: not server.held("b"), 5)

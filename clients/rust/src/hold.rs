@@ -45,6 +45,8 @@ struct State {
     lease: Duration,
     /// When the last call that was confirmed was sent, plus the lease.
     until: Moment,
+    /// When a shorter lease was asked for.
+    shortened: Moment,
     /// What became of the call that bound it last: a kept hold is bound to the connection on which that went.
     bond: Arc<Fate>,
     /// Until when it is renewed, by its age.
@@ -93,6 +95,7 @@ impl Held {
             phase: Phase::Held,
             lease,
             until: sent + lease,
+            shortened: Moment::ZERO,
             bond,
             max_hold: how.max_hold,
             deadline: sent + lease,
@@ -224,11 +227,16 @@ impl Held {
         state.renewing = false;
         match result {
             Ok(_) => {
-                state.lease = lease;
-                state.until = sent + lease;
+                if sent < state.shortened {
+                    // It says nothing of the time after that of the shorter lease.
+                    state.until = state.until.min(sent + lease);
+                } else {
+                    state.lease = lease;
+                    state.until = sent + lease;
+                    state.renew_at = sent + lease / 3;
+                }
                 state.deadline = state.until;
                 state.slept = false;
-                state.renew_at = sent + lease / 3;
                 if binds {
                     state.bond = Arc::clone(fate);
                 } else if self.how.keep && !fate.is_with(&state.bond) {
@@ -268,6 +276,7 @@ impl Held {
         // The server refuses one of no time.
         if !lease.is_zero() && end < state.until {
             (state.until, state.deadline) = (end, state.deadline.min(end));
+            state.shortened = now();
             drop(state);
             self.schedule();
         }

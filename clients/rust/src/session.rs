@@ -367,7 +367,9 @@ impl Session {
                     return Ok(value);
                 }
                 (None, Err(error)) => {
-                    *kept = Some(alone).filter(|_| error.code() == Some("NOREPLICAS"));
+                    // Sentinels may know another by now.
+                    let stays = error.code() == Some("NOREPLICAS") && !self.server.is_watched();
+                    *kept = Some(alone).filter(|_| stays);
                     return Err(error);
                 }
             }

@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from ._place import Place
-from .errors import Disconnected, LockError, Misuse, Unavailable, of
+from .errors import Disconnected, LockError, Misuse, Passing, Unavailable, of
 
 BROKEN = (OSError, RedisConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError)
 
@@ -267,8 +267,7 @@ class Session:
             raise Unavailable("closed")
         task = self._made.get(name)
         if task is None or (task.done() and _link_of(task) is None):
-            if time.monotonic() < self._not_before:
-                raise Disconnected("no connection: another server is the primary")
+            self._may_connect()
             task = self._made[name] = asyncio.ensure_future(make())
             # Nobody may be left to look at it.
             task.add_done_callback(lambda made: made.cancelled() or made.exception())
@@ -417,12 +416,16 @@ class Session:
         except (LockError, ResponseError):
             pass
 
-    async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
-        """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most."""
+    async def call(
+        self, *words: Any, patience: Optional[float] = None, said: Callable[[], None] = lambda: None
+    ) -> Any:
+        """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most. Who has something to
+        take back is told when it is `said`."""
         most = self.patience if patience is None else min(patience, self.patience)
         deadline = time.monotonic() + most
         link = await self._shared("commands", self._commands, most)
         sent, reply = time.monotonic(), link.send(*words)
+        said()
         try:
             result = await within(reply, deadline - time.monotonic())
             self._elsewhere = 0
@@ -436,13 +439,26 @@ class Session:
             ours = of(error)
             # What a guarded command says is its own word.
             if isinstance(ours, Disconnected) and words[0] != "LOCK.GUARD":
-                # The next connections may lead to another server, but who asks at once might make thousands of them.
-                self._elsewhere += 1
-                self._not_before = time.monotonic() + min(TRY_RARELY, TRY_AGAIN * 2 ** min(10, self._elsewhere - 1))
+                self._was_elsewhere()
                 for made in map(_link_of, self._made.values()):
                     if made is not None:
                         made.break_off()
             raise ours from error
+
+    def _was_elsewhere(self) -> None:
+        """The next connections may lead to another server, but who asks at once might make thousands of them. Many hear of it at
+        the same time."""
+        if self.pause() == 0:
+            self._elsewhere += 1
+            self._not_before = time.monotonic() + min(TRY_RARELY, TRY_AGAIN * 2 ** min(10, self._elsewhere - 1))
+
+    def pause(self) -> float:
+        """For how many seconds no connection is made, as another server has the locks."""
+        return max(0.0, self._not_before - time.monotonic())
+
+    def _may_connect(self) -> None:
+        if self.pause() > 0:
+            raise Disconnected("no connection: another server is the primary")
 
     @property
     def closed(self) -> bool:
@@ -464,6 +480,7 @@ class Session:
             raise Unavailable("closed")
         link, self._idle = self._idle, None
         if link is None or not link.open:
+            self._may_connect()
             patience = self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
             link = await self._open(None, self._forget, patience)
             # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
@@ -474,12 +491,23 @@ class Session:
             if self.closed:
                 raise Unavailable("closed")
             reply = link.send(*words())
-            return await within(reply, None if deadline is None else deadline - time.monotonic() + SOON), link
+            result = await within(reply, None if deadline is None else deadline - time.monotonic() + SOON)
+            self._elsewhere = 0
+            return result, link
+        except ResponseError as error:
+            ours = of(error)
+            if isinstance(ours, Disconnected):
+                self._was_elsewhere()
+            if isinstance(ours, Disconnected) or (isinstance(ours, Passing) and self._place.name is not None):
+                # Sentinels may know another by now.
+                link.break_off()
+            else:
+                # It got nothing.
+                self.rest(link)
+            raise ours from error
         except BaseException as error:
             # Who cancels wants the server to hear of it.
             link.break_off(reset=not isinstance(error, asyncio.CancelledError))
-            if isinstance(error, ResponseError):
-                raise of(error) from error
             if isinstance(error, asyncio.TimeoutError):
                 raise Disconnected("the server does not answer") from None
             raise
@@ -500,6 +528,8 @@ class Session:
         """TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one."""
         while link.open:
             await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
+            if self.pause() > 0:
+                continue
             try:
                 await self.call("PING")
             except Disconnected as error:
@@ -512,17 +542,17 @@ class Session:
     async def insist(self, seconds: float, *words: Any, through: Type[Unavailable] = Disconnected) -> Any:
         """A call that may be sent twice, and is, for so long, when its connection breaks; through `Unavailable` also when the
         server can do nothing now."""
-        return (await self.insist_since(seconds, *words, through=through))[0]
+        return (await self.insist_since(seconds, lambda: words, through))[0]
 
     async def insist_since(
-        self, seconds: float, *words: Any, through: Type[Unavailable] = Disconnected
+        self, seconds: float, words: Callable[[], Sequence[Any]], through: Type[Unavailable] = Disconnected
     ) -> Tuple[Any, float]:
-        """The same, with the time at which the call was sent that has been answered."""
+        """The same, with words that are made each time, and the time at which the call was sent that has been answered."""
         deadline, pause = time.monotonic() + seconds, TRY_AGAIN
         while True:
             sent = time.monotonic()
             try:
-                return await self.call(*words), sent
+                return await self.call(*words()), sent
             except through:
                 if self.closed or time.monotonic() >= deadline:
                     raise

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import time
@@ -46,6 +47,10 @@ class Hold:
         self._granted = self._until = 0.0
         # When that call was sent which has bound it to its connection.
         self._bound = float("-inf")
+        # When a shorter lease was asked for.
+        self._shortened = float("-inf")
+        # Whether the server may know of it.
+        self._said = False
         self._watch: Optional["asyncio.Task[None]"] = None
         self.released = False
         # To give it back has failed: nothing renews it.
@@ -65,9 +70,11 @@ class Hold:
         """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
         lease = self._lease if lease is None else _seconds("lease", lease)
         self._still_held()
-        # The server may set a shorter one, and the reply get lost.
-        self._lease = min(self._lease, lease)
-        self._wake.set()
+        now = time.monotonic()
+        if now + lease < self._until:
+            # The server may set it, and the reply get lost.
+            self._shortened, self._until, self._lease = now, now + lease, min(self._lease, lease)
+            self._wake.set()
         await self._renew(lease)
         self._lease = lease
         self._wake.set()
@@ -89,10 +96,12 @@ class Hold:
     async def _look(self) -> None:
         """That it is lost may be the word of a script of the user's, of another lock. A renewal knows."""
         left = self._until - time.monotonic()
+        if self.released or self._left or self._handing:
+            return
         if left <= 0:
             return self._was_lost()
         try:
-            await self._renew(self._lease if self._lock.keep else left, self._session.patience)
+            await self._renew(self._lease if self._keeps() else left, self._session.patience)
         except LockError:
             pass
 
@@ -103,6 +112,9 @@ class Hold:
             self._releasing += 1
             try:
                 await self._give_back(0.0 if self.lost.is_set() else min(self._lease, BLOCKS_FOR))
+            except asyncio.CancelledError:
+                await self._abandon()
+                raise
             except LockError as error:
                 if not self.lost.is_set() or not isinstance(error, Unavailable):
                     await self._abandon()
@@ -158,8 +170,9 @@ class Hold:
                 return await self._give_back(0.0)
             except Unavailable:
                 pass
-            except LockError:
-                if self._lock.keep and await self._ends():
+            except LockError as error:
+                # Something else may be in the lock's place.
+                if "WRONGTYPE" in str(error) or (self._lock.keep and await self._ends()):
                     return
             if time.monotonic() >= end:
                 return
@@ -215,12 +228,12 @@ class Hold:
 
     async def _give_back_rest(self) -> None:
         """Those of several locks that were not lost."""
-        for words in self._lock._rest(self.owner, self._release_id):
-            try:
-                await self._session.insist(self._session.patience, *words)
-            except LockError:
-                # Lost, too; or it ends with its lease.
-                pass
+        seconds = TRY_FOR if self._lock.keep else max(0.0, self._until - time.monotonic())
+        calls = self._lock._rest(self.owner, self._release_id)
+        # Lost, too; or it ends with its lease.
+        await asyncio.gather(
+            *(self._session.insist(seconds, *words, through=Unavailable) for words in calls), return_exceptions=True
+        )
 
     def _tell(self, outcome: str) -> None:
         """A hold ends once."""
@@ -230,25 +243,30 @@ class Hold:
 
     async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
         started = time.monotonic()
-        self._until = min(self._until, started + lease)
-        # One that comes late, from whatever is between, must not bind it to a connection that has ended.
-        binds = not self._is_bound()
-        words = self._lock._renewal(self.owner, lease, started - self._granted if binds else None)
+        binds = False
+
+        def words() -> List[Any]:
+            # One that comes late, from whatever is between, must not bind it to a connection that has ended.
+            nonlocal binds
+            binds = not self._is_bound()
+            return self._lock._renewal(self.owner, lease, time.monotonic() - self._granted if binds else None)
+
         renewal: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self._renewals.add(renewal)
         try:
             if patience is None:
-                _, sent = await self._session.insist_since(max(0.0, self._until - started), *words)
+                _, sent = await self._session.insist_since(max(0.0, self._until - started), words)
             else:
                 sent = started
-                await self._session.call(*words, patience=patience)
+                await self._session.call(*words(), patience=patience)
         except Lost:
             self._was_lost()
             raise
         finally:
             self._renewals.discard(renewal)
             renewal.set_result(None)
-        self._until = sent + lease
+        # What was sent before a shorter lease says nothing of the time after that.
+        self._until = min(self._until, sent + lease) if sent < self._shortened else sent + lease
         if binds:
             self._bound = sent
 
@@ -260,12 +278,15 @@ class Hold:
         self._session.holds.add(self._wake)
         self._watch = self._session.later(self._keep_watch())
 
+    def _keeps(self) -> bool:
+        lock, age = self._lock, time.monotonic() - self._granted
+        return lock.keep and not self._left and (lock.max_hold is None or age < lock.max_hold)
+
     async def _keep_watch(self) -> None:
         """Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock."""
-        lock = self._lock
         while not self.lost.is_set():
             now, pause = time.monotonic(), self._lease / 3
-            keeps = lock.keep and not self._left and (lock.max_hold is None or now - self._granted < lock.max_hold)
+            keeps = self._keeps()
             if not keeps and now >= self._until:
                 return self._run_out()
             wait = min(pause, self._until - now) if keeps else self._until - now
@@ -288,11 +309,12 @@ class Hold:
                     return
                 # It is being given back.
                 await asyncio.sleep(min(TRY_AGAIN, pause))
-            except LockError:
+            except LockError as error:
                 if time.monotonic() >= self._until:
                     return self._run_out()
-                await asyncio.sleep(min(TRY_AGAIN, pause))
-                self._wake.set()
+                if isinstance(error, Passing):
+                    await asyncio.sleep(min(TRY_AGAIN, pause))
+                    self._wake.set()
 
 
 class Lock:
@@ -411,7 +433,7 @@ class Lock:
                 bound = (watched and not self.keep) or (ephemeral and not self.ephemeral)
                 if bound and text(holder["owner"]) == text(owner):
                     raise Misuse(f"{text(self.key)}: the hold is bound to a connection: attach it as one that is kept")
-        _, sent = await self._session.insist_since(patience, *self._renewal(owner, self.lease))
+        _, sent = await self._session.insist_since(patience, lambda: self._renewal(owner, self.lease))
         hold._begin(sent)
         return hold
 
@@ -425,9 +447,9 @@ class Lock:
         while True:
             owner = new_owner() if name is None else name
             request = str(uuid.uuid4())
+            new = Hold(self, owner, name is not None)
             try:
                 blocks = self.own_connection and limit != 0
-                new = Hold(self, owner, name is not None)
                 acquire = self._blocking_acquire(new, request, deadline) if blocks else None
                 hold = await (acquire or self._acquire(new, request, deadline, limit != 0))
             except Lost:
@@ -435,7 +457,8 @@ class Lock:
                 continue
             except BaseException:
                 # Whatever has become of the call: nothing waits, and nothing is held.
-                await _finish(self._cancel(owner, request))
+                if new._said:
+                    await _finish(self._cancel(owner, request))
                 raise
             if hold is None and limit != 0:
                 await _finish(self._cancel(owner, request))
@@ -445,6 +468,10 @@ class Lock:
         words = [*self._acquisition(hold.owner, request), *self._bound(), *(["NOTIFY", self._session.inbox] if waits else [])]
         broken = False
         told = self._session.waits[request] = asyncio.Event()
+
+        def said() -> None:
+            hold._said = True
+
         give_up = time.monotonic() + self._session.patience
         try:
             while True:
@@ -454,7 +481,7 @@ class Lock:
                     if waits:
                         await self._session.listen(patience)
                     sent = time.monotonic()
-                    reply = await self._session.call(*words, patience=patience)
+                    reply = await self._session.call(*words, patience=patience, said=said)
                     if reply is not None and reply != 0:
                         hold.token = _token(reply)
                         if broken:
@@ -472,7 +499,7 @@ class Lock:
                     if broken if not waits else now > (give_up if deadline is None else deadline):
                         raise
                     broken = True
-                    await asyncio.sleep(TRY_AGAIN)
+                    await asyncio.sleep(TRY_AGAIN if waits else max(TRY_AGAIN, self._session.pause()))
                     continue
                 # A grant that nobody confirms is over with its lease.
                 often = min(ASK_AGAIN, max(0.1, self.lease / 2))
@@ -489,12 +516,13 @@ class Lock:
         """Waits by `BLOCK` on a connection of its own. What is kept is bound to that, and then to the session's."""
         words, session = [*self._acquisition(hold.owner, request), *self._bound()], self._session
         away_since: Optional[float] = None
+        pause = TRY_AGAIN
         while True:
             asked: Optional[float] = None
 
             def block() -> List[Any]:
                 nonlocal asked
-                asked = time.monotonic()
+                asked, hold._said = time.monotonic(), True
                 return [*words, "BLOCK", 0 if deadline is None else max(1, _ms(deadline - asked))]
 
             try:
@@ -519,11 +547,12 @@ class Lock:
                 now = time.monotonic()
                 # It waited in a server that was there.
                 if away_since is None or (asked is not None and now - asked > min(SOON, session.patience)):
-                    away_since = now
+                    away_since, pause = now, TRY_AGAIN
                 if now > (away_since + session.patience if deadline is None else deadline):
                     raise
                 # With the same ID: what was granted meanwhile is granted still.
-                await asyncio.sleep(TRY_AGAIN)
+                await asyncio.sleep(pause)
+                pause = min(TRY_RARELY, 2 * pause)
 
     async def _cancel(self, owner: Owner, request: str) -> None:
         """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
@@ -655,7 +684,8 @@ def _waiting(wait: Optional[float]) -> Optional[float]:
 
 
 def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+    # What the server has must not end before what is known here; and a clock is not exact in the last digits.
+    return math.ceil(round(seconds * 1000, 3))
 
 
 def _pairs(reply: Any) -> Dict[str, Any]:

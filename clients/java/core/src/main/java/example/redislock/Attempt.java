@@ -142,13 +142,19 @@ final class Attempt {
                         return CompletableFuture.<Void>completedFuture(null);
                     }
                     long sent = Session.now();
-                    return session.call(words, within).thenAccept(reply -> answered(reply, sent));
+                    return session.call(words, within, this::says).thenAccept(reply -> answered(reply, sent));
                 })
                 .whenComplete((done, error) -> {
                     if (error != null) {
                         failed(LockException.of(error));
                     }
                 });
+    }
+
+    /** Whether it is to be sent yet: nobody would take it back. From then on there is something to take back. */
+    private boolean says() {
+        placed |= !ended;
+        return !ended;
     }
 
     private void block() {
@@ -234,7 +240,6 @@ final class Attempt {
 
     private void failed(LockException error) {
         asking = false;
-        placed |= error instanceof Disconnected;
         if (ended) {
             return;
         }
@@ -254,7 +259,8 @@ final class Attempt {
                 !waits ? broken : how.waiting() < 0 ? !isFirst && now - failing > session.patience : left() < 0;
         if (error.passes() && !isOver) {
             broken = true;
-            again(Math.min(pause, Math.max(0, left())), this::ask);
+            // A try has no time left, and is for the next connection.
+            again(waits ? Math.min(pause, Math.max(0, left())) : Math.max(pause, session.calmFor()), this::ask);
             pause = Math.min(2 * pause, Session.SOON);
         } else {
             fail(error);
@@ -315,7 +321,7 @@ final class Attempt {
         List<String> cancel = List.of("LOCK.CANCEL", how.key(), hold.owner(), "ID", request);
         session.call(cancel, Session.SOON).whenComplete((reply, error) -> {
             // Else it is not permitted: then the wait ends with its connection.
-            if (error != null && LockException.of(error).is(Kind.UNAVAILABLE) && (placed || asking)) {
+            if (error != null && LockException.of(error).is(Kind.UNAVAILABLE) && placed) {
                 session.insist(cancel, Session.TRY_FOR, failure -> failure.is(Kind.UNAVAILABLE));
             }
             then.run();

@@ -157,7 +157,7 @@ public final class Hold implements AutoCloseable {
         LockException error = LockException.of(failure);
         CompletableFuture<Object> told = CompletableFuture.failedFuture(error);
         long now = Session.now();
-        long time = how.keep() ? lease : until - now;
+        long time = keeps() ? lease : until - now;
         if (!error.is(Kind.LOST) || over() != null || time <= 0) {
             return told;
         }
@@ -242,8 +242,11 @@ public final class Hold implements AutoCloseable {
             if (released || (isLost() && (how.owner() != null || left))) {
                 return ended();
             }
-            return giveBack(isLost() ? 0 : Math.min(lease, session.releaseFor))
-                    .exceptionally(error -> {
+            CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.releaseFor));
+            if (how.owner() != null) {
+                session.giveBack(key(), owner, work);
+            }
+            return work.exceptionally(error -> {
                         // What is lost may be impossible to give back.
                         if (!isLost() || !LockException.of(error).is(Kind.UNAVAILABLE)) {
                             leave();
@@ -285,7 +288,12 @@ public final class Hold implements AutoCloseable {
         left = true;
         watch();
         long within = how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now());
-        session.giveBack(key(), owner, session.insist(this::giveBackOrEnd, within, error -> true));
+        session.giveBack(key(), owner, session.insist(this::giveBackOrEnd, within, error -> !isOther(error)));
+    }
+
+    /** Something else is in the lock's place. */
+    private static boolean isOther(LockException error) {
+        return String.valueOf(error.getMessage()).startsWith("WRONGTYPE");
     }
 
     private CompletableFuture<Void> giveBackOrEnd() {

@@ -18,6 +18,7 @@ import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
+import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import java.util.function.LongSupplier;
 import java.util.function.Predicate;
@@ -142,7 +143,18 @@ final class Session {
         return use(Use.COMMANDS, within, call -> call.link.wire.call(words).whenComplete(call::answer));
     }
 
-    /** As the other, for {@code LOCK.GUARD}: an error may be that of the guarded command, which says nothing of the server. */
+    /** As the first, if it is to be sent when there is a connection. */
+    CompletableFuture<Object> call(List<String> words, long within, BooleanSupplier says) {
+        return use(Use.COMMANDS, within, call -> {
+            if (says.getAsBoolean()) {
+                call.link.wire.call(words).whenComplete(call::answer);
+            } else {
+                call.end(null, new LockException(Kind.CANCELLED, "it is not wanted any more"));
+            }
+        });
+    }
+
+    /** As the first, for {@code LOCK.GUARD}: an error may be that of the guarded command, which says nothing of the server. */
     CompletableFuture<Object> guard(List<String> words) {
         return use(
                 Use.COMMANDS,
@@ -189,6 +201,16 @@ final class Session {
             return over();
         }
         return refusal != null && now() - notBefore < 0 ? new Disconnected(refusal) : null;
+    }
+
+    /** How many calls go on that are sent again. */
+    int errands() {
+        return insisting.size();
+    }
+
+    /** For how long no connection can be made. */
+    long calmFor() {
+        return refusal == null ? 0 : Math.max(0, notBefore - now());
     }
 
     /** Many calls may hear the same at once. */
@@ -406,7 +428,8 @@ final class Session {
 
     /** Another call may have given it up before, and then the other connection is a new one. */
     private void leadsNowhere(Link link) {
-        if (links.get(link.use) == link) {
+        // One that never was says nothing of the other.
+        if (links.get(link.use) == link && link.wire != null) {
             List.copyOf(links.values()).forEach(Link::giveUp);
         } else {
             link.giveUp();
@@ -475,14 +498,19 @@ final class Session {
             CompletableFuture<Object> answer = new CompletableFuture<>();
             // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
             // this one.
-            Runnable look = () -> call(List.of("PING"), patience).whenComplete((pong, error) -> {
-                // One that is too many is told so: somebody is there.
-                boolean full =
-                        error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
-                if (error instanceof Disconnected && !full && !answer.isDone()) {
-                    giveUp();
+            Runnable look = () -> {
+                if (calmFor() > 0) {
+                    return;
                 }
-            });
+                call(List.of("PING"), patience).whenComplete((pong, error) -> {
+                    // One that is too many is told so: somebody is there.
+                    boolean full =
+                            error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
+                    if (error instanceof Disconnected && !full && !answer.isDone()) {
+                        giveUp();
+                    }
+                });
+            };
             long often = Math.min(LOOK_AGAIN, patience / 5 * 8);
             ScheduledFuture<?> probe = loop.scheduleWithFixedDelay(look, often, often, TimeUnit.NANOSECONDS);
             Consumer<Call> send = call -> {
