@@ -39,10 +39,6 @@ export PYTHONDONTWRITEBYTECODE=1
 "$python" -m ruff check --no-cache .
 "$python" -m mypy --cache-dir="$up/mypy" src
 # What hangs must not keep the others waiting for ever.
-export PYTHONPATH=src
-timeout --kill-after=10 300 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio tests || {
-    echo "FAILED on a busy machine, maybe: once more" >&2
+PYTHONPATH=src sh ../../tests/once_more.sh \
     timeout --kill-after=10 300 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio tests
-}
-unset PYTHONPATH
 exec timeout --kill-after=10 100 "$python" acceptance/run.py "$up"

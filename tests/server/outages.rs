@@ -60,8 +60,7 @@ fn play(package: Package) {
     }
     let Some(network) = Network::enter() else { return };
     let server = network.server(0, Flavor::Redis7, &[], &[]);
-    let url = format!("redis://{}:{}", network.clients_find(0), server.port);
-    let mut driver = Driver::start(package, &url);
+    let mut driver = Driver::start(package, &server.url());
     let acquire = driver.ask(json!({"do": "acquire", "as": "h", "lock": "a", "lease": 15000, "keep": true}));
     assert_eq!(driver.answer(acquire)["is"], "granted");
     // Somebody else waits where there is no outage: on the server's own machine.

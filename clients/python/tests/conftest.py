@@ -136,6 +136,28 @@ class Proxy:
         self.cut()
 
 
+class Call(threading.Thread):
+    """A call that takes its time."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self._call, self.result, self.error = call, None, None
+        self.start()
+
+    def run(self):
+        try:
+            self.result = self._call()
+        except Exception as error:
+            self.error = error
+
+    def end(self, seconds=15):
+        self.join(seconds)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
 @pytest.fixture
 def server(tmp_path):
     server = Server(tmp_path)

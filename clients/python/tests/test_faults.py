@@ -1,36 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What a call meets that is sent again, and a wait in which a call fails."""
 
-import threading
 import time
 
 import pytest
 import redis
-from conftest import until
+from conftest import Call, until
 
 from redis_lock_client import Locks, Lost, Misuse, Unavailable
-
-
-class Call(threading.Thread):
-    """A call that takes its time."""
-
-    def __init__(self, call):
-        super().__init__(daemon=True)
-        self._call, self.result, self.error = call, None, None
-        self.start()
-
-    def run(self):
-        try:
-            self.result = self._call()
-        except Exception as error:
-            self.error = error
-
-    def end(self, seconds=15):
-        self.join(seconds)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 def freeze_after_the_acquire(proxy, call):

@@ -8,20 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 import redis
 import redis.asyncio
-from conftest import until
+from conftest import Call, until
 
 from redis_lock_client import Locks, Lost, Misuse, Unavailable, aio
-
-
-def begin(work, *words):
-    """What it comes to is in the future."""
-    return ThreadPoolExecutor(1).submit(work, *words)
 
 
 class Mute:
@@ -58,24 +52,24 @@ def mute():
 
 def test_what_is_given_up_is_reset(mute):
     locks = Locks(redis.Redis(port=mute.port), patience=0.5)
-    trying = begin(locks.lock("a").try_acquire)
+    trying = Call(locks.lock("a").try_acquire)
     said, reset = mute.end_of_next()
     assert b"LOCK.ACQUIRE" in said and reset
     mute.listener.close()
     with pytest.raises(Unavailable):
-        trying.result()
+        trying.end()
     locks.close()
 
 
 def test_what_is_closed_is_not_reset(mute):
     locks = Locks(redis.Redis(port=mute.port), patience=60)
-    trying = begin(locks.lock("a").try_acquire)
-    closing = begin(lambda: (mute.asked.wait(10), locks.close()))
+    trying = Call(locks.lock("a").try_acquire)
+    closing = Call(lambda: (mute.asked.wait(10), locks.close()))
     said, reset = mute.end_of_next()
     assert b"LOCK.ACQUIRE" in said and not reset
     with pytest.raises(Unavailable):
-        trying.result()
-    closing.result()
+        trying.end()
+    closing.end()
 
 
 def test_only_what_must_bind_binds(server, locks, far):
@@ -100,14 +94,14 @@ def test_only_what_must_bind_binds(server, locks, far):
 def test_what_is_extended_to_less_is_no_longer_valid_than_that(server, proxy, far):
     hold = far.lock("a", lease=60).acquire()
     proxy.cut_reply_of, proxy.freeze_then = b"LOCK.RENEW", True
-    extending = begin(hold.extend, 0.3)
+    extending = Call(lambda: hold.extend(0.3))
     until(lambda: proxy.frozen.is_set())
     assert hold.valid_for() <= 0.3
     until(lambda: not server.held("a"))
     assert hold.wait_lost(1)
     proxy.frozen.clear()
     with pytest.raises((Lost, Unavailable)):
-        extending.result()
+        extending.end()
 
 
 def test_a_permission_that_comes_back_frees_what_was_lost_without(server):
@@ -129,22 +123,22 @@ def test_a_permission_that_comes_back_frees_what_was_lost_without(server):
 
 def test_a_wait_goes_on_through_a_server_without_replicas(server, locks):
     server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
-    waiting = begin(locks.lock("a").acquire, 20)
+    waiting = Call(lambda: locks.lock("a").acquire(20))
     until(lambda: server.waiters("a") == 1)
     server.admin.config_set("min-replicas-to-write", 1)
-    late = begin(locks.lock("b").acquire, 20)
+    late = Call(lambda: locks.lock("b").acquire(20))
     # It asks again, and is refused.
     time.sleep(3.5)
-    assert not waiting.done() and not late.done()
+    assert waiting.is_alive() and late.is_alive()
     server.admin.config_set("min-replicas-to-write", 0)
     server.admin.execute_command("LOCK.RELEASE", "a", "x")
     for begun in (waiting, late):
-        begun.result().release()
+        begun.end().release()
 
 
 def test_a_server_that_is_no_primary_gets_no_storm_of_connections(server, locks):
     hold = locks.lock("a").acquire()
-    waiting = begin(locks.lock("a").acquire, 3)
+    waiting = Call(lambda: locks.lock("a").acquire(3))
     until(lambda: server.waiters("a") == 1)
     server.admin.execute_command("REPLICAOF", "127.0.0.1", "1")
     before = server.admin.info("stats")["total_connections_received"]
@@ -153,7 +147,7 @@ def test_a_server_that_is_no_primary_gets_no_storm_of_connections(server, locks)
     assert 2 <= made < 40, made
     server.admin.execute_command("REPLICAOF", "NO", "ONE")
     with suppress(Unavailable):
-        waiting.result()
+        waiting.end()
     with suppress(Lost):
         hold.release()
 
@@ -167,13 +161,13 @@ def test_a_dead_connection_for_messages_is_found(server, proxy):
 
     for lease in (None, 1.0):
         server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
-        waiting = begin(locks.lock("a", lease=lease).acquire, 20)
+        waiting = Call(lambda: locks.lock("a", lease=lease).acquire(20))
         until(lambda: server.waiters("a") == 1)
         proxy.deafen()
         deaf = heard()
         until(lambda: heard() not in (deaf, []))
         server.admin.execute_command("LOCK.RELEASE", "a", "x")
-        waiting.result().release()
+        waiting.end().release()
     locks.close()
 
 
@@ -191,11 +185,11 @@ def test_the_word_of_a_script_is_no_loss(server, locks):
 
 def test_waits_are_taken_back_however_long_the_server_cannot_write(server, locks):
     server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
-    waiting = begin(locks.lock("a", lease=0.3).acquire, 1)
+    waiting = Call(lambda: locks.lock("a", lease=0.3).acquire(1))
     until(lambda: server.waiters("a") == 1)
     server.admin.config_set("min-replicas-to-write", 1)
     with suppress(Unavailable):
-        assert waiting.result() is None
+        assert waiting.end() is None
     time.sleep(1)
     server.admin.config_set("min-replicas-to-write", 0)
     until(lambda: server.waiters("a") == 0, 5)
@@ -255,7 +249,7 @@ def test_nothing_is_taken_back_that_was_never_said(mute):
 
 def test_waits_with_connections_of_their_own_make_no_storm(server, locks):
     server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
-    waiting = [begin(locks.lock("a", own_connection=True).acquire, 4) for _ in range(10)]
+    waiting = [Call(lambda: locks.lock("a", own_connection=True).acquire(4)) for _ in range(10)]
     until(lambda: server.waiters("a") == 10)
     before = server.admin.info("stats")["total_connections_received"]
     server.admin.config_set("min-replicas-to-write", 1)
@@ -267,19 +261,19 @@ def test_waits_with_connections_of_their_own_make_no_storm(server, locks):
     server.admin.execute_command("REPLICAOF", "NO", "ONE")
     for begun in waiting:
         with suppress(Unavailable):
-            assert begun.result() is None
+            assert begun.end() is None
 
 
 def test_what_was_asked_before_a_shorter_lease_makes_it_no_longer(server, proxy, far):
     hold = far.lock("a", lease=60).acquire()
     proxy.frozen.set()
-    first = begin(hold.extend, 60)
+    first = Call(lambda: hold.extend(60))
     time.sleep(0.2)
-    second = begin(hold.extend, 2)
+    second = Call(lambda: hold.extend(2))
     until(lambda: hold.valid_for() <= 2, 1)
     proxy.frozen.clear()
-    first.result()
-    second.result()
+    first.end()
+    second.end()
     assert hold.valid_for() <= 2
     hold.release()
 

@@ -60,11 +60,6 @@ impl Network {
         ip(&format!("link set peer{machine} up"));
     }
 
-    /// Where clients find the server of a machine.
-    pub fn clients_find(&self, machine: u8) -> Ipv4Addr {
-        Machine(self, machine).host()
-    }
-
     /// Clients reach a machine no more. What their kernels have to send is sent when they do again.
     pub fn cut_clients_off(&self, machine: u8) {
         ip(&format!("link set client{machine} down"));

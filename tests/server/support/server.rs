@@ -297,7 +297,7 @@ impl Server {
 
     /// Where programs find it.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}:{}", self.host, self.port)
     }
 
     /// A client that has sent this command and is blocked by it.

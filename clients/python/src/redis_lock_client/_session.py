@@ -66,15 +66,20 @@ def text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _after_fork() -> None:
-    # A copy of the socket would keep the holds of a parent that has died. Something harmless takes its number, as whoever
-    # collects the copy closes that number.
+def _let_go(descriptors: Iterable[int]) -> None:
+    """In a forked child: a copy of a socket would keep the holds of a parent that has died. Something harmless takes its number,
+    as whoever collects the copy closes that number."""
     null = os.open(os.devnull, os.O_RDWR)
-    for link in list(_links):
-        if link.descriptor is not None:
-            os.dup2(null, link.descriptor)
-            link.descriptor = None
+    for descriptor in descriptors:
+        os.dup2(null, descriptor)
     os.close(null)
+
+
+def _after_fork() -> None:
+    links = list(_links)
+    _let_go(link.descriptor for link in links if link.descriptor is not None)
+    for link in links:
+        link.descriptor = None
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -92,12 +97,8 @@ class Loop(asyncio.SelectorEventLoop):
         await super().sock_connect(sock, address)
 
     def let_go(self) -> None:
-        """In a child. Something harmless takes their numbers, as whoever collects the copies closes these."""
-        null = os.open(os.devnull, os.O_RDWR)
-        for sock in list(self._sockets):
-            if sock.fileno() >= 0:
-                os.dup2(null, sock.fileno())
-        os.close(null)
+        """In a child."""
+        _let_go(sock.fileno() for sock in list(self._sockets) if sock.fileno() >= 0)
 
 
 async def within(future: "asyncio.Future[Any]", seconds: Optional[float]) -> Any:
