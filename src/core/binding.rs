@@ -50,6 +50,9 @@ pub(super) struct Bound {
     ephemeral: bool,
     /// When the hold was granted.
     since: MonoUs,
+    /// What later renewals took over: the request may still come late, on a connection that nobody uses any more, and gets
+    /// nothing of it back then.
+    overtaken: Overtaken,
     /// Until when its reply is remembered.
     until: MonoUs,
 }
@@ -66,11 +69,18 @@ pub(super) struct NewBind {
     pub(super) overtaken: Overtaken,
 }
 
-/// What a renewal took over of a grant, before it was known that its client got it.
+/// What renewals took over: of a grant, before it was known that its client got it, or of a request that may come again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Overtaken {
     pub(super) watchdog: bool,
     pub(super) ephemeral: bool,
+}
+
+impl Overtaken {
+    pub(super) fn add(&mut self, by: Bind) {
+        self.watchdog |= by.watchdog;
+        self.ephemeral |= by.ephemeral;
+    }
 }
 
 /// What becomes of the connections that a hold depends on already.
@@ -120,7 +130,11 @@ impl Binding {
         let first = self.requests.iter().position(|request| Some(&request.id) == id);
         let first = first.map(|at| self.requests.swap_remove(at));
         // The age of a hold counts from its grant, not from when that was told again.
-        let since = first.as_ref().filter(|_| takes == Takes::Repeated).map_or(since, |first| first.since);
+        let again = first.as_ref().filter(|_| takes == Takes::Repeated);
+        let (since, overtaken) = again.map_or((since, overtaken), |first| (first.since, first.overtaken));
+        if takes == Takes::All {
+            self.requests.iter_mut().for_each(|request| request.overtaken.add(bind));
+        }
         let first = first.map(|first| first.connection);
         if let Some(first) = first.filter(|_| takes == Takes::Part) {
             insert(&mut self.plain, first);
@@ -147,7 +161,7 @@ impl Binding {
         self.forget_requests(now.mono);
         if let Some(id) = id {
             let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
-            self.requests.push(Bound { id: id.clone(), connection, ephemeral, since, until });
+            self.requests.push(Bound { id: id.clone(), connection, ephemeral, since, overtaken, until });
             self.sweep_at.get_or_insert(rounded(until));
         } else {
             insert(&mut self.plain, connection);

@@ -171,8 +171,7 @@ impl Waiters {
     /// A renewal takes over what depends on the connection of a grant.
     pub(super) fn overtake(&mut self, id: WaiterId, by: Bind) {
         if let Some(wait) = self.by_id.get_mut(&id) {
-            wait.overtaken.watchdog |= by.watchdog;
-            wait.overtaken.ephemeral |= by.ephemeral;
+            wait.overtaken.add(by);
         }
     }
 

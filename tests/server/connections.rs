@@ -14,6 +14,7 @@ crate::on_every_server!(
     a_waiter_is_bound_by_its_grant,
     a_grant_that_did_not_arrive_binds_nothing,
     a_renewal_takes_over,
+    a_late_call_takes_nothing_back,
     a_plain_renewal_takes_nothing_over,
     each_connection_is_kept_its_promise,
     a_late_retry_binds_no_later_hold,
@@ -221,6 +222,25 @@ fn a_renewal_takes_over(flavor: Flavor) {
         c.close();
         until("nobody watches", || bound(world) == (0, 1));
         assert_eq!(b.call("LOCK.RENEW k o PX 100000"), "1");
+        b.close();
+        until("it is free", || watcher.call("EXISTS k") == "0");
+    });
+}
+
+/// A proxy may deliver the first call when its client has long had the answer on another connection.
+fn a_late_call_takes_nothing_back(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b, mut late) = (world.client(), world.client(), world.client());
+        let call = "LOCK.ACQUIRE k o PX 100000 WATCHDOG EPHEMERAL ID r";
+        assert_eq!([a.call(call), b.call(call)], ["1", "1"]);
+        assert_eq!(b.call("LOCK.RENEW k o PX 100000 WATCHDOG EPHEMERAL"), "1");
+        a.close();
+        assert_eq!(late.call(call), "1");
+        let gone = late.id;
+        late.close();
+        let mut watcher = world.client();
+        until("it is gone", || watcher.call(&format!("CLIENT LIST ID {gone}")).is_empty());
+        assert_eq!((watcher.call("LOCK.RENEW k o PX 100000"), bound(world)), ("1".to_owned(), (1, 1)));
         b.close();
         until("it is free", || watcher.call("EXISTS k") == "0");
     });

@@ -159,8 +159,9 @@ struct ModelBinding {
     until_us: Option<i64>,
     due_us: i64,
     ephemeral: BTreeSet<u64>,
-    /// Which call, from which connection, whether ephemeral, since when, and until when it may come again.
-    requests: BTreeMap<u8, (u64, bool, i64, i64)>,
+    /// Which call, from which connection, whether ephemeral, since when, what renewals took over (watchdog, ephemeral), and
+    /// until when it may come again.
+    requests: BTreeMap<u8, (u64, bool, i64, (bool, bool), i64)>,
     /// Which connections other calls bound it to.
     plain: BTreeSet<u64>,
 }
@@ -530,7 +531,7 @@ impl Model {
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| closed.contains(&hold.number)) {
             let Some(binding) = lock.bindings.get(&hold.owner) else { continue };
-            for (id, (_, ephemeral, _, until)) in &binding.requests {
+            for (id, (_, ephemeral, .., until)) in &binding.requests {
                 // One that is not remembered any more may name a later call.
                 if *ephemeral && *until >= now_us {
                     lock.granted.remove(&(hold.owner, *id));
@@ -666,7 +667,16 @@ impl Model {
             binding.lease = lease;
         }
         let first = call.id.and_then(|id| binding.requests.remove(&id));
-        let since = first.filter(|_| takes == Takes::Repeated).map_or(since, |(.., since, _)| since);
+        let again = first.filter(|_| takes == Takes::Repeated);
+        // What a renewal has taken over is not taken back by a call that was made before it.
+        let (since, overtaken) =
+            again.map_or((since, call.overtaken), |(.., since, overtaken, _)| (since, overtaken));
+        if takes == Takes::All {
+            binding.requests.values_mut().for_each(|(.., overtaken, _)| {
+                overtaken.0 |= watchdog;
+                overtaken.1 |= ephemeral;
+            });
+        }
         let until_us = call.max.map(|max| (since + max) * 1000);
         let first = first.map(|(connection, ..)| connection);
         binding.plain.extend(first.filter(|_| takes == Takes::Part));
@@ -678,7 +688,7 @@ impl Model {
             }
             to.insert(connection);
         };
-        if watchdog && !call.overtaken.0 {
+        if watchdog && !overtaken.0 {
             add(&mut binding.watchdogs);
             let later = binding.until_us.zip(until_us).map(|(one, other)| one.max(other));
             binding.until_us = match takes {
@@ -687,7 +697,7 @@ impl Model {
                 _ => later,
             };
         }
-        if ephemeral && !call.overtaken.1 {
+        if ephemeral && !overtaken.1 {
             add(&mut binding.ephemeral);
         }
         // What cannot come again is forgotten, but not what it bound.
@@ -698,7 +708,7 @@ impl Model {
             may_come
         });
         if let Some(id) = call.id {
-            binding.requests.insert(id, (connection, ephemeral, since, now_us + TTL * 1000));
+            binding.requests.insert(id, (connection, ephemeral, since, overtaken, now_us + TTL * 1000));
         } else {
             binding.plain.insert(connection);
         }

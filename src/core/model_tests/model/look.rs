@@ -167,11 +167,13 @@ impl Look {
         // Who does not renew has nothing that is due.
         self.option(Some(*due_us).filter(|_| !watchdogs.is_empty()), |look, due| look.add(due - now_us));
         self.list(ephemeral, |look, connection| look.count(*connection));
-        self.list(requests, |look, (id, (connection, ephemeral, since, until))| {
+        self.list(requests, |look, (id, (connection, ephemeral, since, overtaken, until))| {
             look.add(*id);
             look.count(*connection);
             look.add(*ephemeral);
             look.add(*since - look.now);
+            look.add(overtaken.0);
+            look.add(overtaken.1);
             look.add(*until - now_us);
         });
         self.list(plain, |look, connection| look.count(*connection));
