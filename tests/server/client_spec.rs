@@ -14,7 +14,8 @@
 //! * `owners` or `waiters` of a lock, `are`: waits until there are so many.
 //! * `server`, `says`: a command on a connection of ours.
 //! * `calls` of a command, `at_least` (waits for them) or `at_most`, since the scenario began.
-//! * `fault`: `freeze`, `thaw`, `break` and `lose the reply to` a `command` concern the connections of a driver, `kill` itself;
+//! * `fault`: `freeze`, `freeze old`, `thaw`, `break` and `lose the reply to` a `command` concern the connections of a driver,
+//!   `kill` itself;
 //!   `restart` and `failover` the server.
 //! * `repeat`, `steps`; and `pause` in ms, where what must not happen needs time to happen.
 
@@ -100,6 +101,7 @@ scenarios!(
     s36_a_kept_hold_is_handed_to_another_process,
     s37_a_release_waits_until_the_server_can_write,
     s38_what_is_lost_by_the_own_clock_is_given_back,
+    s39_a_call_that_comes_late_does_no_harm,
 );
 
 fn scenarios() -> &'static BTreeMap<String, Value> {
@@ -281,6 +283,7 @@ impl Stage {
         let to = step["to"].as_str().unwrap_or_default();
         match fault {
             "freeze" => self.drivers[to].1.freeze(),
+            "freeze old" => self.drivers[to].1.freeze_old(),
             "thaw" => self.drivers[to].1.thaw(),
             "break" => self.drivers[to].1.break_all(),
             "lose the reply to" => self.drivers[to].1.lose_the_reply_to(step["command"].as_str().unwrap()),

@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
@@ -22,7 +22,10 @@ struct Shared {
     /// Both ends of each connection.
     streams: Mutex<Vec<TcpStream>>,
     is_over: AtomicBool,
-    is_frozen: Mutex<bool>,
+    /// How many connections have been made.
+    made: AtomicU64,
+    /// Nothing is passed on of connections with smaller numbers.
+    frozen: Mutex<u64>,
     thawed: Condvar,
 }
 
@@ -60,20 +63,22 @@ impl Proxy {
             has_sprung: AtomicBool::new(false),
             streams: Mutex::default(),
             is_over: AtomicBool::new(false),
-            is_frozen: Mutex::new(false),
+            made: AtomicU64::new(0),
+            frozen: Mutex::new(0),
             thawed: Condvar::new(),
         });
         let proxy = Proxy { port, shared: shared.clone() };
         thread::spawn(move || {
             for program in listener.incoming().map_while(Result::ok) {
-                shared.wait_while_frozen();
+                let number = shared.made.fetch_add(1, Ordering::SeqCst);
+                shared.wait_while_frozen(number);
                 if shared.is_over.load(Ordering::SeqCst) {
                     return;
                 }
                 // A server that does not run now is back later. Dropped, the connection is closed.
                 let server = shared.server.load(Ordering::SeqCst);
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", server)) {
-                    pass_on(program, server, shared.clone());
+                    pass_on(number, program, server, shared.clone());
                 }
             }
         });
@@ -83,12 +88,17 @@ impl Proxy {
     /// From now on nothing is passed on, not even that a connection is closed. All stay open, and new ones can be
     /// made: as if a cable had been pulled.
     pub fn freeze(&self) {
-        *self.shared.is_frozen.lock().unwrap() = true;
+        *self.shared.frozen.lock().unwrap() = u64::MAX;
+    }
+
+    /// The same of the connections that there are. New ones work.
+    pub fn freeze_old(&self) {
+        *self.shared.frozen.lock().unwrap() = self.shared.made.load(Ordering::SeqCst);
     }
 
     /// What was kept back arrives, late.
     pub fn thaw(&self) {
-        *self.shared.is_frozen.lock().unwrap() = false;
+        *self.shared.frozen.lock().unwrap() = 0;
         self.shared.thawed.notify_all();
     }
 
@@ -129,13 +139,13 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    fn wait_while_frozen(&self) {
-        let frozen = self.is_frozen.lock().unwrap();
-        drop(self.thawed.wait_while(frozen, |frozen| *frozen).unwrap());
+    fn wait_while_frozen(&self, number: u64) {
+        let frozen = self.frozen.lock().unwrap();
+        drop(self.thawed.wait_while(frozen, |frozen| number < *frozen).unwrap());
     }
 }
 
-fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
+fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
     // Commands are small and each is waited for: without this some would wait for an acknowledgement, too.
     for stream in [&program, &server] {
         let _ = stream.set_nodelay(true);
@@ -147,7 +157,7 @@ fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
     let (from_server, to_server) = (server.try_clone().unwrap(), server);
     let (will_be_trapped, to_shared) = (trapped.clone(), shared.clone());
     thread::spawn(move || {
-        copy(from_program, to_server, &to_shared, |bytes| {
+        copy(from_program, to_server, (&to_shared, number), |bytes| {
             if let Some(trap) = to_shared.trap.lock().unwrap().as_mut().filter(|trap| !trap.called) {
                 trap.called = bytes.windows(trap.command.len()).any(|part| part == trap.command.as_bytes());
                 will_be_trapped.fetch_or(trap.called, Ordering::SeqCst);
@@ -156,7 +166,7 @@ fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
         });
     });
     thread::spawn(move || {
-        copy(from_server, to_program, &shared, |bytes| {
+        copy(from_server, to_program, (&shared, number), |bytes| {
             if !trapped.load(Ordering::SeqCst) {
                 return Some(bytes);
             }
@@ -172,13 +182,13 @@ fn pass_on(program: TcpStream, server: TcpStream, shared: Arc<Shared>) {
 fn copy(
     mut from: TcpStream,
     mut to: TcpStream,
-    shared: &Shared,
+    (shared, number): (&Shared, u64),
     passes: impl for<'a> Fn(&'a [u8]) -> Option<&'a [u8]>,
 ) {
     let mut bytes = [0; 4096];
     loop {
         let read = from.read(&mut bytes);
-        shared.wait_while_frozen();
+        shared.wait_while_frozen(number);
         let Ok(len @ 1..) = read else { break };
         match passes(&bytes[..len]) {
             Some(passed) if to.write_all(passed).is_ok() => {}
