@@ -104,11 +104,18 @@ func broken(why error) *Error {
 var (
 	errClosed = &Error{Kind: ErrUnavailable, Text: "closed"}
 	errSilent = errors.New("the server does not answer")
+	errLong   = &Error{Kind: ErrUnavailable, Text: "no answer for long"}
 )
 
 func passes(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.passes
+}
+
+// says tells whether the server said so.
+func says(err error, word string) bool {
+	var e *Error
+	return errors.As(err, &e) && strings.HasPrefix(e.Text, word)
 }
 
 // refused says whether it is the word of a server, which is there: to who is one too many, or some moments ago, as it is not the

@@ -8,3 +8,6 @@ import "time"
 func WithReleaseFor(limit time.Duration) Setting {
 	return func(l *Locks) { l.session.releaseFor = limit }
 }
+
+// WithBeat is how often what is kept is renewed at least, in tests.
+func WithBeat(beat time.Duration) Setting { return func(l *Locks) { l.session.beat = beat } }

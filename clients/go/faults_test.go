@@ -377,10 +377,22 @@ func TestThatSomebodyElseHasItNobodyHasSaid(t *testing.T) {
 			t.Fatal(err, time.Since(began))
 		}
 	}
-	// A server that is only slow is there.
 	p := through(t, start(t).address())
 	locks = locksAt(t, p.address())
+	// Its connection is there, and nothing comes on it, for longer than a server that is there needs.
 	must(locks.Acquire(background, "a"))
+	must(locks.Acquire(background, "b", lock.WithOwnConnection()))
+	p.frozen.Store(true)
+	_, err := locks.Acquire(background, "c", lock.WithOwnConnection(), lock.WithWait(1500*time.Millisecond))
+	if !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	_, err = locks.Acquire(background, "a", lock.WithOwnConnection(), lock.WithWait(1500*time.Millisecond))
+	if !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	// A server that is only slow is there.
 	p.frozen.Store(true)
 	time.AfterFunc(300*time.Millisecond, func() { p.frozen.Store(false) })
 	if _, err := locks.Acquire(background, "a", lock.WithWait(100*time.Millisecond)); !errors.Is(err, lock.ErrTimeout) {

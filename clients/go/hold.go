@@ -5,7 +5,6 @@ package lock
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"time"
 )
@@ -25,7 +24,7 @@ type Hold struct {
 	releaseID     string
 	// since is when the acquire that was granted was sent.
 	since time.Time
-	// renewing has room for one: so the lease that was set last is the one that is known.
+	// renewing has room for one, until its reply has come: so the lease that was set last is the one that is known.
 	renewing chan struct{}
 
 	mu    sync.Mutex
@@ -36,6 +35,10 @@ type Hold struct {
 	lease time.Duration
 	// until is when the last confirmed call was sent, plus the lease. Before it nobody else has the lock, whatever the network does.
 	until time.Time
+	// latest is when the lease may end in the server: a longer one may have been set by a call whose reply was lost.
+	latest time.Time
+	// given is called when it is over with what left says.
+	given func()
 	// bound is the connection to which the server has bound what is kept. It ends with that.
 	bound *link
 }
@@ -95,19 +98,24 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	return got.value, of(h.key, err)
 }
 
-// Extend sets the lease anew, for longer or shorter. It is also that with which a kept hold is renewed from now on.
+// Extend sets the lease anew, for longer or shorter. It is also that with which a kept hold is renewed from now on. It is tried
+// for as long as the hold is valid, and 30 s at most. If ctx ends before, the call may be carried out yet, and then counts.
 func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	if lease < time.Millisecond {
 		return &Error{Kind: ErrMisuse, Key: h.key, Text: "a lease must be at least 1ms"}
 	}
-	ctx, cancel := h.under(ctx)
+	ctx, cancel := h.briefly(ctx)
 	defer cancel()
-	for {
+	for why := error(errLong); ; {
 		err := h.renew(ctx, lease)
-		if !passes(err) {
-			return err
+		if err == error(errLong) {
+			err = why
+		} else if passes(err) {
+			why = err
+			_ = sleep(ctx, tryAgain)
+			continue
 		}
-		_ = sleep(ctx, tryAgain)
+		return of(h.key, err)
 	}
 }
 
@@ -138,21 +146,32 @@ func (h *Hold) Release(ctx context.Context) error {
 
 // HandOver leaves the hold to another process, and tells its owner, for Locks.Attach there. Nothing here renews it, watches it or
 // gives it back any more: for this process it has ended as by Release. If it is kept, it is bound to this process's connection until
-// the other has attached: so this process should live until then. ErrLost, if there is nothing to hand over.
+// the other has attached: so this process should live until then. ErrLost, if there is nothing to hand over. It waits for an
+// Extend or a renewal that is on its way, also if its caller has gone: for as long as the hold is valid, and 30 s at most. Then
+// it is ErrUnavailable, and the hold is still this process's.
 func (h *Hold) HandOver() (string, error) {
+	if err := h.over(); err != nil {
+		return "", err
+	}
+	ctx, cancel := h.briefly(context.Background())
+	defer cancel()
+	// A renewal that is on its way would take it back from the other, or set another lease.
+	select {
+	case h.renewing <- struct{}{}:
+	case <-ctx.Done():
+		return "", of(h.key, ended(ctx))
+	}
 	h.mu.Lock()
 	state := h.state
 	if state == held {
 		h.state = released
 	}
 	h.mu.Unlock()
+	<-h.renewing
 	if state != held {
 		return "", h.over()
 	}
 	h.ended(released, nil)
-	// A renewal that is on its way would take it back from the other.
-	h.renewing <- struct{}{}
-	<-h.renewing
 	return h.owner, nil
 }
 
@@ -170,7 +189,14 @@ func (h *Hold) over() error {
 }
 
 func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
-	_, err := h.locks.session.insist(ctx, limit, "LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID)
+	_, err := h.locks.session.insist(ctx, limit, h.release()...)
+	return h.gaveBack(err)
+}
+
+func (h *Hold) release() []any { return []any{"LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID} }
+
+// gaveBack takes what the server said to that.
+func (h *Hold) gaveBack(err error) error {
 	if err != nil {
 		return h.heed(err)
 	}
@@ -192,42 +218,44 @@ func (h *Hold) leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if isThere := h.state == held || h.state == releasing; isThere && !h.left {
-		h.left = true
-		s.giving[h] = make(chan struct{})
+		h.left, h.given = true, s.gives(claim{h.key, h.owner})
 		poke(h.changed)
 	}
 }
 
-// giveBackLater goes on for long with what is kept: the server would renew it for as long as the connection is there. Who may not
-// give it back may have it run out: it is older than MAX, so the server renews no more.
-func (h *Hold) giveBackLater(until time.Time, lease time.Duration) {
+// letGo gives back behind everybody's back what is held, until then, and for long if it is kept: the server would renew that for
+// as long as the connection is there. Who may not give it back may have it run out.
+func (h *Hold) letGo(ctx context.Context, until time.Time, lease time.Duration) (released error) {
 	s := h.locks.session
-	defer s.given(h)
-	if h.how.watchdog {
-		until = time.Now().Add(giveBackFor)
+	if long := time.Now().Add(giveBackFor); h.how.watchdog && until.Before(long) {
+		until = long
 	}
+	released = errLong
 	for pause := tryAgain; time.Now().Before(until); pause = min(2*pause, time.Second) {
-		err := h.giveBack(s.closing, 0)
-		var told *Error
-		if errors.As(err, &told) && strings.HasPrefix(told.Text, "WRONGTYPE") {
-			// Something else is in the lock's place.
-			return
+		_, released = s.call(ctx, h.release()...)
+		err := released
+		if errors.Is(err, ErrMisuse) && !says(err, "WRONGTYPE") && h.how.watchdog {
+			_, err = s.call(ctx, h.lastRenewal(lease)...)
 		}
-		if errors.Is(err, ErrMisuse) && h.how.watchdog {
-			_, err = s.call(s.closing, "LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL")
-		}
-		// A permission may come back, too.
-		if err == nil || errors.Is(err, ErrLost) || sleep(s.closing, pause) != nil {
-			return
+		// A permission may come back, too. With WRONGTYPE something else is in the lock's place.
+		if err == nil || errors.Is(err, ErrLost) || says(err, "WRONGTYPE") || sleep(ctx, pause) != nil {
+			break
 		}
 	}
+	return released
 }
 
-// isLeft says whether it is to be given back behind everybody's back, and until when it is valid, with which lease.
+// giveBackLater does so with a hold that has begun.
+func (h *Hold) giveBackLater(until time.Time, lease time.Duration) {
+	defer h.given()
+	_ = h.gaveBack(h.letGo(h.locks.session.closing, until, lease))
+}
+
+// isLeft says whether it is to be given back behind everybody's back, and until when the server may have it, with which lease.
 func (h *Hold) isLeft() (time.Time, time.Duration, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.until, h.lease, h.left
+	return h.latest, h.lease, h.left
 }
 
 // under is a context that a loss ends, too.
@@ -239,6 +267,13 @@ func (h *Hold) under(ctx context.Context) (context.Context, func()) {
 		}
 	})
 	return ctx, func() { stop(); cancel(nil) }
+}
+
+// briefly is such a context that does not keep the caller waiting for longer than a release would.
+func (h *Hold) briefly(ctx context.Context) (context.Context, func()) {
+	ctx, done := h.under(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, h.locks.session.releaseFor, verdict{errLong})
+	return ctx, func() { cancel(); done() }
 }
 
 // heed tells of a loss that an answer is.
@@ -280,6 +315,7 @@ func (h *Hold) begin(ctx context.Context, got answered) {
 	h.lost, h.renewing = make(chan struct{}), make(chan struct{}, 1)
 	h.wake, h.changed = make(chan struct{}, 1), make(chan struct{}, 1)
 	h.releaseID, h.lease, h.until, h.bound = random(), h.how.lease, got.sent.Add(h.how.lease), got.link
+	h.latest = h.until
 	s := h.locks.session
 	s.mu.Lock()
 	s.watched[h] = struct{}{}
@@ -296,21 +332,49 @@ func (h *Hold) renewal(lease time.Duration, binds bool) []any {
 	return words
 }
 
-// renew sets the lease anew. If none is given, what is kept has it as it was, and all else what is left of it. Only what is not
-// bound to the connection of now is bound by this: a call that is late on its way must not move a bond.
+// lastRenewal has what is kept run out: it is older than MAX, so the server renews it no more.
+func (h *Hold) lastRenewal(lease time.Duration) []any {
+	return []any{"LOCK.RENEW", h.key, h.owner, "PX", millis(lease), "WATCHDOG", "MAX", 1, "EPHEMERAL"}
+}
+
+// renew sets the lease anew. If none is given, what is kept has it as it was, and all else what is left of it. If the context
+// ends first, the call goes on, and counts when its reply comes: until then there is no other.
 func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	select {
 	case h.renewing <- struct{}{}:
-		defer func() { <-h.renewing }()
 	case <-ctx.Done():
 		return ended(ctx)
 	}
+	done := make(chan error, 1)
+	if !h.locks.session.follow(func() {
+		done <- h.renewAlone(ctx, lease)
+		<-h.renewing
+	}) {
+		<-h.renewing
+		return errClosed
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	default:
+		return ended(ctx)
+	}
+}
+
+// renewAlone ends when the reply has come, or its connection has ended. Only what is not bound to the connection of now is bound
+// by this: a call that is late on its way must not move a bond.
+func (h *Hold) renewAlone(ctx context.Context, lease time.Duration) error {
 	if err := h.over(); err != nil {
 		return err
 	}
 	l, err := h.locks.session.connect(ctx, commands)
 	if err != nil {
-		return of(h.key, err)
+		return err
 	}
 	_, _, keeps, _ := h.plan()
 	h.mu.Lock()
@@ -324,12 +388,15 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 		h.lease, h.until = lease, end
 		poke(h.changed)
 	}
+	if end := time.Now().Add(lease); end.After(h.latest) {
+		h.latest = end
+	}
 	binds := h.bound != l
 	h.mu.Unlock()
 	if err := h.over(); err != nil {
 		return err
 	}
-	got, err := h.locks.session.callOn(ctx, l, h.renewal(lease, binds)...)
+	got, err := h.locks.session.callOn(context.Background(), l, h.renewal(lease, binds)...)
 	if over := h.over(); over != nil {
 		// It may have come after the release: that is no loss.
 		return over
@@ -340,6 +407,7 @@ func (h *Hold) renew(ctx context.Context, lease time.Duration) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.lease, h.until, h.bound = lease, got.sent.Add(lease), l
+	h.latest = h.until
 	poke(h.changed)
 	return nil
 }
@@ -368,20 +436,22 @@ func (h *Hold) watch() {
 		defer s.mu.Unlock()
 		delete(s.watched, h)
 	}()
-	// failed is why it could not be renewed.
+	// failed is why it could not be renewed, and again the pause after that.
+	again := tryAgain
 	for failed := error(nil); ; {
 		until, lease, keeps, urgent := h.plan()
-		pause := time.Until(until)
+		pause, beat := time.Until(until), min(lease/3, s.beat)
 		switch {
 		case keeps && errors.Is(failed, ErrMisuse):
-			pause = min(pause, lease/3)
+			pause = min(pause, beat)
 		case keeps && failed != nil:
-			pause = min(pause, lease/3, tryAgain)
+			pause = min(pause, beat, again)
+			again = max(tryAgain, min(2*again, lease/10, time.Second))
 		case urgent:
 			pause = 0
 		case keeps:
 			// At once, if it is late already.
-			pause = min(pause-lease/3, lease/3)
+			pause, again = min(pause-lease/3, beat), tryAgain
 		}
 		timer := time.NewTimer(pause)
 		replan := false
@@ -431,7 +501,10 @@ func (h *Hold) watch() {
 
 // runOut ends a hold that the server may have for longer than the own clock: it would keep it for nobody.
 func (h *Hold) runOut() {
-	if h.how.watchdog {
+	h.mu.Lock()
+	may := h.how.watchdog || time.Now().Before(h.latest)
+	h.mu.Unlock()
+	if may {
 		// Before anybody hears of it.
 		h.leave()
 	}

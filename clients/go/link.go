@@ -24,13 +24,22 @@ type link struct {
 	wake chan struct{}
 	// probed: it is being looked whether anything comes.
 	probed atomic.Bool
+	// timer looks at the oldest call, while looking says so. It is nil if the call may wait in the server.
+	timer *time.Timer
 
 	mu sync.Mutex
 	// out has not been written yet.
 	out []byte
-	// unanswered calls, oldest first. There is room for the reply in each.
-	unanswered []chan reply
+	// unanswered calls, oldest first.
+	unanswered []unanswered
+	looking    bool
 	broken     *Error
+}
+
+type unanswered struct {
+	// answer has room for the reply.
+	answer chan reply
+	sent   time.Time
 }
 
 type reply struct {
@@ -50,9 +59,35 @@ func (l *link) send(words []any) <-chan reply {
 		return answer
 	}
 	l.out = appendCommand(l.out, words)
-	l.unanswered = append(l.unanswered, answer)
+	l.unanswered = append(l.unanswered, unanswered{answer, time.Now()})
+	if l.timer != nil && !l.looking {
+		l.looking = true
+		l.timer.Reset(l.patience)
+	}
 	poke(l.wake)
 	return answer
+}
+
+// look gives the link up if its oldest call has had no answer for too long, also if nobody waits for that any more: a call must
+// not arrive at any later time.
+func (l *link) look() {
+	l.mu.Lock()
+	silent := false
+	if l.looking = len(l.unanswered) != 0; l.looking {
+		oldest := &l.unanswered[0]
+		rest := l.patience - time.Since(oldest.sent)
+		if rest < -courtesy {
+			// The process slept. The answer may be there, and not be read yet.
+			oldest.sent, rest = time.Now(), l.patience
+		}
+		if silent = rest <= 0; !silent {
+			l.timer.Reset(rest)
+		}
+	}
+	l.mu.Unlock()
+	if silent {
+		l.giveUp(errSilent)
+	}
 }
 
 func (l *link) write() {
@@ -97,7 +132,7 @@ func (l *link) read(in *bufio.Reader) {
 			l.giveUp(errors.New("a reply to nothing"))
 			return
 		}
-		answer := l.unanswered[0]
+		answer := l.unanswered[0].answer
 		l.unanswered = l.unanswered[1:]
 		l.mu.Unlock()
 		if text, ok := value.(serverError); ok {
@@ -140,10 +175,13 @@ func (l *link) end(why error, drop func(net.Conn) error) {
 		return
 	}
 	l.broken = broken(why)
-	for _, answer := range l.unanswered {
-		answer <- reply{err: l.broken, lost: true}
+	for _, call := range l.unanswered {
+		call.answer <- reply{err: l.broken, lost: true}
 	}
 	l.unanswered, l.out = nil, nil
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 	l.mu.Unlock()
 	close(l.dead)
 	_ = drop(l.conn)

@@ -114,15 +114,8 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.session.closing, func() { cancel(verdict{errClosed}) })()
-	if h.owner != "" {
-		limit := l.session.patience
-		if h.wait > 0 || !h.waits {
-			limit = min(limit, max(h.wait, courtesy))
-		}
-		if err := l.session.settle(ctx, key, h.owner, limit); err != nil {
-			return nil, err
-		}
-	}
+	// That something is given back takes longer than somebody wants to wait is another error than that he waited in vain.
+	settling := ctx
 	if h.wait > 0 {
 		var stop context.CancelFunc
 		ctx, stop = context.WithDeadlineCause(ctx, began.Add(h.wait), verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
@@ -132,13 +125,21 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		owner, request := h.owner, random()
 		if owner == "" {
 			owner = newOwner()
+		} else {
+			limit := l.session.patience
+			if h.wait > 0 || !h.waits {
+				limit = min(limit, max(time.Until(began.Add(h.wait)), courtesy))
+			}
+			if err := l.session.settle(settling, claim{key, owner}, limit); err != nil {
+				return nil, err
+			}
 		}
 		hold, said, err := l.ask(ctx, key, owner, request, h)
 		if err == nil || errors.Is(err, ErrBusy) {
 			return hold, err
 		}
 		// Whatever has become of the call: nothing waits, and nothing is held.
-		answered := said && l.undo(key, owner, request)
+		answered := said && l.undo(&Hold{locks: l, key: key, owner: owner, how: h}, request)
 		if answered && ctx.Err() != nil && errors.Is(err, errSilent) {
 			// The server is there, and only had too little time.
 			return nil, ended(ctx)
@@ -186,8 +187,11 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *
 		case own:
 			got, err = s.block(ctx, words[:len(words):len(words)]...)
 			if alone = got.link; !got.sent.IsZero() && time.Since(got.sent) > min(courtesy, s.patience) {
-				// It waited in a server that was there.
+				// It waited in a server that was there. If its time is over, nobody has said so: the next answer says it.
 				failure, giveUp, pause = nil, time.Now().Add(s.patience), tryAgain
+				if ctx.Err() != nil {
+					failure = broken(errSilent)
+				}
 			}
 		case err == nil:
 			got, err = s.call(ctx, words...)
@@ -257,11 +261,20 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *
 	}
 }
 
-// undo takes back whatever an acquire has got. It says whether the server has answered by now.
-func (l *Locks) undo(key, owner, request string) bool {
+// undo takes back whatever an acquire has got, which the hold is if it is one. It says whether the server has answered by now.
+func (l *Locks) undo(hold *Hold, request string) bool {
+	s := l.session
 	done := make(chan bool, 1)
-	l.session.spawn(func() {
-		_, err := l.session.insist(l.session.gone, giveBackFor, "LOCK.CANCEL", key, owner, "ID", request)
+	s.mu.Lock()
+	given := s.gives(claim{hold.key, hold.owner})
+	s.mu.Unlock()
+	s.spawn(func() {
+		defer given()
+		_, err := s.insist(s.gone, giveBackFor, "LOCK.CANCEL", hold.key, hold.owner, "ID", request)
+		if says(err, "NOPERM") && !s.has(claim{hold.key, hold.owner}) {
+			hold.releaseID = random()
+			err = hold.letGo(s.gone, time.Now().Add(hold.how.lease), hold.how.lease)
+		}
 		done <- !passes(err)
 	})
 	timer := time.NewTimer(courtesy)
@@ -313,7 +326,7 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 		return nil, of(key, err)
 	}
 	defer l.session.acquires.Done()
-	if err := l.session.settle(ctx, key, owner, l.session.patience); err != nil {
+	if err := l.session.settle(ctx, claim{key, owner}, l.session.patience); err != nil {
 		return nil, of(key, err)
 	}
 	if !h.watchdog {
@@ -324,6 +337,10 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: time.Now()}
 	got, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease, true)...)
 	if err != nil {
+		if got.link != nil && h.watchdog {
+			// It may bind the hold yet, for as long as this process lives. So the hold runs out, unless somebody attaches again.
+			got.link.send(hold.lastRenewal(h.lease))
+		}
 		return nil, of(key, err)
 	}
 	hold.begin(ctx, got)

@@ -42,8 +42,10 @@ type session struct {
 	// closing ends first: waits are taken back. gone ends then: the connections are dropped.
 	closing, gone    context.Context
 	close, disappear context.CancelFunc
-	// releaseFor is how long a release keeps its caller waiting at most.
+	// releaseFor is how long a release, or another call for a hold, keeps its caller waiting at most.
 	releaseFor time.Duration
+	// beat is how often what is kept is renewed, also with a long lease: a connection that is idle for longer may be ended.
+	beat time.Duration
 	// acquires are on their way; tasks are all goroutines of the session.
 	acquires, tasks sync.WaitGroup
 
@@ -63,8 +65,17 @@ type session struct {
 	waits map[string]chan struct{}
 	// watched holds are told when a connection broke.
 	watched map[*Hold]struct{}
-	// giving has holds that are given back behind everybody's back. The channels are closed when that has come to an end.
-	giving map[*Hold]chan struct{}
+	// giving is what is given back, or taken back, behind everybody's back.
+	giving map[claim]*giving
+}
+
+// A claim is all that an owner has of a lock.
+type claim struct{ key, owner string }
+
+type giving struct {
+	many int
+	// over is closed when nothing more is given back.
+	over chan struct{}
 }
 
 type opening struct {
@@ -74,7 +85,7 @@ type opening struct {
 }
 
 // answered is what came for a call, on which link, and when the call was sent. It is empty if no server has seen the call, or if
-// it was refused.
+// it was refused. Of a call that failed there is a link only if it may be on its way there yet.
 type answered struct {
 	value any
 	link  *link
@@ -82,9 +93,9 @@ type answered struct {
 }
 
 func newSession(options *redis.Options) *session {
-	s := &session{options: options, patience: 5 * time.Second, releaseFor: 30 * time.Second, calm: tryAgain,
-		inbox: "inbox-" + random(),
-		waits: map[string]chan struct{}{}, watched: map[*Hold]struct{}{}, giving: map[*Hold]chan struct{}{}}
+	s := &session{options: options, patience: 5 * time.Second, releaseFor: 30 * time.Second, beat: 10 * time.Second,
+		calm: tryAgain, inbox: "inbox-" + random(),
+		waits: map[string]chan struct{}{}, watched: map[*Hold]struct{}{}, giving: map[claim]*giving{}}
 	s.closing, s.close = context.WithCancel(context.Background())
 	s.gone, s.disappear = context.WithCancel(context.Background())
 	return s
@@ -121,6 +132,18 @@ func (s *session) spawn(work func()) {
 		defer s.tasks.Done()
 		work()
 	}()
+}
+
+// follow is spawn for who may be neither. It says whether the session is there yet.
+func (s *session) follow(work func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// With the lock: who has not seen the end is waited for.
+	if s.gone.Err() != nil {
+		return false
+	}
+	s.spawn(work)
+	return true
 }
 
 // expect gives the channel on which the wait with this request is told to ask again.
@@ -245,6 +268,9 @@ func (s *session) open(kind int, o *opening) {
 		return
 	}
 	s.links[kind] = l
+	l.mu.Lock()
+	l.timer, l.looking = time.AfterFunc(s.patience, l.look), true
+	l.mu.Unlock()
 	s.serve(l, in)
 }
 
@@ -295,8 +321,12 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 				}
 			})
 		case <-ctx.Done():
-			// The server hears of it in any case, and drops the wait.
-			l.breakOff(ctx.Err())
+			// The server hears of it, and drops the wait. If it has not heard of the wait, it must not later.
+			if s.closing.Err() == nil {
+				l.giveUp(ctx.Err())
+			} else {
+				l.breakOff(errClosed)
+			}
 			return answered{sent: sent}, ended(ctx)
 		}
 	}
@@ -476,14 +506,8 @@ func (s *session) probe() {
 		return
 	}
 	s.spawn(func() {
-		defer l.probed.Store(false)
-		timer := time.NewTimer(s.patience)
-		defer timer.Stop()
-		select {
-		case <-l.send([]any{"PING"}):
-		case <-timer.C:
-			l.giveUp(errSilent)
-		}
+		<-l.send([]any{"PING"})
+		l.probed.Store(false)
 	})
 }
 
@@ -499,8 +523,6 @@ func (s *session) call(ctx context.Context, words ...any) (answered, error) {
 func (s *session) callOn(ctx context.Context, l *link, words ...any) (answered, error) {
 	sent := time.Now()
 	answer := l.send(words)
-	timer := time.NewTimer(s.patience)
-	defer timer.Stop()
 	var got reply
 	select {
 	case got = <-answer:
@@ -508,12 +530,8 @@ func (s *session) callOn(ctx context.Context, l *link, words ...any) (answered, 
 		select {
 		case got = <-answer:
 		default:
-			return answered{sent: sent}, ended(ctx)
+			return answered{sent: sent, link: l}, ended(ctx)
 		}
-	case <-timer.C:
-		// A server that has vanished: the next call tries a new connection.
-		l.giveUp(errSilent)
-		return answered{sent: sent}, broken(errSilent)
 	}
 	if got.err == nil {
 		if words[0] != "PING" {
@@ -552,39 +570,54 @@ func (s *session) insist(ctx context.Context, limit time.Duration, words ...any)
 	}
 }
 
-// given says that it is over with what was given back behind everybody's back.
-func (s *session) given(h *Hold) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if over := s.giving[h]; over != nil {
-		delete(s.giving, h)
-		close(over)
+// gives notes that something of that claim is being given back, until what it returns is called. It is called with the lock.
+func (s *session) gives(what claim) (given func()) {
+	g := s.giving[what]
+	if g == nil {
+		g = &giving{over: make(chan struct{})}
+		s.giving[what] = g
+	}
+	g.many++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if g.many--; g.many == 0 {
+			delete(s.giving, what)
+			close(g.over)
+		}
 	}
 }
 
-// settle waits until nothing of that owner is given back any more. A release goes by the owner's name: it would give back the new
-// hold of that name.
-func (s *session) settle(ctx context.Context, key, owner string, limit time.Duration) error {
+// has says whether anything of that claim is held here.
+func (s *session) has(what claim) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for hold := range s.watched {
+		if (claim{hold.key, hold.owner}) == what {
+			return true
+		}
+	}
+	return false
+}
+
+// settle waits until nothing of that owner is given back any more. That goes by the owner's name: it would end the new hold of
+// that name.
+func (s *session) settle(ctx context.Context, what claim, limit time.Duration) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
-		var over chan struct{}
 		s.mu.Lock()
-		for hold, end := range s.giving {
-			if hold.key == key && hold.owner == owner {
-				over = end
-			}
-		}
+		g := s.giving[what]
 		s.mu.Unlock()
-		if over == nil {
+		if g == nil {
 			return nil
 		}
 		select {
-		case <-over:
+		case <-g.over:
 		case <-ctx.Done():
 			return ended(ctx)
 		case <-timer.C:
-			return &Error{Kind: ErrUnavailable, Text: "the last hold of this owner could not be given back yet"}
+			return &Error{Kind: ErrUnavailable, Text: "what this owner had or asked for could not be given back yet"}
 		}
 	}
 }

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	lock "redislock.example/lock"
+)
+
+// shortly is a context that ends soon.
+func shortly(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func few(s *server, number int) { s.ask("CONFIG", "SET", "min-replicas-to-write", fmt.Sprint(number)) }
+
+// givenBack fails if nothing of that owner is given back.
+func givenBack(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "given back") {
+		t.Fatal("nobody waits for what is given back:", err)
+	}
+}
+
+// To take back a wait goes by the owner's name: it would end the next hold of that name.
+func TestAnOwnerThatIsUsedAgainWaitsForWhatIsTakenBack(t *testing.T) {
+	s := start(t)
+	locks := locksAt(t, s.address(), lock.WithPatience(time.Second))
+	me := lock.WithOwner("me")
+	first := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+	ctx, cancel := context.WithCancel(background)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(ctx, "a", me)
+		waited <- err
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	few(s, 1)
+	cancel()
+	if err := <-waited; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	_, err := locks.Acquire(background, "a", me, lock.WithWait(100*time.Millisecond))
+	givenBack(t, err)
+	_, err = locks.Attach(background, "a", "me")
+	givenBack(t, err)
+	few(s, 0)
+	if err := first.Release(background); err != nil {
+		t.Fatal(err)
+	}
+	hold := must(locks.Acquire(background, "a", me))
+	if err := hold.Release(background); err != nil || !s.free("a") {
+		t.Fatal(err)
+	}
+}
+
+func TestACallThatNobodyWaitsForEndsItsConnection(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(300*time.Millisecond))
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+	must(locks.Acquire(background, "kept"))
+	bound := s.boundTo("kept")
+	p.vanish(true)
+	if err := hold.Extend(shortly(t), time.Second); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	// Long before the next heartbeat.
+	until(t, "another connection", func() bool { return s.boundTo("kept") != bound })
+	p.vanish(false)
+	until(t, "a reset", func() bool { return p.resets.Load() == 1 })
+}
+
+// It would set the other's lease.
+func TestAnExtendWhoseCallerHasGoneKeepsTheHandOverWaiting(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+	p.frozen.Store(true)
+	if err := hold.Extend(shortly(t), 20*time.Second); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	if err := hold.Extend(shortly(t), 10*time.Second); !errors.Is(err, lock.ErrTimeout) || p.count("LOCK.RENEW") != 1 {
+		t.Fatal("another one is sent beside it", err)
+	}
+	owner := make(chan string, 1)
+	go func() { owner <- must(hold.HandOver()) }()
+	time.Sleep(100 * time.Millisecond)
+	if len(owner) != 0 {
+		t.Fatal("it does not wait")
+	}
+	p.frozen.Store(false)
+	name := <-owner
+	if ttl := s.ask("PTTL", "a").(int64); ttl > 20000 {
+		t.Fatal("the extend has not arrived", ttl)
+	}
+	if taken, err := locksAt(t, s.address()).Attach(background, "a", name); err != nil || taken.Release(background) != nil {
+		t.Fatal(err)
+	}
+}
+
+// What nobody hears of in time, nobody hands over: the server gets it back.
+func TestWhatIsLostMeanwhileIsNotHandedOver(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(600*time.Millisecond), lock.WithKeep(true)))
+	p.frozen.Store(true)
+	until(t, "a renewal", func() bool { return p.count("LOCK.RENEW") == 1 })
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrLost) || !lost(hold) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	until(t, "it is free", func() bool { return s.free("a") })
+}
+
+// A late reply counts.
+func TestAnExtendWhoseCallerHasGoneExtends(t *testing.T) {
+	p := through(t, start(t).address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(20*time.Second)))
+	p.frozen.Store(true)
+	if err := hold.Extend(shortly(t), time.Hour); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	until(t, "it is valid for long", func() bool { return hold.ValidFor() > time.Minute })
+}
+
+// The server would renew it for as long as this process lives.
+func TestWhatWasNotTakenOverRunsOut(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	one, two := locksAt(t, s.address()), locksAt(t, p.address())
+	kept := []lock.Option{lock.WithLease(600 * time.Millisecond), lock.WithKeep(true)}
+	hold := must(one.Acquire(background, "a", kept...))
+	if _, _, err := two.Try(background, "b"); err != nil {
+		t.Fatal(err)
+	}
+	owner, bound := must(hold.HandOver()), s.boundTo("a")
+	p.frozen.Store(true)
+	if _, err := two.Attach(shortly(t), "a", owner, kept...); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	until(t, "it is not the first's any more", func() bool { return s.free("a") || s.boundTo("a") != bound })
+	until(t, "its end", func() bool { return s.free("a") })
+}
+
+func TestWhoMayNotCancelGivesBackWhatComesLate(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	s.ask("ACL", "SETUSER", "default", "-lock.cancel")
+	kept := []lock.Option{lock.WithLease(400 * time.Millisecond), lock.WithKeep(true)}
+	if _, _, err := locks.Try(background, "b"); err != nil {
+		t.Fatal(err)
+	}
+	for _, may := range []string{"+lock.release", "-lock.release"} {
+		s.ask("ACL", "SETUSER", "default", may)
+		p.frozen.Store(true)
+		if _, _, err := locks.Try(shortly(t), "a", kept...); !errors.Is(err, lock.ErrTimeout) {
+			t.Fatal(err)
+		}
+		p.frozen.Store(false)
+		// The answer comes after that to the acquire.
+		if _, _, err := locks.Try(background, "b"); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "it is free", func() bool { return s.free("a") })
+	}
+	// A name that has it already keeps it.
+	s.ask("ACL", "SETUSER", "default", "+lock.release")
+	me := lock.WithOwner("me")
+	hold, said := must(locks.Acquire(background, "a", me)), p.count("LOCK.RELEASE")
+	_, err := locks.Acquire(background, "a", me, lock.WithWait(50*time.Millisecond))
+	if !errors.Is(err, lock.ErrTimeout) || p.count("LOCK.RELEASE") != said {
+		t.Fatal(err)
+	}
+	if err := hold.Release(background); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestALongerLeaseThatNobodyHeardOfIsGivenBack(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	me := lock.WithOwner("me")
+	hold := must(locks.Acquire(background, "a", me, lock.WithLease(600*time.Millisecond)))
+	p.loseReplyOf("LOCK.RENEW", func() { p.frozen.Store(true) })
+	if err := hold.Extend(background, time.Hour); !errors.Is(err, lock.ErrLost) || !p.isDone() {
+		t.Fatal(err)
+	}
+	_, err := locks.Acquire(background, "a", me, lock.WithWait(100*time.Millisecond))
+	givenBack(t, err)
+	if s.ask("PTTL", "a").(int64) < 60000 {
+		t.Fatal("it was not extended")
+	}
+	p.frozen.Store(false)
+	until(t, "it is free", func() bool { return s.free("a") })
+	must(locks.Acquire(background, "a", me))
+}
+
+func TestNothingKeepsItsCallerWaitingForLong(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithReleaseFor(300*time.Millisecond))
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Hour)))
+	few(s, 1)
+	timer := time.AfterFunc(4*time.Second, func() { few(s, 0) })
+	defer timer.Stop()
+	err := hold.Extend(background, time.Hour)
+	if !errors.Is(err, lock.ErrUnavailable) || !strings.Contains(err.Error(), "NOREPLICAS") {
+		t.Fatal(err)
+	}
+	p.frozen.Store(true)
+	if err := hold.Extend(shortly(t), time.Hour); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrUnavailable) || hold.ValidFor() == 0 {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+}
+
+// A connection that is idle may be ended.
+func TestWhatIsKeptIsRenewedOften(t *testing.T) {
+	p := through(t, start(t).address())
+	locks := locksAt(t, p.address(), lock.WithBeat(200*time.Millisecond))
+	must(locks.Acquire(background, "a", lock.WithLease(time.Hour), lock.WithKeep(true)))
+	until(t, "renewals", func() bool { return p.count("LOCK.RENEW") >= 3 })
+}
+
+func TestWhatIsKeptDoesNotTryAllTheTime(t *testing.T) {
+	s := start(t)
+	var dialed atomic.Int32
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialed.Add(1)
+		var dialer net.Dialer
+		return dialer.DialContext(ctx, network, address)
+	}
+	client := redis.NewClient(&redis.Options{Addr: s.address(), Dialer: dial})
+	defer client.Close()
+	locks := lock.New(client)
+	defer locks.Close()
+	must(locks.Acquire(background, "a"))
+	before := dialed.Load()
+	s.end()
+	time.Sleep(2 * time.Second)
+	if many := dialed.Load() - before; many < 2 || many > 12 {
+		t.Fatal(many, "attempts")
+	}
+}
