@@ -5,13 +5,16 @@ import type { Wire } from './adapters.js';
 import { LockError, LostError, MisuseError, Passing, UnavailableError } from './errors.js';
 import { tell } from './events.js';
 import { bound, check, type How, ms } from './options.js';
-import { Bell, now, type Session, sleep, SOON, TRY_AGAIN, type Words } from './session.js';
+import { Bell, inTime, now, onAbort, type Session, sleep, SOON, TRY_AGAIN, type Words } from './session.js';
 
 /** To give back what may be kept is tried for so long, in milliseconds, behind the back of who could not. @internal */
 export const GIVE_BACK_FOR = 600_000;
 
-/** A release keeps its caller waiting for so many milliseconds at most. */
-const RELEASE_FOR = 30_000;
+/** A release, an extension and a hand-over keep the caller waiting for so many milliseconds at most. */
+const AT_MOST = 30_000;
+
+/** What is kept is renewed so often, in milliseconds: servers and networks end connections on which nothing is said. */
+const HEARTBEAT = 10_000;
 
 /** What a call got: when it was sent, when the last was that set the lease, the token, and the connection to which it is bound if
  *  it is kept, and no other call has bound it since. @internal */
@@ -32,18 +35,20 @@ export class Hold {
   #lease: number;
   #granted = 0;
   #until = 0;
+  /** When it ends at the server, at the latest, whatever has become of the calls without a reply; and when the last was sent. */
+  #mayLast = 0;
+  #sent = 0;
   /** When a shorter lease was asked for. */
   #shortened = 0;
   /** What is kept is bound to this, by the call that bound it last. */
   #link: Wire | undefined;
   #renewing: Promise<unknown> = Promise.resolve();
   #released = false;
+  #handing = false;
   /** To give it back has failed, and goes on. */
   #left = false;
   #releasing = 0;
   #token: number | undefined;
-  /** Whether the server may know of it. @internal */
-  isAsked = false;
 
   /** @internal */
   constructor(
@@ -80,14 +85,9 @@ export class Hold {
   async extend(lease: number = this.#lease): Promise<void> {
     check('lease', lease);
     this.#stillHeld();
-    if (now() + lease < this.#until) {
-      // The server may set it, and its reply be lost.
-      this.#shortened = now();
-      this.#until = this.#shortened + lease;
-      this.#lease = Math.min(lease, this.#lease);
-      this.#bell.ring();
-    }
-    await this.#renew(lease, (words) => this.#session.insist(words, Math.max(0, this.#until - now())));
+    if (this.#handing) throw new UnavailableError(`${this.name}: it is being handed over`);
+    const time = Math.min(AT_MOST, this.#until - now());
+    await this.#inTime(this.#renew(lease, (words) => this.#session.insist(words, time)));
     // The reply may be later than the loss by the own clock.
     this.signal.throwIfAborted();
     this.#lease = lease;
@@ -111,21 +111,10 @@ export class Hold {
   async release(): Promise<void> {
     // What is lost is given back already, if it must be, and another hold may have the same owner by now.
     if (!this.#released && !(this.signal.aborted && (this.#how.owner !== undefined || this.#left))) {
-      this.#releasing++;
-      try {
-        await this.#giveBack(this.signal.aborted ? 0 : Math.min(this.#lease, RELEASE_FOR));
-      } catch (error) {
-        if (error instanceof LostError) this.#lose(error);
-        // What is lost may be impossible to give back.
-        else if (!this.signal.aborted || !(error instanceof UnavailableError)) {
-          this.#leave();
-          throw error;
-        }
-      } finally {
-        this.#releasing--;
-      }
-      this.#released = true;
-      this.#end('released');
+      const release = this.#release();
+      // By its owner's name: the next hold may have the same.
+      if (this.#how.owner !== undefined) this.#session.giveBack(this.name, this.owner, release);
+      await release;
     }
     if (!this.signal.aborted) return;
     await this.#session.givenBack(this.name, this.owner, SOON);
@@ -136,11 +125,18 @@ export class Hold {
    *  `Locks.attach` there. What is kept is bound to this process until then, so this process should live so long. */
   async handOver(): Promise<string> {
     this.#stillHeld();
+    this.#handing = true;
+    try {
+      // A renewal that is on its way would bind it here again. No other is sent, and the own clock goes on.
+      await this.#inTime(this.#renewing);
+    } finally {
+      this.#handing = false;
+      this.#bell.ring();
+    }
+    this.#stillHeld();
     if (this.#releasing > 0) throw new LostError(`${this.name}: it is being given back`);
     this.#released = true;
     this.#end('released');
-    // A renewal that is on its way would bind it here again.
-    await this.#renewing;
     return this.owner;
   }
 
@@ -151,6 +147,17 @@ export class Hold {
     } catch (error) {
       if (!(error instanceof LostError)) throw error;
     }
+  }
+
+  /** A call for it is sent: so it may last that long, whatever becomes of the reply. @internal */
+  asked(sent: number, lease = this.#lease): void {
+    this.#sent = sent;
+    this.#mayLast = Math.max(this.#mayLast, sent + lease);
+  }
+
+  /** Whether the server may know of it. @internal */
+  get isAsked(): boolean {
+    return this.#sent > 0;
   }
 
   /** It is ours. @internal */
@@ -165,9 +172,10 @@ export class Hold {
     void this.#watch();
   }
 
-  /** Whether the server knows of it; its lease is set anew. Returns when that was sent. @internal */
+  /** Whether the server knows of it; its lease is set anew. Returns when that was sent. Is tried again for so many milliseconds
+   *  after it has failed. @internal */
   async confirm(ms: number): Promise<number> {
-    return this.#renewal(this.#lease, (words) => this.#session.insist(words, ms));
+    return this.#renewal(this.#lease, (words) => this.#session.insist(words, ms, { sinceFailure: true }));
   }
 
   get #isBound(): boolean {
@@ -180,17 +188,39 @@ export class Hold {
     if (this.#released || this.#left) throw new LostError(`${this.name}: it is not held any more`);
   }
 
+  /** What it comes to, if that is before the lease is over, and before anybody has waited for too long. */
+  async #inTime<T>(work: Promise<T>): Promise<T> {
+    let forget: (() => void) | undefined;
+    const lost = new Promise<never>((_, reject) => {
+      forget = onAbort(this.signal, () => reject(this.signal.reason as LostError));
+    });
+    const late = new UnavailableError(`${this.name}: the server does not answer`);
+    return inTime(Promise.race([work, lost]), AT_MOST, late).finally(forget);
+  }
+
   /** Binds what is kept where it is not bound yet, and only there: what comes late, from a proxy maybe, must not bind it to a
    *  connection that is over. Returns when it was sent. */
   async #renewal(lease: number, call: (words: Words) => Promise<unknown>): Promise<number> {
     const sent: { at: number; wire?: Wire } = { at: 0 };
     await call((wire) => {
+      this.#stillHeld();
       [sent.at, sent.wire] = [now(), wire];
+      this.asked(sent.at, lease);
+      if (sent.at + lease < this.#until) this.#shorten(sent.at, lease);
       const age = this.#granted === 0 ? 0 : sent.at - this.#granted;
       return ['LOCK.RENEW', this.name, this.owner, 'PX', ms(lease), ...(wire === this.#link ? [] : bound(this.#how, age))];
     });
     this.#link = sent.wire;
+    if (sent.at === this.#sent) this.#mayLast = sent.at + lease;
     return sent.at;
+  }
+
+  /** The server may set it, and its reply be lost. */
+  #shorten(sent: number, lease: number): void {
+    this.#shortened = sent;
+    this.#until = sent + lease;
+    this.#lease = Math.min(lease, this.#lease);
+    this.#bell.ring();
   }
 
   async #renew(lease: number, call: (words: Words) => Promise<unknown>): Promise<void> {
@@ -210,6 +240,24 @@ export class Hold {
     await this.#renew(lease, (words) => this.#session.call(words, left)).catch(() => undefined);
   }
 
+  async #release(): Promise<void> {
+    this.#releasing++;
+    try {
+      await this.#giveBack(this.signal.aborted ? 0 : Math.min(this.#lease, AT_MOST));
+    } catch (error) {
+      if (error instanceof LostError) this.#lose(error);
+      // What is lost may be impossible to give back.
+      else if (!this.signal.aborted || !(error instanceof UnavailableError)) {
+        this.leave();
+        throw error;
+      }
+    } finally {
+      this.#releasing--;
+    }
+    this.#released = true;
+    this.#end('released');
+  }
+
   async #giveBack(time: number): Promise<void> {
     const words = ['LOCK.RELEASE', this.name, this.owner, ...(this.#how.shared ? ['SHARED'] : []), 'ID', this.#releaseId];
     await this.#session.insist(words, time, { through: UnavailableError });
@@ -217,8 +265,8 @@ export class Hold {
     this.#end('released');
   }
 
-  /** It could not be given back: so that is tried behind the caller's back, who may not call `release` again. */
-  #leave(): void {
+  /** It could not be given back: so that is tried behind the caller's back, who may not call `release` again. @internal */
+  leave(): void {
     if (this.#left || this.#released) return;
     this.#left = true;
     this.#bell.ring();
@@ -226,7 +274,7 @@ export class Hold {
   }
 
   async #giveBackBehind(): Promise<void> {
-    const end = this.#how.keep ? now() + GIVE_BACK_FOR : this.#until;
+    const end = this.#how.keep ? now() + GIVE_BACK_FOR : this.#mayLast;
     for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, SOON)) {
       try {
         return await this.#giveBack(0);
@@ -255,15 +303,15 @@ export class Hold {
       return await call();
     } catch (error) {
       // It may have been given back just before.
-      if (error instanceof LostError && this.#releasing === 0) this.#lose(error);
+      if (error instanceof LostError && this.#releasing === 0 && !this.#left) this.#lose(error);
       throw error;
     }
   }
 
-  #lose(why: LostError, isMaybeKept = false): void {
+  #lose(why: LostError, byClock = false): void {
     if (this.signal.aborted || this.#released) return;
-    // The server may renew it for as long as the connection is there.
-    if (isMaybeKept) this.#leave();
+    // The server may renew it for as long as the connection is there, or have set a longer lease.
+    if (byClock && (this.#how.keep || this.#mayLast > now())) this.leave();
     // Told before the listeners of the signal are: they may give it back at once.
     this.#end('lost');
     this.#lost.abort(why);
@@ -275,8 +323,13 @@ export class Hold {
     if (this.#session.holds.delete(this.#bell)) tell(this.#how.label, 'held', outcome, this.#granted);
   }
 
+  get #isKept(): boolean {
+    return this.#how.keep && !this.#left && !this.#handing;
+  }
+
+  /** Whether it is renewed. */
   get #keeps(): boolean {
-    return this.#how.keep && !this.#left && now() - this.#granted < (this.#how.maxHold ?? Infinity);
+    return this.#isKept && now() - this.#granted < (this.#how.maxHold ?? Infinity);
   }
 
   /** Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock. */
@@ -284,18 +337,20 @@ export class Hold {
     const lost = (why: string): LostError => new LostError(`${this.name}: ${why}`);
     let again = TRY_AGAIN;
     for (;;) {
-      const pause = this.#lease / 3;
+      const pause = Math.min(this.#lease / 3, HEARTBEAT);
       const left = this.#until - now();
-      if (!this.#keeps && left <= 0) return this.#lose(lost('the lease is over'), this.#how.keep);
+      if (!this.#keeps && left <= 0) return this.#lose(lost('the lease is over'), true);
       await this.#bell.within(this.#keeps ? Math.min(pause, left) : left);
       this.#bell.clear();
       if (this.signal.aborted || this.#released) return;
       if (this.#session.closed) return this.#lose(lost('the session was closed'));
-      if (!this.#keeps) continue;
+      // What is not renewed any more may have ended with its connection, too: that is asked, by a renewal for what is left.
+      const isUnbound = this.#isKept && !this.#isBound && now() < this.#until;
+      if (!this.#keeps && !isUnbound) continue;
       // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock, as no
       // other ever has this owner's name.
       const slept = now() >= this.#until;
-      const lease = this.#lease;
+      const lease = this.#keeps ? this.#lease : this.#until - now();
       try {
         const patience = slept ? pause : this.#until - now();
         await this.#renew(lease, (words) => this.#session.call(words, patience));

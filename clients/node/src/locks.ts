@@ -91,9 +91,10 @@ export class Locks {
    *  kept here, too. Rejects with `LostError` if it has ended. */
   async attach(name: string, owner: string, options: Options = {}): Promise<Hold> {
     const how = howOf(name, { ...options, owner });
-    await this.#givenBack(name, how);
+    const over = this.#givenBack(name, how, Infinity);
+    await (how.signal === undefined ? over : unlessAborted(over, how.signal, name));
     if (!how.keep) {
-      const info = fieldsOf(await this.#session.insist(['LOCK.INFO', name], this.#session.patience));
+      const info = fieldsOf(await this.#session.insist(['LOCK.INFO', name], this.#session.patience, { sinceFailure: true }));
       const holder = listOf(info['holders']).find((one) => one['owner'] === owner);
       // It would end with that connection, whatever its lease is.
       const isBound = Number(holder?.['watchdog']) === 1 || Number(holder?.['ephemeral']) === 1;
@@ -146,7 +147,6 @@ export class Locks {
     const began = now();
     let outcome = 'unavailable';
     try {
-      await this.#givenBack(name, how);
       const hold = await this.#untilGranted(name, how, began + (how.wait ?? Infinity));
       outcome = hold !== null ? 'granted' : how.wait === 0 ? 'busy' : 'timed out';
       return hold;
@@ -158,10 +158,11 @@ export class Locks {
     }
   }
 
-  async #givenBack(name: string, { owner, wait = Infinity, signal }: How): Promise<void> {
-    if (owner === undefined) return;
-    const over = this.#session.givenBack(name, owner, Math.min(this.#session.patience, Math.max(SOON, wait)));
-    if (await (signal === undefined ? over : unlessAborted(over, signal, name))) return;
+  /** Waits until nothing of that owner is given back any more: whether there was something. */
+  async #givenBack(name: string, { owner }: How, time: number): Promise<boolean> {
+    const session = this.#session;
+    if (owner === undefined || session.givingBack(name, owner).length === 0) return false;
+    if (await session.givenBack(name, owner, Math.min(session.patience, Math.max(SOON, time)))) return true;
     throw new UnavailableError(`${name}: the last hold of this owner could not be given back yet`);
   }
 
@@ -210,6 +211,16 @@ export class Locks {
     const check = (): void => {
       if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
     };
+    const asked: { at: number; wire?: Wire | undefined } = { at: Infinity };
+    const asks = (wire?: Wire): number => {
+      // Nobody would take it back.
+      check();
+      const isBusy = how.owner !== undefined && session.givingBack(hold.name, how.owner).length > 0;
+      if (isBusy) throw new Passing(`${hold.name}: the last hold of this owner is being given back`);
+      [asked.at, asked.wire] = [now(), wire];
+      hold.asked(asked.at);
+      return asked.at;
+    };
     let broken = false;
     let pause = TRY_AGAIN;
     /** When the first of the calls failed that went wrong since the last reply. */
@@ -220,18 +231,17 @@ export class Locks {
       for (;;) {
         check();
         bell.clear();
-        const asked: { at: number; wire?: Wire } = { at: Infinity };
+        asked.at = Infinity;
         try {
-          if (own) return await this.#block(hold, how, words, deadline, broken, asked);
+          // What is given back by that name may be what this was granted.
+          if ((await this.#givenBack(hold.name, how, deadline - now())) && hold.isAsked) broken = true;
+          if (own) return await this.#block(hold, how, words, deadline, broken, asks);
           // A wait without limit ends when there is no server.
           const patience = Math.max(SOON, deadline - now());
           if (waits) await session.listen(patience);
           check();
           const reply = await session.call((wire) => {
-            // Nobody would take it back.
-            check();
-            hold.isAsked = true;
-            [asked.at, asked.wire] = [now(), wire];
+            asks(wire);
             return words;
           }, patience);
           check();
@@ -275,22 +285,19 @@ export class Locks {
     words: readonly string[],
     deadline: number,
     broken: boolean,
-    asked: { at: number },
+    asks: () => number,
   ): Promise<Grant | null> {
     const session = this.#session;
     const left = (): number => deadline - now();
     const block = (): string => (how.wait === undefined ? '0' : ms(Math.min(1e12, Math.max(1, left()))));
+    let sent = 0;
     const { reply, wire } = await session.block(() => [...words, 'BLOCK', block()], left, {
       signal: how.signal,
-      sent: () => {
-        if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
-        hold.isAsked = true;
-        asked.at = now();
-      },
+      sent: () => (sent = asks()),
     });
-    let renewed = asked.at;
+    let renewed = sent;
     // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.
-    if (reply !== null && (broken || how.keep || now() - asked.at > how.lease / 20)) {
+    if (reply !== null && (broken || how.keep || now() - sent > how.lease / 20)) {
       try {
         renewed = await hold.confirm(0);
       } catch (error) {
@@ -305,17 +312,23 @@ export class Locks {
 
   /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. It does not keep the
    *  process alive for long, as the end of the process ends the wait, too. */
-  async #takeBack({ name, owner }: Hold, request: string, lease: number): Promise<void> {
-    const words = ['LOCK.CANCEL', name, owner, 'ID', request];
-    try {
-      await this.#session.call(words, SOON);
-    } catch (error) {
-      // Closed, or not permitted: then the wait ends with its connection.
-      if (!(error instanceof UnavailableError)) return;
-      const alive = error instanceof Disconnected ? this.#session.patience : lease;
-      const how = { through: UnavailableError, most: SOON, alive };
-      this.#session.insist(words, GIVE_BACK_FOR, how).catch(() => undefined);
-    }
+  async #takeBack(hold: Hold, request: string, lease: number): Promise<void> {
+    const session = this.#session;
+    const words = ['LOCK.CANCEL', hold.name, hold.owner, 'ID', request];
+    const first = session.call(words, SOON);
+    const goOn = async (error: unknown): Promise<unknown> => {
+      if (!(error instanceof UnavailableError)) throw error;
+      const alive = error instanceof Disconnected ? session.patience : lease;
+      return session.insist(words, GIVE_BACK_FOR, { through: UnavailableError, most: SOON, alive });
+    };
+    // Not permitted: a wait ends with its connection, but what was granted is to be given back.
+    const last = (error: unknown): void => {
+      if (!(error instanceof MisuseError)) return;
+      hold.asked(now());
+      hold.leave();
+    };
+    session.giveBack(hold.name, hold.owner, first.catch(goOn).catch(last));
+    await first.catch(() => undefined);
   }
 }
 

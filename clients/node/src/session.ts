@@ -26,11 +26,13 @@ export interface Blocking {
 /** The words of a call, or what makes them just before they are sent, each time, for the connection that carries them. */
 export type Words = readonly string[] | ((wire: Wire) => readonly string[]);
 
-/** What a call goes on through that is sent again, how long it pauses at most, and for how long it keeps the process alive. */
+/** What a call goes on through that is sent again, how long it pauses at most, and for how long it keeps the process alive; and
+ *  whether its time begins when it has failed for the first time. */
 export interface Insisting {
   through?: typeof UnavailableError;
   most?: number;
   alive?: number;
+  sinceFailure?: boolean;
 }
 
 /** By a clock that nobody sets, in milliseconds. */
@@ -63,7 +65,7 @@ async function isThere(wire: Wire): Promise<void> {
 const SILENT = (): Disconnected => new Disconnected('the server does not answer');
 
 /** What the work comes to in so many milliseconds; else it throws. @param alive whether the process lives so long */
-async function inTime<T>(work: Promise<T>, ms: number, late: Error, alive = true): Promise<T> {
+export async function inTime<T>(work: Promise<T>, ms: number, late: Error, alive = true): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
   const over = new Promise<never>((_, reject) => {
     // What came while the process was busy is read first.
@@ -113,11 +115,11 @@ export class Session {
   /** What is held. A connection that breaks rings, here and there. */
   readonly holds = new Set<Bell>();
   closed = false;
-  /** What is given back behind the caller's back, by name and owner. */
+  /** What is being given back, by name and owner. */
   readonly #giving = new Map<Promise<unknown>, string>();
   readonly #wires = new Map<'commands' | 'messages', Wire>();
-  /** Each carries one call that waits in the server; or waits for the next such call itself. */
-  readonly #own = new Set<Wire>();
+  /** Each carries one call that waits in the server; or waits for the next such call itself. And when it was made. */
+  readonly #own = new Map<Wire, number>();
   #idle: Wire | undefined;
   /** Why no connection is made until when, and how long that pause is. */
   #pause: { length: number; until: number; why: Elsewhere } | undefined;
@@ -174,12 +176,13 @@ export class Session {
   /** A call that may be sent twice, and is, for so long, when its connection breaks; through `UnavailableError` also when the
    *  server can do nothing now. */
   async insist(words: Words, ms: number, how: Insisting = {}): Promise<unknown> {
-    const { through = Disconnected, most = SOON / 5, alive = ms } = how;
-    const began = now();
+    const { through = Disconnected, most = SOON / 5, alive = ms, sinceFailure = false } = how;
+    let began = sinceFailure ? undefined : now();
     for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, most)) {
       try {
         return await this.call(words);
       } catch (error) {
+        began ??= now();
         if (!(error instanceof through) || this.closed || now() - began >= ms) throw error;
         await sleep(pause, now() - began < alive);
       }
@@ -187,14 +190,15 @@ export class Session {
   }
 
   /** The reply to a call that waits in the server, in `ms()` milliseconds at most, and the connection that no other call had
-   *  meanwhile. What is bound to that stays until it is closed, or `rest`s. It is closed when the signal is aborted. */
+   *  meanwhile. What is bound to that stays until it is closed, or `rest`s. It is given up when the signal is aborted. */
   async block(words: () => readonly string[], ms: () => number, { signal, sent }: Blocking): Promise<{ reply: unknown; wire: Wire }> {
     if (this.closed) throw new UnavailableError('closed');
     const idle = this.#idle;
     this.#idle = undefined;
     const wire = idle ?? this.#openOwn();
     const drop = (): void => wire.reset();
-    const forget = signal && onAbort(signal, () => wire.close());
+    // What the kernel sends again later would come behind the LOCK.CANCEL, which the server forgets after a time.
+    const forget = signal && onAbort(signal, drop);
     // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. And a timer
     // keeps the process alive.
     let isOver = false;
@@ -246,7 +250,7 @@ export class Session {
     };
     const wire = this.open(ended);
     wire.ready.catch(ended);
-    this.#own.add(wire);
+    this.#own.set(wire, now());
     return wire;
   }
 
@@ -262,17 +266,21 @@ export class Session {
     if (this.#pause !== undefined && this.pause > 0) throw new Disconnected(this.#pause.why.message, { cause: this.#pause.why });
   }
 
-  /** Notes that this hold is given back behind the caller's back. */
+  /** Notes that what this owner has, or may get, is given back. */
   giveBack(name: string, owner: string, work: Promise<unknown>): void {
     const over = work.catch(() => undefined).finally(() => this.#giving.delete(over));
     this.#giving.set(over, JSON.stringify([name, owner]));
   }
 
-  /** Whether nothing of that owner is given back any more. Waits for that, so many milliseconds at most: a release goes by the
-   *  owner's name, and would give back the next hold, too. */
-  async givenBack(name: string, owner: string, ms: number): Promise<boolean> {
+  /** What of that owner is being given back: by its name, and so the next hold would be, too. */
+  givingBack(name: string, owner: string): Promise<unknown>[] {
     const mine = JSON.stringify([name, owner]);
-    const pending = [...this.#giving].filter(([, whose]) => whose === mine).map(([over]) => over);
+    return [...this.#giving].filter(([, whose]) => whose === mine).map(([over]) => over);
+  }
+
+  /** Whether nothing of that owner is given back any more. Waits for that, so many milliseconds at most. */
+  async givenBack(name: string, owner: string, ms: number): Promise<boolean> {
+    const pending = this.givingBack(name, owner);
     if (pending.length === 0) return true;
     let timer: NodeJS.Timeout | undefined;
     const late = new Promise<boolean>((resolve) => {
@@ -284,7 +292,7 @@ export class Session {
   /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
   close(): void {
     this.closed = true;
-    for (const wire of [...this.#wires.values(), ...this.#own]) wire.close();
+    for (const wire of [...this.#wires.values(), ...this.#own.keys()]) wire.close();
     this.#ring();
   }
 
@@ -311,22 +319,40 @@ export class Session {
 
   async #answer<T>(wire: Wire, patience: number, work: () => Promise<T>, guarded = false): Promise<T> {
     const silent = SILENT();
+    const began = now();
     let isOver = false;
     const send = (): Promise<T> => {
       // Who has waited long enough for the connection says nothing on it.
       if (isOver) throw silent;
       return work();
     };
+    const reply = wire.ready.then(send);
     try {
-      return await inTime(wire.ready.then(send), Math.min(patience, this.patience), silent);
+      return await inTime(reply, Math.min(patience, this.patience), silent);
     } catch (cause) {
       const error = errorOf(cause, guarded);
       this.#restAfter(error);
-      // The next connection may lead to another server. Who has less patience than the session says nothing about the server.
-      if (error instanceof Disconnected && (error !== silent || patience >= this.patience)) this.#giveUp(wire);
+      if (error === silent) void this.#endOfPatience(wire, reply, began, this.patience - patience);
+      // The next connection may lead to another server.
+      else if (error instanceof Disconnected) this.#giveUp(wire);
       throw error;
     } finally {
       isOver = true;
+    }
+  }
+
+  /** Who has less patience than the session says nothing about the server. But what was said is on its way until the connection
+   *  is given up: so it is, whether anybody waits for that or not. */
+  async #endOfPatience(wire: Wire, reply: Promise<unknown>, began: number, left: number): Promise<void> {
+    const late = SILENT();
+    const isOther = (error: unknown): boolean => error !== late;
+    if (left > 0 && (await inTime(reply, left, late, false).then(() => true, isOther))) return;
+    this.#giveUp(wire);
+    // Those of waits may have died with this one, and a question on the next says nothing about them.
+    for (const [own, made] of this.#own) {
+      if (made > began) continue;
+      if (own === this.#idle) this.#idle = undefined;
+      own.reset();
     }
   }
 

@@ -4,6 +4,7 @@
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
+import diagnostics from 'node:diagnostics_channel';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import { afterEach, beforeEach, describe, test } from 'node:test';
@@ -105,6 +106,46 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       assert.ok(await server.isEmpty('k', 'written'));
     });
 
+    test('who waits by a name waits for what is given back by it, also while that is tried by `release`', async () => {
+      for (const isReleased of [false, true]) {
+        const before = await server.calls('lock.release');
+        const old = await locks.acquire('k', { owner: 'me', lease: 1000, keep: true });
+        const wait = () => locks.acquire('k', { owner: 'me', lease: 60_000, wait: 20_000 });
+        const waits = isReleased ? [] : [wait()];
+        await until(async () => (await server.waiters('k')) === waits.length);
+        await server.writes(false);
+        const release = isReleased ? old.release().catch(({ kind }) => assert.equal(kind, 'lost')) : undefined;
+        if (isReleased) waits.push(wait());
+        await until(() => old.signal.aborted);
+        await until(() => server.holders('k').then((count) => count === 0));
+        await server.writes(true);
+        const hold = await waits[0];
+        await until(async () => (await server.calls('lock.release')) > before);
+        await hold.guard('PING');
+        await release;
+        await hold.release();
+      }
+    });
+
+    test('who uses a name again waits for the undoing of its last acquire', async () => {
+      assert.equal(await server.admin.call('LOCK.ACQUIRE', 'k', 'somebody', 'PX', '60000'), 1);
+      const abort = new AbortController();
+      const wait = locks.acquire('k', { owner: 'me', signal: abort.signal });
+      await until(async () => (await server.waiters('k')) === 1);
+      await server.writes(false);
+      abort.abort();
+      await assert.rejects(wait, { kind: 'cancelled' });
+      proxy.heard = '';
+      await assert.rejects(locks.acquire('k', { owner: 'me', wait: 100 }), { kind: 'unavailable', message: /given back/ });
+      await assert.rejects(locks.attach('k', 'me', { signal: AbortSignal.timeout(100) }), { kind: 'cancelled' });
+      assert.deepEqual([...proxy.said('LOCK.ACQUIRE'), ...proxy.said('LOCK.RENEW')], []);
+      const again = locks.acquire('k', { owner: 'me' });
+      await server.writes(true);
+      await until(async () => (await server.waiters('k')) === 1 && proxy.said('LOCK.ACQUIRE').length > 0);
+      await server.admin.call('LOCK.RELEASE', 'k', 'somebody');
+      await (await again).release();
+    });
+
     test('who lost a lock does not give back the next of its name', async () => {
       for (const keep of [false, true]) {
         const old = await locks.acquire('k', { owner: 'me', lease: 200, keep });
@@ -162,6 +203,40 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       proxy.delay(false);
       await handingOver;
       assert.equal(hold.signal.aborted, false);
+    });
+
+    test('what is lost during a hand-over is lost, and told', async () => {
+      const heard = [];
+      const listener = ({ event, outcome }) => event === 'held' && heard.push(outcome);
+      diagnostics.subscribe('redis-lock', listener);
+      try {
+        const hold = await locks.acquire('k', { lease: 60_000 });
+        proxy.delay(true);
+        const both = Promise.allSettled([hold.extend(30_000), hold.handOver()]);
+        await assert.rejects(hold.extend(30_000), { kind: 'unavailable', message: /handed over/ });
+        await server.admin.call('LOCK.BREAK', 'k');
+        proxy.delay(false);
+        assert.deepEqual((await both).map(({ reason }) => reason?.kind), ['lost', 'lost']);
+        assert.deepEqual([hold.signal.aborted, heard], [true, ['lost']]);
+      } finally {
+        diagnostics.unsubscribe('redis-lock', listener);
+      }
+    });
+
+    test('who extends or hands over waits no longer than what is left of the lease', async () => {
+      const hold = await locks.acquire('k', { lease: 600 });
+      proxy.freezeWhatIsThere();
+      const both = Promise.allSettled([hold.extend(60_000), hold.handOver()]);
+      await until(() => hold.signal.aborted);
+      const kinds = await Promise.race([both.then((all) => all.map(({ reason }) => reason?.kind)), sleep(3000, 'both hang')]);
+      assert.deepEqual(kinds, ['lost', 'lost']);
+    });
+
+    test('what is not renewed any more is told as lost when its connection ends', async () => {
+      const hold = await locks.acquire('k', { lease: 60_000, keep: true, maxHold: 200 });
+      await sleep(300);
+      await server.admin.client('KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+      await until(() => hold.signal.aborted);
     });
 
     test('nobody waits much longer than the own time for a server that is silent', async () => {

@@ -21,6 +21,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     afterEach(async () => {
+      server.process.kill('SIGCONT');
       await locks.close();
       await impatient.close();
       library.end(client);
@@ -32,7 +33,7 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     const free = (key) => server.admin.call('LOCK.RELEASE', key, 'somebody');
     const may = (...rights) => server.admin.call('ACL', 'SETUSER', 'default', ...rights);
 
-    test('what is given up is reset; who closes or cancels ends in order', async () => {
+    test('what is given up or cancelled is reset; who closes ends in order', async () => {
       await taken('k');
       const abort = new AbortController();
       const cancelled = locks.acquire('k', { ownConnection: true, signal: abort.signal });
@@ -40,13 +41,14 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       abort.abort();
       await assert.rejects(cancelled, { kind: 'cancelled' });
       await until(async () => (await server.waiters('k')) === 0);
+      await until(() => proxy.resets > 0, 'the end of its connection');
       await locks.close();
       await impatient.request('other', () => undefined);
-      assert.equal(proxy.resets, 0);
+      assert.equal(proxy.resets, 1);
       proxy.freezeWhatIsThere();
       // It is sent again.
       await impatient.request('other', () => undefined);
-      assert.equal(proxy.resets, 2);
+      assert.equal(proxy.resets, 3);
       const wait = impatient.acquire('k', { ownConnection: true });
       await until(async () => (await server.waiters('k')) === 1);
       const before = proxy.resets;
@@ -93,6 +95,112 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         proxy.open();
         assert.match(String(await extension), /lost|unavailable/);
         await until(() => server.isEmpty('k'));
+      }
+    });
+
+    test('a shorter lease counts when it is sent again, too', async () => {
+      const hold = await locks.acquire('k', { lease: 60_000 });
+      const real = globalThis.setTimeout;
+      // The first pause of what is sent again.
+      globalThis.setTimeout = (work, ms, ...rest) => real(work, ms === 50 ? 2000 : ms, ...rest);
+      try {
+        proxy.cutReplyOf = '\r\n1500\r\n';
+        const shorter = hold.extend(1500).catch(({ kind }) => kind);
+        await until(() => proxy.happened === 1);
+        await hold.extend(60_000);
+        assert.ok(hold.validFor > 50_000);
+        proxy.shutsThen = true;
+        proxy.cutReplyOf = '\r\n1500\r\n';
+        await until(() => proxy.happened === 2, 'the second of the shorter ones');
+        await until(() => hold.signal.aborted, 'its end');
+        assert.equal(await shorter, 'lost');
+      } finally {
+        globalThis.setTimeout = real;
+        proxy.open();
+      }
+    });
+
+    test('an extension whose reply is lost leaves nothing', async () => {
+      for (const owner of [undefined, 'me']) {
+        const hold = await locks.acquire('k', { lease: 1000, owner });
+        proxy.shutsThen = true;
+        proxy.cutReplyOf = 'LOCK.RENEW';
+        const extension = hold.extend(60_000).catch(({ kind }) => kind);
+        await until(() => hold.signal.aborted, 'its end');
+        assert.equal(await extension, 'lost');
+        assert.equal(await server.holders('k'), 1);
+        const again = locks.acquire('k', { owner: 'me', wait: 100 });
+        await assert.rejects(again, { kind: 'unavailable', message: owner ? /given back/ : /./ });
+        proxy.open();
+        await until(() => server.isEmpty('k'), 'its end');
+        await assert.rejects(hold.release(), { kind: 'lost' });
+      }
+    });
+
+    test('a late grant is given back, or runs out, also if LOCK.CANCEL is not permitted', async () => {
+      for (const rights of [['-lock.cancel'], ['-lock.cancel', '-lock.release']]) {
+        await may(...rights);
+        await locks.query('k');
+        const before = await server.calls('lock.acquire');
+        server.process.kill('SIGSTOP');
+        await assert.rejects(locks.tryAcquire('k', { lease: 600, keep: true }), { kind: 'unavailable' });
+        server.process.kill('SIGCONT');
+        await until(async () => (await server.calls('lock.acquire')) > before);
+        await until(() => server.isEmpty('k'), 'its end');
+      }
+    });
+
+    test('a connection on which a call is too old is given up, also if nobody waits for that any more', async () => {
+      const patient = new Locks(client, { patience: 1500 });
+      try {
+        await patient.request('other', () => undefined);
+        proxy.freezeWhatIsThere();
+        await assert.rejects(patient.tryAcquire('k'), { kind: 'unavailable' });
+        await until(() => proxy.resets > 0, 'the end of its connection');
+        // The second comes a second later.
+        assert.equal(proxy.said('LOCK.CANCEL', proxy.unheard).length, 1);
+      } finally {
+        await patient.close();
+      }
+    });
+
+    test('a wait on an own connection finds that this died with that for commands', async () => {
+      const isNew = () => impatient.query('k').then(() => true, () => false);
+      const own = () => impatient.acquire('k', { lease: 60_000, ownConnection: true });
+      const inTime = (wait) => Promise.race([wait, sleep(5000).then(() => assert.fail('it hangs'))]);
+      await (await own()).release();
+      // The connection that is kept for the next wait.
+      proxy.freezeWhatIsThere();
+      await until(isNew);
+      await (await inTime(own())).release();
+      await taken('k');
+      const wait = own();
+      await until(async () => (await server.waiters('k')) === 1);
+      proxy.freezeWhatIsThere();
+      await until(isNew);
+      await free('k');
+      await (await inTime(wait)).release();
+    });
+
+    test('attach is tried again on the next connection', async () => {
+      for (const keep of [false, true]) {
+        const { owner } = await locks.acquire('k', { lease: 60_000 });
+        await impatient.request('other', () => undefined);
+        proxy.freezeWhatIsThere();
+        await (await impatient.attach('k', owner, { lease: 60_000, keep })).release();
+        assert.ok(await server.isEmpty('k'));
+      }
+    });
+
+    test('what is kept for long is renewed every ten seconds', async () => {
+      const real = globalThis.setTimeout;
+      globalThis.setTimeout = (work, ms, ...rest) => real(work, ms > 9000 && ms <= 10_000 ? 20 : ms, ...rest);
+      try {
+        const hold = await locks.acquire('k', { lease: 3_600_000, keep: true });
+        await until(() => proxy.said('LOCK.RENEW').length > 1, 'renewals');
+        await hold.release();
+      } finally {
+        globalThis.setTimeout = real;
       }
     });
 

@@ -132,6 +132,8 @@ export class Proxy {
   resets = 0;
   /** What clients have said. */
   heard = '';
+  /** What of that was said on connections that are frozen. */
+  unheard = '';
   /** Whether new connections wait for `open` from then on. */
   shutsThen = false;
   #isShut = false;
@@ -161,6 +163,7 @@ export class Proxy {
     near.on('data', (data) => {
       this.heard += data;
       pair.isForMessages ||= /subscribe/i.test(data);
+      if (pair.isFrozen) this.unheard += data;
       if (this.frozen || pair.isFrozen) return;
       if (this.cutReplyOf !== undefined && data.includes(this.cutReplyOf)) {
         this.cutReplyOf = undefined;
@@ -181,8 +184,8 @@ export class Proxy {
   }
 
   /** The words of each call of a command, since `heard` was emptied. */
-  said(command) {
-    const lines = this.heard.replaceAll(/\r\n\$\d+\r\n/g, ' ').split('\r\n');
+  said(command, heard = this.heard) {
+    const lines = heard.replaceAll(/\r\n\$\d+\r\n/g, ' ').split('\r\n');
     return lines.map((line) => line.split(' ').slice(1)).filter(([word]) => word === command);
   }
 
