@@ -118,8 +118,10 @@ export class Session {
   /** What is being given back, by name and owner. */
   readonly #giving = new Map<Promise<unknown>, string>();
   readonly #wires = new Map<'commands' | 'messages', Wire>();
-  /** Each carries one call that waits in the server; or waits for the next such call itself. And when it was made. */
-  readonly #own = new Map<Wire, number>();
+  /** Each carries one call that waits in the server; or waits for the next such call itself. */
+  readonly #own = new Set<Wire>();
+  /** When each connection was made. */
+  readonly #made = new WeakMap<Wire, number>();
   #idle: Wire | undefined;
   /** Why no connection is made until when, and how long that pause is. */
   #pause: { length: number; until: number; why: Elsewhere } | undefined;
@@ -193,21 +195,25 @@ export class Session {
    *  meanwhile. What is bound to that stays until it is closed, or `rest`s. It is given up when the signal is aborted. */
   async block(words: () => readonly string[], ms: () => number, { signal, sent }: Blocking): Promise<{ reply: unknown; wire: Wire }> {
     if (this.closed) throw new UnavailableError('closed');
-    const idle = this.#idle;
+    let idle = this.#idle;
     this.#idle = undefined;
+    if (idle !== undefined && this.#isOlder(idle)) {
+      idle.close();
+      idle = undefined;
+    }
     const wire = idle ?? this.#openOwn();
     const drop = (): void => wire.reset();
     // What the kernel sends again later would come behind the LOCK.CANCEL, which the server forgets after a time.
     const forget = signal && onAbort(signal, drop);
-    // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. And a timer
-    // keeps the process alive.
+    // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one; an answer
+    // on one that was made later says nothing, as it may lead to another server. And a timer keeps the process alive.
     let isOver = false;
     const giveUp = (error: unknown): void => {
       // One that is too many is told so: somebody is there.
       if (error instanceof Disconnected && !error.message.includes(FULL) && !isOver) drop();
     };
     // While no connection may be made, nobody can be asked.
-    const look = (): unknown => this.pause > 0 || this.call(['PING']).catch(giveUp);
+    const look = (): unknown => this.pause > 0 || this.call(['PING']).then(() => isOver || !this.#isOlder(wire) || drop(), giveUp);
     const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
     // What came while the process was busy is read first.
     const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(() => isOver || drop()), time);
@@ -250,8 +256,15 @@ export class Session {
     };
     const wire = this.open(ended);
     wire.ready.catch(ended);
-    this.#own.set(wire, now());
+    this.#own.add(wire);
+    this.#made.set(wire, now());
     return wire;
+  }
+
+  /** Whether it is older than the connection for commands. */
+  #isOlder(own: Wire): boolean {
+    const link = this.link;
+    return link !== undefined && (this.#made.get(own) ?? 0) < (this.#made.get(link) ?? 0);
   }
 
   /** Who asks at once where another server has the locks does so with a storm of connections. */
@@ -292,7 +305,7 @@ export class Session {
   /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
   close(): void {
     this.closed = true;
-    for (const wire of [...this.#wires.values(), ...this.#own.keys()]) wire.close();
+    for (const wire of [...this.#wires.values(), ...this.#own]) wire.close();
     this.#ring();
   }
 
@@ -314,6 +327,7 @@ export class Session {
     const wire = this.open(ended, which === 'messages' ? { channel: `lock:inbox:${this.inbox}`, told } : undefined);
     wire.ready.catch(ended);
     this.#wires.set(which, wire);
+    this.#made.set(wire, now());
     return wire;
   }
 
@@ -349,8 +363,8 @@ export class Session {
     if (left > 0 && (await inTime(reply, left, late, false).then(() => true, isOther))) return;
     this.#giveUp(wire);
     // Those of waits may have died with this one, and a question on the next says nothing about them.
-    for (const [own, made] of this.#own) {
-      if (made > began) continue;
+    for (const own of this.#own) {
+      if ((this.#made.get(own) ?? 0) > began) continue;
       if (own === this.#idle) this.#idle = undefined;
       own.reset();
     }

@@ -182,6 +182,16 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await (await inTime(wait)).release();
     });
 
+    test('an answer on a younger connection says nothing about that of a wait', async () => {
+      await taken('k');
+      const wait = impatient.acquire('k', { lease: 60_000, ownConnection: true });
+      await until(async () => (await server.waiters('k')) === 1);
+      // The first question of this wait makes the connection for commands.
+      proxy.freezeWhatIsThere();
+      await free('k');
+      await (await wait).release();
+    });
+
     test('attach is tried again on the next connection', async () => {
       for (const keep of [false, true]) {
         const { owner } = await locks.acquire('k', { lease: 60_000 });
