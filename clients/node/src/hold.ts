@@ -166,7 +166,7 @@ export class Hold {
     this.#until = renewed + this.#lease;
     this.#token = token;
     this.#link ??= wire;
-    this.#session.holds.add(this.#bell);
+    this.#session.holds.set(this.#bell, this);
     // Its connection may have broken just now.
     if (!this.#isBound) this.#bell.ring();
     void this.#watch();

@@ -321,9 +321,10 @@ export class Locks {
       const alive = error instanceof Disconnected ? session.patience : lease;
       return session.insist(words, GIVE_BACK_FOR, { through: UnavailableError, most: SOON, alive });
     };
-    // Not permitted: a wait ends with its connection, but what was granted is to be given back.
+    // Not permitted: a wait ends with its connection, but what was granted is to be given back. That goes by the owner, so it must
+    // have nothing else.
     const last = (error: unknown): void => {
-      if (!(error instanceof MisuseError)) return;
+      if (!(error instanceof MisuseError) || session.has(hold.name, hold.owner)) return;
       hold.asked(now());
       hold.leave();
     };

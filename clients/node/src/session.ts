@@ -112,8 +112,8 @@ export class Session {
   readonly inbox = `inbox-${randomUUID()}`;
   /** Who waits, by the id of its request: a message rings. */
   readonly waits = new Map<string, Bell>();
-  /** What is held. A connection that breaks rings, here and there. */
-  readonly holds = new Set<Bell>();
+  /** What is held, and by whom. A connection that breaks rings, here and there. */
+  readonly holds = new Map<Bell, { readonly name: string; readonly owner: string }>();
   closed = false;
   /** What is being given back, by name and owner. */
   readonly #giving = new Map<Promise<unknown>, string>();
@@ -291,6 +291,11 @@ export class Session {
     return [...this.#giving].filter(([, whose]) => whose === mine).map(([over]) => over);
   }
 
+  /** Whether that owner has the lock by a call of this session. */
+  has(name: string, owner: string): boolean {
+    return [...this.holds.values()].some((hold) => hold.name === name && hold.owner === owner);
+  }
+
   /** Whether nothing of that owner is given back any more. Waits for that, so many milliseconds at most. */
   async givenBack(name: string, owner: string, ms: number): Promise<boolean> {
     const pending = this.givingBack(name, owner);
@@ -377,6 +382,6 @@ export class Session {
   }
 
   #ring(): void {
-    for (const bell of [...this.waits.values(), ...this.holds]) bell.ring();
+    for (const bell of [...this.waits.values(), ...this.holds.keys()]) bell.ring();
   }
 }

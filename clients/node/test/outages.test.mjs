@@ -150,6 +150,16 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('who may not cancel gives back nothing that its owner has by another call', async () => {
+      await may('-lock.cancel');
+      const hold = await locks.acquire('k', { lease: 60_000, owner: 'me' });
+      await assert.rejects(locks.acquire('k', { owner: 'me', wait: 50 }), { kind: 'timed out' });
+      // What is sent now comes behind what would give it back.
+      await locks.query('k');
+      assert.equal(await server.calls('lock.release'), 0);
+      await hold.release();
+    });
+
     test('a connection on which a call is too old is given up, also if nobody waits for that any more', async () => {
       const patient = new Locks(client, { patience: 1500 });
       try {
