@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from socket import AF_UNIX, SO_KEEPALIVE, SO_LINGER, SOL_SOCKET
-from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, NamedTuple, Optional, Set, Tuple, Type
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -124,7 +124,14 @@ class Link:
     def __init__(self, connection: Any, on_message: Optional[Callable[[Any], None]]) -> None:
         self._connection, self._on_message = connection, on_message
         self.on_end: Callable[[], None] = lambda: None
-        self._replies: Deque["asyncio.Future[Any]"] = deque()
+        # With the time at which each was asked for.
+        self._replies: Deque[Tuple["asyncio.Future[Any]", float]] = deque()
+        # For so long it may be silent, if there is a limit.
+        self._patience = float("inf")
+        self._on_silence: Callable[[], None] = self.break_off
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._suspect: Optional["asyncio.Future[Any]"] = None
+        self.made = float("-inf")
         self._socket: Any = None
         self.open = True
         self.descriptor: Optional[int] = None
@@ -147,7 +154,30 @@ class Link:
                 if hasattr(sockets, name):
                     socket.setsockopt(sockets.IPPROTO_TCP, getattr(sockets, name), value)
         _links.add(self)
+        self.made = time.monotonic()
         self._reader = asyncio.ensure_future(self._read())
+
+    def limit(self, patience: float, on_silence: Callable[[], None]) -> None:
+        """Calls on silence when a call was not answered for so long, whether anybody still waits for the reply or not."""
+        self._patience, self._on_silence = patience, on_silence
+
+    def unanswered_since(self) -> float:
+        return self._replies[0][1] if self._replies else float("inf")
+
+    def _expect(self) -> None:
+        if self._timer is None and self._replies and self._patience < float("inf"):
+            again = TRY_AGAIN if self._suspect is self._replies[0][0] else 0.0
+            left = self.unanswered_since() + self._patience - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(max(again, left), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.unanswered_since() + self._patience <= time.monotonic():
+            if self._suspect is self._replies[0][0]:
+                return self._on_silence()
+            # In a loop that was busy, what has come is read first.
+            self._suspect = self._replies[0][0]
+        self._expect()
 
     def send(self, *words: Any) -> "asyncio.Future[Any]":
         """The reply, when it comes. Nothing waits until the socket takes the words: who is silent is given up."""
@@ -159,7 +189,7 @@ class Link:
             raise Disconnected("the connection is lost")
         writer = self._connection._writer
         reply: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
-        self._replies.append(reply)
+        self._replies.append((reply, time.monotonic()))
         # Not by redis-py's own call: that makes a new connection if this one has just been broken off, and nobody would know.
         try:
             if writer.transport.is_closing():
@@ -169,6 +199,7 @@ class Link:
             # Event loops say in many ways that a transport has ended.
             self.break_off()
             raise Disconnected("the connection is lost") from error
+        self._expect()
         return reply
 
     async def _read(self) -> None:
@@ -182,7 +213,7 @@ class Link:
                 if self._on_message is not None and isinstance(result, list) and text(result[0]) == "message":
                     self._on_message(text(result[2]))
                     continue
-                reply = self._replies.popleft()
+                reply, _ = self._replies.popleft()
                 if reply.done():
                     continue
                 if isinstance(result, ResponseError):
@@ -208,7 +239,9 @@ class Link:
                 self._socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.descriptor = None
         _links.discard(self)
-        for reply in self._replies:
+        if self._timer is not None:
+            self._timer.cancel()
+        for reply, _ in self._replies:
             if not reply.done():
                 reply.set_exception(Disconnected(why))
                 reply.exception()  # Nobody may be left to look at it.
@@ -225,6 +258,14 @@ class Link:
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._connection.disconnect(nowait=True)
+
+
+# How a call is sent on a connection: made into words only then, as much may change before there is one.
+Send = Callable[[Link], "asyncio.Future[Any]"]
+
+
+def say(*words: Any) -> Send:
+    return lambda link: link.send(*words)
 
 
 def _link_of(made: "asyncio.Task[Link]") -> Optional[Link]:
@@ -246,12 +287,10 @@ class Session:
         # Whom it concerns that a connection broke: the holds that are bound to it.
         self.holds: Set[asyncio.Event] = set()
         self.tasks: Set["asyncio.Task[None]"] = set()
-        # Whose hold of what is being given back behind the caller's back.
-        self._giving: Dict["asyncio.Task[None]", Tuple[Set[str], str]] = {}
+        # Whose hold of what is being given back, or whose wait is taken back.
+        self._giving: Dict["asyncio.Future[None]", Tuple[Set[str], str]] = {}
         # Of commands and of messages, each made by a task that all wait for who need it.
         self._made: Dict[str, "asyncio.Task[Link]"] = {}
-        # When that for commands has ended, and with it what is bound to it.
-        self.unbound = float("-inf")
         # For waits that have a connection of their own: those that wait, and one that is kept for the next.
         self._own: Set[Link] = set()
         self._idle: Optional[Link] = None
@@ -375,15 +414,22 @@ class Session:
         if event is not None:
             event.set()
 
-    def _ended(self) -> None:
-        self.unbound = time.monotonic()
-        self._wake()
+    def _silent(self, link: Link) -> None:
+        """Nobody answers there. So waits on connections that are older than the silence are given up, too: the next connection
+        tells nothing of them."""
+        since = link.unanswered_since()
+        for one in (link, *self._own):
+            if one is link or one.made < since:
+                one.break_off(why="the server does not answer")
 
     async def _commands(self) -> Link:
-        return await self._open(None, self._ended, self.patience)
+        link = await self._open(None, self._wake, self.patience)
+        link.limit(self.patience, lambda: self._silent(link))
+        return link
 
     async def _messages(self) -> Link:
         link = await self._open(self._told, self._wake, self.patience)
+        link.limit(self.patience, link.break_off)
         try:
             await within(link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}"), self.patience)
         except BaseException as error:
@@ -417,16 +463,16 @@ class Session:
         except (LockError, ResponseError):
             pass
 
-    async def call(
-        self, *words: Any, patience: Optional[float] = None, said: Callable[[], None] = lambda: None
-    ) -> Any:
-        """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most. Who has something to
-        take back is told when it is `said`."""
+    async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
+        return await self.ask(say(*words), patience)
+
+    async def ask(self, send: Send, patience: Optional[float] = None, foreign: bool = False) -> Any:
+        """The reply. `Disconnected` if there is none in `patience` seconds: the session's own is the most. A foreign command has
+        errors of its own."""
         most = self.patience if patience is None else min(patience, self.patience)
         deadline = time.monotonic() + most
         link = await self._shared("commands", self._commands, most)
-        sent, reply = time.monotonic(), link.send(*words)
-        said()
+        sent, reply = time.monotonic(), send(link)
         try:
             result = await within(reply, deadline - time.monotonic())
             self._elsewhere = 0
@@ -434,12 +480,11 @@ class Session:
         except asyncio.TimeoutError:
             if most >= self.patience and time.monotonic() - sent >= min(SOON, self.patience):
                 # A server that has vanished: the next call tries a new connection.
-                link.break_off()
+                self._silent(link)
             raise Disconnected("the server does not answer") from None
         except ResponseError as error:
             ours = of(error)
-            # What a guarded command says is its own word.
-            if isinstance(ours, Disconnected) and words[0] != "LOCK.GUARD":
+            if isinstance(ours, Disconnected) and not foreign:
                 self._was_elsewhere()
                 for made in map(_link_of, self._made.values()):
                     if made is not None:
@@ -474,9 +519,9 @@ class Session:
             return reply.decode(settings.get("encoding", "utf-8"), settings.get("encoding_errors", "strict"))
         return reply
 
-    async def block(self, words: Callable[[], Sequence[Any]], deadline: Optional[float]) -> Tuple[Any, Link]:
+    async def block(self, send: Send, deadline: Optional[float]) -> Tuple[Any, Link]:
         """The reply to a call that waits in the server, until then or without limit, and the connection that no other call has
-        meanwhile: it is to be broken off, or to `rest`. What the call says is asked when it is sent."""
+        meanwhile: it is to be broken off, or to `rest`."""
         if self.closed:
             raise Unavailable("closed")
         link, self._idle = self._idle, None
@@ -491,7 +536,7 @@ class Session:
         try:
             if self.closed:
                 raise Unavailable("closed")
-            reply = link.send(*words())
+            reply = send(link)
             result = await within(reply, None if deadline is None else deadline - time.monotonic() + SOON)
             self._elsewhere = 0
             return result, link
@@ -507,8 +552,7 @@ class Session:
                 self.rest(link)
             raise ours from error
         except BaseException as error:
-            # Who cancels wants the server to hear of it.
-            link.break_off(reset=not isinstance(error, asyncio.CancelledError))
+            link.break_off()
             if isinstance(error, asyncio.TimeoutError):
                 raise Disconnected("the server does not answer") from None
             raise
@@ -540,20 +584,15 @@ class Session:
             except LockError:
                 pass
 
-    async def insist(self, seconds: float, *words: Any, through: Type[Unavailable] = Disconnected) -> Any:
+    async def insist(
+        self, seconds: float, send: Send, through: Type[Unavailable] = Disconnected, patience: Optional[float] = None
+    ) -> Any:
         """A call that may be sent twice, and is, for so long, when its connection breaks; through `Unavailable` also when the
         server can do nothing now."""
-        return (await self.insist_since(seconds, lambda: words, through))[0]
-
-    async def insist_since(
-        self, seconds: float, words: Callable[[], Sequence[Any]], through: Type[Unavailable] = Disconnected
-    ) -> Tuple[Any, float]:
-        """The same, with words that are made each time, and the time at which the call was sent that has been answered."""
         deadline, pause = time.monotonic() + seconds, TRY_AGAIN
         while True:
-            sent = time.monotonic()
             try:
-                return await self.call(*words()), sent
+                return await self.ask(send, max(SOON, deadline - time.monotonic()) if seconds > 0 else patience)
             except through:
                 if self.closed or time.monotonic() >= deadline:
                     raise
@@ -573,15 +612,23 @@ class Session:
 
     def give_back(self, keys: Iterable[Any], owner: Any, work: Coroutine[Any, Any, None]) -> None:
         """The same, so that `given_back` knows of it."""
-        task = self.later(work)
-        self._giving[task] = {text(key) for key in keys}, text(owner)
-        task.add_done_callback(self._giving.pop)
+        self.gives_back(keys, owner, self.later(work))
+
+    def gives_back(self, keys: Iterable[Any], owner: Any, over: "asyncio.Future[None]") -> None:
+        """Until that is over."""
+        self._giving[over] = {text(key) for key in keys}, text(owner)
+        over.add_done_callback(self._giving.pop)
+
+    def giving(self, keys: Iterable[Any], owner: Any) -> Set["asyncio.Future[None]"]:
+        """What is being given back of that owner."""
+        names = {text(key) for key in keys}
+        giving = self._giving.items()
+        return {over for over, (held, of) in giving if of == text(owner) and held & names and not over.done()}
 
     async def given_back(self, keys: Iterable[Any], owner: Any, seconds: float) -> bool:
         """Whether nothing of that owner is being given back any more; waits so long for it."""
-        names = {text(key) for key in keys}
-        tasks = {task for task, (held, of) in self._giving.items() if of == text(owner) and held & names}
-        return not tasks or not (await asyncio.wait(tasks, timeout=seconds))[1]
+        giving = self.giving(keys, owner)
+        return not giving or not (await asyncio.wait(giving, timeout=seconds))[1]
 
     async def close(self) -> None:
         """Drops the connections: the server ends the waits, and the holds that are bound to them."""

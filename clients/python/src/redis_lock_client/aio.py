@@ -9,12 +9,13 @@ import os
 import socket
 import time
 import uuid
+from contextlib import suppress
 from typing import Any, Coroutine, Dict, List, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 import redis.asyncio
 
 from ._place import Place, place_of
-from ._session import SOON, TRY_AGAIN, TRY_RARELY, Listener, Session, text, told_within
+from ._session import SOON, TRY_AGAIN, TRY_RARELY, Link, Listener, Session, say, text, told_within
 from .errors import Busy, LockError, Lost, Misuse, Passing, TimedOut, Unavailable
 
 T = TypeVar("T")
@@ -26,9 +27,13 @@ Owner = Union[str, bytes]
 # A message may be lost. Who waits asks again so often (in seconds), and keeps its place.
 ASK_AGAIN = 3.0
 
-# To give a lock back is tried for so long (in seconds) behind the back of who could not, and before his eyes.
+# To give a lock back is tried for so long (in seconds) behind the back of who could not. Before his eyes, nothing takes longer
+# than the other.
 TRY_FOR = 600.0
 BLOCKS_FOR = 30.0
+
+# What is kept is renewed so often (in seconds) at least: a connection that is idle for long is ended by many.
+RENEW_AGAIN = 10.0
 
 
 class Hold:
@@ -45,10 +50,11 @@ class Hold:
         self._release_id = str(uuid.uuid4())
         self._lease = lock.lease
         self._granted = self._until = 0.0
-        # When that call was sent which has bound it to its connection.
-        self._bound = float("-inf")
-        # When a shorter lease was asked for.
-        self._shortened = float("-inf")
+        # The end of the lease that each call sets, by the time at which it was sent: from the last that was confirmed on. The
+        # server has one of these.
+        self._ends_at: Dict[float, float] = {}
+        # What is kept is bound to this connection.
+        self._link: Optional[Link] = None
         # Whether the server may know of it.
         self._said = False
         self._watch: Optional["asyncio.Task[None]"] = None
@@ -56,8 +62,9 @@ class Hold:
         # To give it back has failed: nothing renews it.
         self._left = self._handing = False
         self._releasing = 0
-        # Calls that are on their way.
-        self._renewals: Set["asyncio.Future[None]"] = set()
+        # Replies to calls that are on their way, whoever still waits for them; and the last, with its connection.
+        self._renewals: Set["asyncio.Future[Any]"] = set()
+        self._last: Optional[Tuple["asyncio.Future[Any]", Link]] = None
 
     def valid_for(self) -> float:
         """Seconds for which nobody else can have the lock, whatever the network does. What is kept ends with its connection: as
@@ -70,12 +77,14 @@ class Hold:
         """Sets the lease anew, in seconds, from now on. `Lost` if there is nothing to extend."""
         lease = self._lease if lease is None else _seconds("lease", lease)
         self._still_held()
-        now = time.monotonic()
-        if now + lease < self._until:
-            # The server may set it, and the reply get lost.
-            self._shortened, self._until, self._lease = now, now + lease, min(self._lease, lease)
-            self._wake.set()
-        await self._renew(lease)
+        try:
+            await self._renew(lease, self._time_left() if self._watch is not None else 0.0)
+        except Unavailable:
+            self._still_held()
+            raise
+        if self.lost.is_set():
+            # The reply came later than the loss by the own clock.
+            raise self._ended()
         self._lease = lease
         self._wake.set()
 
@@ -87,7 +96,7 @@ class Hold:
             # Another hold may have its owner's name meanwhile.
             raise Lost(f"{text(self.key)}: it is not held any more")
         try:
-            reply = await self._session.call("LOCK.GUARD", self.key, "OWNER", self.owner, *command)
+            reply = await self._session.ask(say("LOCK.GUARD", self.key, "OWNER", self.owner, *command), foreign=True)
         except Lost:
             await self._look()
             raise
@@ -96,20 +105,20 @@ class Hold:
     async def _look(self) -> None:
         """That it is lost may be the word of a script of the user's, of another lock. A renewal knows."""
         left = self._until - time.monotonic()
-        if self.released or self._left or self._handing:
+        if self.released or self._releasing or self._left or self._handing:
             return
         if left <= 0:
-            return self._was_lost()
-        try:
-            await self._renew(self._lease if self._keeps() else left, self._session.patience)
-        except LockError:
-            pass
+            return self._run_out()
+        with suppress(LockError):
+            await self._renew(self._lease if self._keeps() else left)
 
     async def release(self) -> None:
         """Gives the lock back. If that fails, it may be called again, and counts once. `Lost` if it was lost before."""
         # What is lost is given back already, if it must be, and another hold may have the same owner by now.
         if not self.released and not (self.lost.is_set() and (self._named or self._left)):
             self._releasing += 1
+            over: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+            self._session.gives_back(self._lock.keys, self.owner, over)
             try:
                 await self._give_back(0.0 if self.lost.is_set() else min(self._lease, BLOCKS_FOR))
             except asyncio.CancelledError:
@@ -121,10 +130,11 @@ class Hold:
                     raise
             finally:
                 self._releasing -= 1
+                over.set_result(None)
             self._end("released")
         if self.lost.is_set():
             await self._session.given_back(self._lock.keys, self.owner, SOON)
-            raise Lost(f"{text(self.key)}: the hold ended before it was given back")
+            raise self._ended()
 
     async def hand_over(self) -> Owner:
         """It is the affair of another process from now on, which calls `attach` with the owner that this returns. What is kept
@@ -133,8 +143,12 @@ class Hold:
         self._handing = True
         try:
             if self._renewals:
-                # One that is on its way would bind it here again.
-                await asyncio.wait(set(self._renewals))
+                # One that is on its way would bind it here again, or set another lease.
+                _, late = await asyncio.wait(set(self._renewals), timeout=self._time_left())
+                if late and self._until > time.monotonic():
+                    raise Unavailable(f"{text(self.key)}: the server does not answer")
+                if late and not self.lost.is_set():
+                    self._run_out()
         finally:
             self._handing = False
             self._wake.set()
@@ -146,10 +160,17 @@ class Hold:
         if self.lost.is_set() or self.released or self._left or self._releasing or self._handing:
             raise Lost(f"{text(self.key)}: it is not held any more")
 
+    def _ended(self) -> Lost:
+        return Lost(f"{text(self.key)}: the hold ended before it was given back")
+
+    def _time_left(self) -> float:
+        """For so long a call may keep its caller waiting."""
+        return max(SOON, min(BLOCKS_FOR, self._until - time.monotonic()))
+
     async def _give_back(self, seconds: float) -> None:
         try:
             words = self._lock._release(self.owner, self._release_id)
-            await self._session.insist(seconds, *words, through=Unavailable)
+            await self._session.insist(seconds, say(*words), through=Unavailable)
         except Lost:
             if self._left:
                 await self._give_back_rest()
@@ -164,7 +185,7 @@ class Hold:
 
     async def _go_on(self) -> None:
         """Gives it back behind the caller's back. Who may not may have it run out; or may again later."""
-        end, pause = time.monotonic() + TRY_FOR if self._lock.keep else self._until, TRY_AGAIN
+        end, pause = time.monotonic() + TRY_FOR if self._lock.keep else self._latest(), TRY_AGAIN
         while not self._session.closed:
             try:
                 return await self._give_back(0.0)
@@ -191,10 +212,8 @@ class Hold:
         """Nobody may call `release` again."""
 
         async def leave() -> None:
-            try:
+            with suppress(LockError):
                 await work
-            except LockError:
-                pass
 
         if self._left:
             return work.close()
@@ -214,8 +233,8 @@ class Hold:
             self._lose()
 
     def _run_out(self) -> None:
-        """By the own clock. The server may have it yet, and renew it for ever."""
-        if self._lock.keep and not self._left and not self._handing:
+        """By the own clock. The server may have it yet, and renew it for ever; or by an extension whose reply was lost."""
+        if self._lock.keep or self._latest() > time.monotonic():
             self._leave(self._go_on())
         self._lose()
 
@@ -228,11 +247,11 @@ class Hold:
 
     async def _give_back_rest(self) -> None:
         """Those of several locks that were not lost."""
-        seconds = TRY_FOR if self._lock.keep else max(0.0, self._until - time.monotonic())
+        seconds = TRY_FOR if self._lock.keep else max(0.0, self._latest() - time.monotonic())
         calls = self._lock._rest(self.owner, self._release_id)
         # Lost, too; or it ends with its lease.
         await asyncio.gather(
-            *(self._session.insist(seconds, *words, through=Unavailable) for words in calls), return_exceptions=True
+            *(self._session.insist(seconds, say(*words), through=Unavailable) for words in calls), return_exceptions=True
         )
 
     def _tell(self, outcome: str) -> None:
@@ -241,51 +260,83 @@ class Hold:
             self._session.holds.discard(self._wake)
             self._session.tell(self._lock.label, "held", outcome, time.monotonic() - self._granted)
 
-    async def _renew(self, lease: float, patience: Optional[float] = None) -> None:
-        started = time.monotonic()
-        binds = False
-
-        def words() -> List[Any]:
-            # One that comes late, from whatever is between, must not bind it to a connection that has ended.
-            nonlocal binds
-            binds = not self._is_bound()
-            return self._lock._renewal(self.owner, lease, time.monotonic() - self._granted if binds else None)
-
-        renewal: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
-        self._renewals.add(renewal)
+    async def _renew(self, lease: float, seconds: float = 0.0, patience: Optional[float] = None) -> None:
         try:
-            if patience is None:
-                _, sent = await self._session.insist_since(max(0.0, self._until - started), words)
-            else:
-                sent = started
-                await self._session.call(*words(), patience=patience)
+            await self._confirm(lease, seconds, patience)
         except Lost:
             self._was_lost()
             raise
-        finally:
-            self._renewals.discard(renewal)
-            renewal.set_result(None)
-        # What was sent before a shorter lease says nothing of the time after that.
-        self._until = min(self._until, sent + lease) if sent < self._shortened else sent + lease
-        if binds:
-            self._bound = sent
+
+    async def _confirm(self, lease: float, seconds: float = 0.0, patience: Optional[float] = None) -> float:
+        """Sets the lease anew, and binds what is not bound. Returns when that was sent."""
+        sent, on = 0.0, self._link
+
+        def send(link: Link) -> "asyncio.Future[Any]":
+            nonlocal sent, on
+            if self.lost.is_set():
+                raise self._ended()
+            if self._handing or self.released or self._left:
+                raise Unavailable(f"{text(self.key)}: it is not held here any more")
+            sent, on = time.monotonic(), link
+            # One that comes late, from whatever is between, must not bind it to a connection that has ended.
+            age = None if link is self._link else sent - self._granted if self._granted else 0.0
+            reply = link.send(*self._lock._renewal(self.owner, lease, age))
+            self._asked(reply, link, sent, sent + lease)
+            return reply
+
+        await self._session.insist(seconds, send, patience=patience)
+        self._link = on
+        self._confirmed(sent)
+        return sent
+
+    def _asked(self, reply: "asyncio.Future[Any]", link: Link, sent: float, end: float) -> None:
+        self._last = reply, link
+        self._renewals.add(reply)
+        reply.add_done_callback(self._renewals.discard)
+        self._ends_at[sent] = min(end, self._ends_at.get(sent, end))
+        if end < self._until:
+            # The server may set it, and the reply get lost.
+            self._until = end
+            self._wake.set()
+
+    def _confirmed(self, sent: float) -> None:
+        """Each of those that were sent since may have set another end."""
+        self._ends_at = {at: end for at, end in self._ends_at.items() if at >= sent}
+        self._until = min(self._ends_at.values())
+
+    def _latest(self) -> float:
+        """When its lease is over at the server, at the latest."""
+        return max(self._ends_at.values(), default=0.0)
+
+    def _disown(self) -> None:
+        """What was to take it over may have done so, and nobody takes it: it ends with its lease, unless it is attached again."""
+        if self._lock.keep and self._last is not None:
+            reply, link = self._last
+            if not reply.done() or reply.exception() is None:
+                with suppress(LockError):
+                    link.send(*self._lock._ending(self.owner, self._lock.lease))
 
     def _is_bound(self) -> bool:
-        return self._bound > self._session.unbound
+        return self._link is not None and self._link.open
 
     def _begin(self, sent: float) -> None:
-        self._granted, self._bound, self._until = sent, sent, sent + self._lock.lease
+        self._granted = sent
+        self._ends_at.setdefault(sent, sent + self._lock.lease)
+        self._confirmed(sent)
         self._session.holds.add(self._wake)
+        if not self._is_bound():
+            # It may have ended just now.
+            self._wake.set()
         self._watch = self._session.later(self._keep_watch())
 
     def _keeps(self) -> bool:
         lock, age = self._lock, time.monotonic() - self._granted
-        return lock.keep and not self._left and (lock.max_hold is None or age < lock.max_hold)
+        return lock.keep and not self._left and not self._handing and (lock.max_hold is None or age < lock.max_hold)
 
     async def _keep_watch(self) -> None:
         """Renews, if it is to be kept, and tells when the lock is lost: by the server, or by the own clock."""
         while not self.lost.is_set():
-            now, pause = time.monotonic(), self._lease / 3
+            now, pause = time.monotonic(), min(self._lease / 3, RENEW_AGAIN)
             keeps = self._keeps()
             if not keeps and now >= self._until:
                 return self._run_out()
@@ -296,14 +347,16 @@ class Hold:
                 return self._lose()
             if self.released:
                 return
-            if not keeps or self._left or self._handing or self.lost.is_set():
-                continue
-            now = time.monotonic()
+            now, keeps = time.monotonic(), self._keeps()
             # A process that slept through its lease asks once: the server may have renewed, and then nobody else had the lock,
             # as no other ever has this owner's name.
             slept = now >= self._until
+            # What is not kept may have ended with its connection.
+            asks = keeps or (self._lock.ephemeral and not self._is_bound() and not slept)
+            if not asks or self._left or self._handing or self.lost.is_set():
+                continue
             try:
-                await self._renew(self._lease, pause if slept else self._until - now)
+                await self._renew(self._lease if keeps else self._until - now, 0.0, pause if slept else self._until - now)
             except Lost:
                 if self.lost.is_set() or self.released:
                     return
@@ -398,8 +451,6 @@ class Lock:
         started = time.monotonic()
         outcome = "cancelled"
         try:
-            if owner is not None:
-                await self._given_back(owner, limit)
             hold = await self._until_granted(owner, limit, None if limit is None else started + limit)
             outcome = "granted" if hold is not None else "busy" if limit == 0 else "timed out"
             return hold
@@ -415,7 +466,7 @@ class Lock:
         return [{name: self._session.decoded(value) for name, value in holder.items()} for holder in holders]
 
     async def _holders(self, seconds: float) -> List[Dict[str, Any]]:
-        info = _pairs(await self._session.insist(seconds, "LOCK.INFO", self.key))
+        info = _pairs(await self._session.insist(seconds, say("LOCK.INFO", self.key)))
         return [_pairs(holder) for holder in info.get("holders", [])]
 
     def hold_of(self, owner: Owner) -> Hold:
@@ -425,23 +476,36 @@ class Lock:
     async def attach(self, owner: Owner) -> Hold:
         """The hold that this owner has, in another process maybe, is ours from now on. `Lost` if it has none; `Misuse` if it is
         kept there, and would not be here: it would end with the other process all the same."""
-        hold, patience = Hold(self, _named(owner)), self._session.patience
-        await self._given_back(owner, None)
+        # Once more on another connection.
+        hold, seconds = Hold(self, _named(owner)), 2 * self._session.patience
+        await self._given_back(hold, None)
         if not (self.keep and self.ephemeral):
-            for holder in await self._holders(patience):
+            for holder in await self._holders(seconds):
                 watched, ephemeral = holder.get("watchdog"), holder.get("ephemeral")
                 bound = (watched and not self.keep) or (ephemeral and not self.ephemeral)
                 if bound and text(holder["owner"]) == text(owner):
                     raise Misuse(f"{text(self.key)}: the hold is bound to a connection: attach it as one that is kept")
-        _, sent = await self._session.insist_since(patience, lambda: self._renewal(owner, self.lease))
+        try:
+            sent = await hold._confirm(self.lease, seconds)
+        except BaseException:
+            hold._disown()
+            raise
         hold._begin(sent)
         return hold
 
-    async def _given_back(self, owner: Owner, limit: Optional[float]) -> None:
+    async def _given_back(self, hold: Hold, deadline: Optional[float]) -> None:
         """A release goes by the owner's name: one that goes on behind somebody's back would give back the next hold, too."""
-        patience = self._session.patience if limit is None else min(self._session.patience, max(SOON, limit))
-        if not await self._session.given_back(self.keys, owner, patience):
-            raise Unavailable(f"{text(self.key)}: the last hold of this owner could not be given back yet")
+        patience = self._session.patience
+        if deadline is not None:
+            patience = min(patience, max(SOON, deadline - time.monotonic()))
+        if hold._named and not await self._session.given_back(self.keys, hold.owner, patience):
+            raise Unavailable(self._not_yet())
+
+    def _is_giving(self, hold: Hold) -> bool:
+        return hold._named and len(self._session.giving(self.keys, hold.owner)) > 0
+
+    def _not_yet(self) -> str:
+        return f"{text(self.key)}: the last hold of this owner could not be given back yet"
 
     async def _until_granted(self, name: Optional[Owner], limit: Optional[float], deadline: Optional[float]) -> Optional[Hold]:
         while True:
@@ -458,45 +522,49 @@ class Lock:
             except BaseException:
                 # Whatever has become of the call: nothing waits, and nothing is held.
                 if new._said:
-                    await _finish(self._cancel(owner, request))
+                    await _finish(self._cancel(new, request))
                 raise
             if hold is None and limit != 0:
-                await _finish(self._cancel(owner, request))
+                await _finish(self._cancel(new, request))
             return hold
 
     async def _acquire(self, hold: Hold, request: str, deadline: Optional[float], waits: bool) -> Optional[Hold]:
         words = [*self._acquisition(hold.owner, request), *self._bound(), *(["NOTIFY", self._session.inbox] if waits else [])]
-        broken = False
+        broken, failing = False, float("inf")
+        sent, link = 0.0, hold._link
         told = self._session.waits[request] = asyncio.Event()
 
-        def said() -> None:
-            hold._said = True
+        def send(on: Link) -> "asyncio.Future[Any]":
+            nonlocal sent, link
+            sent, link = time.monotonic(), on
+            return self._ask(hold, on, words)
 
-        give_up = time.monotonic() + self._session.patience
         try:
             while True:
                 told.clear()
                 try:
+                    await self._given_back(hold, deadline)
                     patience = self._session.patience if deadline is None else max(SOON, deadline - time.monotonic())
                     if waits:
                         await self._session.listen(patience)
-                    sent = time.monotonic()
-                    reply = await self._session.call(*words, patience=patience, said=said)
+                    reply = await self._session.ask(send, patience)
                     if reply is not None and reply != 0:
                         hold.token = _token(reply)
-                        if broken:
-                            # The reply may be that of a call whose hold ended with its connection.
-                            sent = time.monotonic()
-                            await self._session.call(*self._renewal(hold.owner, self.lease))
+                        if broken or self._is_giving(hold):
+                            # The reply may be that of a call whose hold has ended since.
+                            await self._given_back(hold, deadline)
+                            sent, link = await hold._confirm(self.lease), hold._link
+                        hold._link = link
                         hold._begin(sent)
                         return hold
-                    give_up = time.monotonic() + self._session.patience
+                    failing = float("inf")
                     if reply is None:
                         return None
                 except Passing:
-                    # A wait without limit ends when there is no server. A try is sent again once.
+                    # A wait without limit ends when there was no server for some time. A try is sent again once.
                     now = time.monotonic()
-                    if broken if not waits else now > (give_up if deadline is None else deadline):
+                    failing = min(failing, now)
+                    if broken if not waits else now > (failing + self._session.patience if deadline is None else deadline):
                         raise
                     broken = True
                     await asyncio.sleep(TRY_AGAIN if waits else max(TRY_AGAIN, self._session.pause()))
@@ -512,6 +580,13 @@ class Lock:
         finally:
             del self._session.waits[request]
 
+    def _ask(self, hold: Hold, link: Link, words: Sequence[Any]) -> "asyncio.Future[Any]":
+        if self._is_giving(hold):
+            raise Passing(self._not_yet())
+        reply = link.send(*words)
+        hold._said = True
+        return reply
+
     async def _blocking_acquire(self, hold: Hold, request: str, deadline: Optional[float]) -> Optional[Hold]:
         """Waits by `BLOCK` on a connection of its own. What is kept is bound to that, and then to the session's."""
         words, session = [*self._acquisition(hold.owner, request), *self._bound()], self._session
@@ -520,20 +595,23 @@ class Lock:
         while True:
             asked: Optional[float] = None
 
-            def block() -> List[Any]:
+            def block(on: Link) -> "asyncio.Future[Any]":
                 nonlocal asked
-                asked, hold._said = time.monotonic(), True
-                return [*words, "BLOCK", 0 if deadline is None else max(1, _ms(deadline - asked))]
+                asked = time.monotonic()
+                limit = 0 if deadline is None else max(1, _ms(deadline - asked))
+                return self._ask(hold, on, [*words, "BLOCK", limit])
 
             try:
+                await self._given_back(hold, deadline)
                 reply, link = await session.block(block, deadline)
                 try:
                     sent = asked or time.monotonic()
                     late = time.monotonic() - sent > self.lease / 20
-                    if reply is not None and (away_since is not None or self.keep or self.ephemeral or late):
+                    renews = away_since is not None or self.keep or self.ephemeral or late or hold._named
+                    if reply is not None and renews:
                         # The lease runs since the grant, which nobody knows the time of.
-                        sent = time.monotonic()
-                        await session.call(*self._renewal(hold.owner, self.lease))
+                        await self._given_back(hold, deadline)
+                        sent = await hold._confirm(self.lease)
                 except BaseException:
                     link.break_off()
                     raise
@@ -554,26 +632,30 @@ class Lock:
                 await asyncio.sleep(pause)
                 pause = min(TRY_RARELY, 2 * pause)
 
-    async def _cancel(self, owner: Owner, request: str) -> None:
+    async def _cancel(self, hold: Hold, request: str) -> None:
         """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
-        cancellations = self._cancellations(owner, request)
+        tried = asyncio.Event()
+        self._session.give_back(self.keys, hold.owner, self._take_back(hold, request, tried))
+        await tried.wait()
 
-        async def again() -> None:
-            try:
-                for words in cancellations:
-                    await self._session.insist(TRY_FOR, *words, through=Unavailable)
-            except LockError:
-                pass
-
+    async def _take_back(self, hold: Hold, request: str, tried: asyncio.Event) -> None:
         try:
-            for words in cancellations:
-                await self._session.call(*words, patience=SOON)
-        except Unavailable:
-            if not self._session.closed:
-                self._session.later(again())
+            for words in self._cancellations(hold.owner, request):
+                try:
+                    await self._session.call(*words, patience=SOON)
+                except Unavailable:
+                    tried.set()
+                    await self._session.insist(TRY_FOR, say(*words), through=Unavailable)
+        except Misuse:
+            # Not permitted: then the wait ends with its connection. But what is kept may have been granted late. A name of the
+            # caller's own may have another hold, which must not end.
+            tried.set()
+            if self.keep and not hold._named:
+                await hold._go_on()
         except LockError:
-            # Not permitted: then the wait ends with its connection.
             pass
+        finally:
+            tried.set()
 
     async def __aenter__(self) -> Hold:
         hold = await self.acquire()
