@@ -186,13 +186,14 @@ def test_an_attach_is_sent_again(server, proxy, locks, hasty):
     hold.release()
 
 
-def test_a_late_grant_is_given_back_by_who_may_not_cancel(server, proxy):
+@pytest.mark.parametrize(("owner", "lease"), [(None, 60), ("me", 2)])
+def test_a_late_grant_is_given_back_by_who_may_not_cancel(server, proxy, owner, lease):
     server.admin.execute_command("ACL", "SETUSER", "app", "on", "nopass", "+@all", "-lock.cancel", "~*", "&*")
     locks = Locks(redis.Redis(port=proxy.port, username="app", password="x"))
     locks.lock("other").acquire().release()
     proxy.frozen.set()
     with pytest.raises(Unavailable):
-        locks.lock("a", keep=True, lease=60).acquire(0.1)
+        locks.lock("a", keep=True, lease=lease).acquire(0.1, owner=owner)
     proxy.frozen.clear()
     until(lambda: calls(server, "lock.acquire") == 2)
     until(lambda: not server.held("a"))
@@ -243,6 +244,16 @@ def test_waits_do_not_hang_on_connections_as_old_as_one_that_is_silent(server, p
     silence(proxy)
     # So the session has another connection before the wait looks whether anybody answers there.
     hasty.lock("other").acquire(5).release()
+    server.admin.execute_command("LOCK.RELEASE", "a", "x")
+    waiting.end().release()
+
+
+def test_an_answer_on_a_younger_connection_says_nothing_of_a_waits_own(server, proxy, hasty):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    waiting = Call(lambda: hasty.lock("a", lease=60, own_connection=True).acquire(60))
+    until(lambda: server.waiters("a") == 1)
+    # The wait's first question makes the connection for commands.
+    silence(proxy)
     server.admin.execute_command("LOCK.RELEASE", "a", "x")
     waiting.end().release()
 

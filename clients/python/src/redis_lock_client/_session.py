@@ -525,6 +525,8 @@ class Session:
         if self.closed:
             raise Unavailable("closed")
         link, self._idle = self._idle, None
+        if link is not None and self._is_older(link):
+            link.break_off()
         if link is None or not link.open:
             self._may_connect()
             patience = self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
@@ -569,14 +571,22 @@ class Session:
     def _forget(self) -> None:
         self._own = {link for link in self._own if link.open}
 
+    def _is_older(self, link: Link) -> bool:
+        made = self._made.get("commands")
+        commands = _link_of(made) if made is not None else None
+        return commands is not None and link.made < commands.made
+
     async def _probe(self, link: Link) -> None:
-        """TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one."""
+        """TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. An
+        answer on one that was made later says nothing: it may lead to another server."""
         while link.open:
             await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
             if self.pause() > 0:
                 continue
             try:
                 await self.call("PING")
+                if self._is_older(link):
+                    link.break_off()
             except Disconnected as error:
                 # One that is too many is told so: somebody is there.
                 if "max number of clients" not in str(error):

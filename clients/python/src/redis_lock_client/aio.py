@@ -648,10 +648,14 @@ class Lock:
                     await self._session.insist(TRY_FOR, say(*words), through=Unavailable)
         except Misuse:
             # Not permitted: then the wait ends with its connection. But what is kept may have been granted late. A name of the
-            # caller's own may have another hold, which must not end.
+            # caller's own may have another hold, which must not end: its renewals go on from here.
             tried.set()
             if self.keep and not hold._named:
                 await hold._go_on()
+            elif self.keep:
+                with suppress(LockError):
+                    ending = say(*self._ending(hold.owner, hold._lease))
+                    await self._session.insist(TRY_FOR, ending, through=Unavailable)
         except LockError:
             pass
         finally:
