@@ -104,6 +104,7 @@ func broken(why error) *Error {
 var (
 	errClosed = &Error{Kind: ErrUnavailable, Text: "closed"}
 	errSilent = errors.New("the server does not answer")
+	errOld    = broken(errors.New("it is older than the other connection"))
 	errLong   = &Error{Kind: ErrUnavailable, Text: "no answer for long"}
 )
 

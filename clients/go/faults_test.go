@@ -686,3 +686,40 @@ func TestWhatIsTakenOverAtTheSecondTryIsValid(t *testing.T) {
 		t.Fatal(hold.ValidFor(), time.Since(began))
 	}
 }
+
+// A firewall has forgotten what was there. The session's connection was made since, and says nothing of the wait's own.
+func TestAWaitOnItsOwnConnectionDoesNotTrustALaterOne(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(time.Second))
+	own, nothing := lock.WithOwnConnection(), func(context.Context) error { return nil }
+	anew := func() {
+		t.Helper()
+		kept := must(locks.Acquire(background, "kept"))
+		p.vanish(true)
+		s.ask("CLIENT", "KILL", "ID", s.boundTo("kept"))
+		<-kept.Lost()
+	}
+	first := must(locksAt(t, s.address()).Acquire(background, "a", lock.WithLease(time.Minute)))
+	waited := make(chan error, 1)
+	go func() { waited <- locks.Do(background, "a", nothing, own) }()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	anew()
+	if err := first.Release(background); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	// Nor does the next get its connection, if that is older.
+	anew()
+	asked := p.count("BLOCK")
+	if err := locks.Do(background, "a", nothing, own); err != nil || p.count("BLOCK") != asked+1 {
+		t.Fatal(err, p.count("BLOCK")-asked)
+	}
+	// It is used again if it is not.
+	received := s.connections()
+	if err := locks.Do(background, "a", nothing, own); err != nil || s.connections() != received {
+		t.Fatal(err, s.connections()-received, "more connections")
+	}
+}

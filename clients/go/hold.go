@@ -134,13 +134,21 @@ func (h *Hold) Release(ctx context.Context) error {
 	case lost:
 		return loss
 	}
+	s := h.locks.session
+	given := s.gives(claim{h.key, h.owner})
 	inner, cancel := h.under(ctx)
 	defer cancel()
-	err := h.giveBack(inner, min(lease, h.locks.session.releaseFor))
+	got, err := s.insist(inner, min(lease, s.releaseFor), h.release()...)
+	if err == nil {
+		got.link = nil
+	}
+	err = h.gaveBack(err)
 	if err != nil && !errors.Is(err, ErrLost) {
 		// Nobody may call it again.
 		h.leave()
 	}
+	// Whoever has gone: what may be on its way must not free the next hold of that name.
+	s.whenAnswered(got.link, given)
 	return err
 }
 
@@ -188,11 +196,6 @@ func (h *Hold) over() error {
 	return &Error{Kind: ErrLost, Key: h.key, Text: "it is not held any more"}
 }
 
-func (h *Hold) giveBack(ctx context.Context, limit time.Duration) error {
-	_, err := h.locks.session.insist(ctx, limit, h.release()...)
-	return h.gaveBack(err)
-}
-
 func (h *Hold) release() []any { return []any{"LOCK.RELEASE", h.key, h.owner, "ID", h.releaseID} }
 
 // gaveBack takes what the server said to that.
@@ -218,7 +221,7 @@ func (h *Hold) leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if isThere := h.state == held || h.state == releasing; isThere && !h.left {
-		h.left, h.given = true, s.gives(claim{h.key, h.owner})
+		h.left, h.given = true, s.note(claim{h.key, h.owner})
 		poke(h.changed)
 	}
 }

@@ -14,6 +14,7 @@ import (
 // A link is a connection on which calls overtake nothing and wait for nothing: replies come in the order of the calls.
 type link struct {
 	conn     net.Conn
+	made     time.Time
 	patience time.Duration
 	// onMessage takes what is published, on a link that is subscribed.
 	onMessage func(message string)
@@ -187,6 +188,8 @@ func (l *link) end(why error, drop func(net.Conn) error) {
 	_ = drop(l.conn)
 	l.onEnd()
 }
+
+func (l *link) isOlder(other *link) bool { return l.made.Before(other.made) }
 
 func (l *link) alive() bool {
 	select {

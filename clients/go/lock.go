@@ -125,16 +125,15 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		owner, request := h.owner, random()
 		if owner == "" {
 			owner = newOwner()
-		} else {
+		}
+		settle := func() error {
 			limit := l.session.patience
 			if h.wait > 0 || !h.waits {
 				limit = min(limit, max(time.Until(began.Add(h.wait)), courtesy))
 			}
-			if err := l.session.settle(settling, claim{key, owner}, limit); err != nil {
-				return nil, err
-			}
+			return l.session.settle(settling, claim{key, owner}, limit)
 		}
-		hold, said, err := l.ask(ctx, key, owner, request, h)
+		hold, said, err := l.ask(ctx, key, owner, request, h, settle)
 		if err == nil || errors.Is(err, ErrBusy) {
 			return hold, err
 		}
@@ -152,9 +151,9 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 	return nil, ended(ctx)
 }
 
-// ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds. If it fails,
-// said is whether the server may know of it.
-func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *Hold, said bool, _ error) {
+// ask sends the acquire, again and again: when a message says so, when a connection broke, and every few seconds. Each time it
+// settles before what is given back by the owner's name. If it fails, said is whether the server may know of it.
+func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, settle func() error) (_ *Hold, said bool, _ error) {
 	s := l.session
 	words := []any{"LOCK.ACQUIRE", key, owner, "PX", millis(h.lease), "ID", request, "ONCE"}
 	own := h.own && h.waits
@@ -177,6 +176,12 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *
 	var failure error = broken(errSilent)
 	resent := false
 	for giveUp, pause := time.Now().Add(s.patience), tryAgain; ; {
+		settling := time.Now()
+		if err := settle(); err != nil {
+			return nil, said, err
+		}
+		// That was no time without a server.
+		giveUp = giveUp.Add(time.Since(settling))
 		var got answered
 		var err error
 		var alone *link
@@ -200,10 +205,14 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *
 		value := got.value
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: got.sent}
-		if granted && (resent || own && (h.watchdog || time.Since(got.sent) > h.lease/20)) {
-			// The reply may be that of an earlier call, whose hold has ended since. If the wait was long, nobody knows how long the
-			// lease runs already. And what is bound to a connection is to be bound to the session's.
-			got, err = s.call(ctx, hold.renewal(h.lease, true)...)
+		unsure := own && (h.owner != "" || h.watchdog || time.Since(got.sent) > h.lease/20)
+		if granted && (resent || unsure || s.isGiving(claim{key, owner})) {
+			// The reply may be that of an earlier call, whose hold has ended since. Or what was given back by the owner's name was
+			// this. If the wait was long, nobody knows how long the lease runs already. And what is bound to a connection is to be
+			// bound to the session's.
+			if err = settle(); err == nil {
+				got, err = s.call(ctx, hold.renewal(h.lease, true)...)
+			}
 		}
 		if own {
 			// It was granted now, and not when it was asked for.
@@ -265,9 +274,7 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how) (_ *
 func (l *Locks) undo(hold *Hold, request string) bool {
 	s := l.session
 	done := make(chan bool, 1)
-	s.mu.Lock()
 	given := s.gives(claim{hold.key, hold.owner})
-	s.mu.Unlock()
 	s.spawn(func() {
 		defer given()
 		_, err := s.insist(s.gone, giveBackFor, "LOCK.CANCEL", hold.key, hold.owner, "ID", request)

@@ -265,3 +265,69 @@ func TestWhatIsKeptDoesNotTryAllTheTime(t *testing.T) {
 		t.Fatal(many, "attempts")
 	}
 }
+
+// A release goes by the owner's name. If it is refused for longer than the lease, it must not free what the next of that name
+// gets, who may wait already.
+func TestAReleaseThatIsLateFreesNothingNew(t *testing.T) {
+	for _, own := range [][]lock.Option{nil, {lock.WithOwnConnection()}} {
+		for _, waits := range []string{"before the release", "beside the release", "before the loss"} {
+			own, waits := own, waits
+			t.Run(fmt.Sprint(waits, own != nil), func(t *testing.T) {
+				t.Parallel()
+				s := start(t)
+				locks, me := locksAt(t, s.address()), lock.WithOwner("me")
+				old := must(locks.Acquire(background, "a", me, lock.WithLease(600*time.Millisecond), lock.WithKeep(true)))
+				waited := make(chan *lock.Hold, 1)
+				wait := func() {
+					waited <- must(locks.Acquire(background, "a", append(own, me, lock.WithWait(time.Minute))...))
+				}
+				if waits != "beside the release" {
+					go wait()
+					until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+				}
+				few(s, 1)
+				if waits == "before the loss" {
+					<-old.Lost()
+				}
+				released := make(chan error, 1)
+				go func() { released <- old.Release(background) }()
+				if waits == "beside the release" {
+					until(t, "it is given back", func() bool { return old.ValidFor() == 0 })
+					go wait()
+				}
+				// Its pauses are long by then.
+				time.Sleep(1500 * time.Millisecond)
+				few(s, 0)
+				hold := <-waited
+				<-released
+				time.Sleep(time.Second)
+				if _, err := hold.Guard(background, "PING"); err != nil || lost(hold) {
+					t.Fatal("it was given back", err)
+				}
+				if err := hold.Release(background); err != nil || !s.free("a") {
+					t.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+// It may arrive when its lease is over, and nobody waits for it any more.
+func TestAReleaseThatIsOnItsWayCounts(t *testing.T) {
+	p := through(t, start(t).address())
+	locks := locksAt(t, p.address())
+	me := lock.WithOwner("me")
+	next := []lock.Option{me, lock.WithOwnConnection(), lock.WithLease(time.Minute), lock.WithWait(100 * time.Millisecond)}
+	old := must(locks.Acquire(background, "a", me, lock.WithLease(300*time.Millisecond)))
+	p.vanish(true)
+	if err := old.Release(background); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+	_, err := locks.Acquire(background, "a", next...)
+	givenBack(t, err)
+	p.vanish(false)
+	hold := must(locks.Acquire(background, "a", next...))
+	if err := hold.Release(background); err != nil {
+		t.Fatal(err)
+	}
+}

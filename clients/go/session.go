@@ -315,11 +315,7 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 			}
 			return answered{sent: sent}, got.err
 		case <-probe.C:
-			s.spawn(func() {
-				if _, err := s.call(ctx, "PING"); passes(err) && !refused(err) {
-					l.giveUp(err)
-				}
-			})
+			s.spawn(func() { s.doubt(ctx, l) })
 		case <-ctx.Done():
 			// The server hears of it, and drops the wait. If it has not heard of the wait, it must not later.
 			if s.closing.Err() == nil {
@@ -332,27 +328,53 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 	}
 }
 
+// doubt gives up the link of a wait if the other connection does not answer, or was made later and says nothing of this one: it
+// may lead to another server, or a firewall on the way may have forgotten this one.
+func (s *session) doubt(ctx context.Context, l *link) {
+	other, err := s.connect(ctx, commands)
+	switch {
+	case err == nil && other.isOlder(l):
+		_, err = s.callOn(ctx, other, "PING")
+	case err == nil:
+		err = errOld
+	}
+	if passes(err) && !refused(err) {
+		l.giveUp(err)
+	}
+}
+
+// ownLink is younger than the other connection, which is made first for that.
 func (s *session) ownLink(ctx context.Context) (*link, error) {
+	other, err := s.connect(ctx, commands)
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	l, calming := s.idle, s.calming()
 	s.idle = nil
 	s.mu.Unlock()
 	if l != nil && l.alive() {
-		return l, nil
+		if other.isOlder(l) {
+			return l, nil
+		}
+		l.breakOff(errOld)
 	}
 	if calming != nil {
 		return nil, calming
 	}
 	dialing, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
-	l, in, err := s.dial(dialing, commands)
+	began := time.Now()
+	l, in, refusal := s.dial(dialing, commands)
 	switch {
-	case err == nil:
+	case refusal == nil:
 	case ctx.Err() != nil:
 		return nil, ended(ctx)
 	default:
-		return nil, err
+		return nil, refusal
 	}
+	// What led it there was known before.
+	l.made = began
 	// That concerns nobody else.
 	l.onEnd = func() {}
 	s.serve(l, in)
@@ -446,7 +468,8 @@ func (s *session) dial(ctx context.Context, kind int) (*link, *bufio.Reader, *Er
 		_ = conn.Close()
 		return nil, nil, broken(err)
 	}
-	l := &link{conn: conn, patience: s.patience, onEnd: s.wake, dead: make(chan struct{}), wake: make(chan struct{}, 1)}
+	l := &link{conn: conn, made: time.Now(), patience: s.patience, onEnd: s.wake,
+		dead: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if kind == messages {
 		l.onMessage = s.told
 	}
@@ -505,10 +528,7 @@ func (s *session) probe() {
 	if l == nil || !l.probed.CompareAndSwap(false, true) {
 		return
 	}
-	s.spawn(func() {
-		<-l.send([]any{"PING"})
-		l.probed.Store(false)
-	})
+	s.whenAnswered(l, func() { l.probed.Store(false) })
 }
 
 // call carries out a command. If the context ends first, the command may be carried out all the same.
@@ -570,8 +590,15 @@ func (s *session) insist(ctx context.Context, limit time.Duration, words ...any)
 	}
 }
 
-// gives notes that something of that claim is being given back, until what it returns is called. It is called with the lock.
+// gives notes that something of that claim is being given back, until what it returns is called.
 func (s *session) gives(what claim) (given func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.note(what)
+}
+
+// note is gives, and is called with the lock.
+func (s *session) note(what claim) (given func()) {
 	g := s.giving[what]
 	if g == nil {
 		g = &giving{over: make(chan struct{})}
@@ -585,6 +612,20 @@ func (s *session) gives(what claim) (given func()) {
 			delete(s.giving, what)
 			close(g.over)
 		}
+	}
+}
+
+// isGiving says whether anything of that claim is being given back.
+func (s *session) isGiving(what claim) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.giving[what] != nil
+}
+
+// whenAnswered calls that when nothing is on its way any more on the link, or at once if there is none.
+func (s *session) whenAnswered(l *link, do func()) {
+	if l == nil || !s.follow(func() { <-l.send([]any{"PING"}); do() }) {
+		do()
 	}
 }
 
