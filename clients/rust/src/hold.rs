@@ -14,12 +14,15 @@ use crate::error::{silent, Error, Result};
 use crate::link::Then;
 use crate::lock::How;
 use crate::mailbox::{locked, Mailbox};
-use crate::session::{Call, Errand, Fate, Session, IN_THE_END, TRY_AGAIN};
+use crate::session::{Call, Errand, Fate, Pending, Session, IN_THE_END, TRY_AGAIN};
 use crate::timer::Place;
 use crate::{Event, Handle};
 
-/// Who gives back waits for so long at most.
-const RELEASE_FOR: Duration = Duration::from_secs(30);
+/// Whoever calls waits for so long at most.
+const AT_MOST: Duration = Duration::from_secs(30);
+
+/// What is kept is renewed so often, however long its lease is: servers and networks end connections on which nothing is said.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// A lock that is held. It is given back by [`Hold::release`], or when it goes out of scope.
 pub struct Hold {
@@ -47,6 +50,8 @@ struct State {
     until: Moment,
     /// When a shorter lease was asked for.
     shortened: Moment,
+    /// When the server may end it at the latest, as far as is known: a longer lease may count though the answer is lost.
+    may_last: Moment,
     /// What became of the call that bound it last: a kept hold is bound to the connection on which that went.
     bond: Arc<Fate>,
     /// Until when it is renewed, by its age.
@@ -55,7 +60,8 @@ struct State {
     deadline: Moment,
     slept: bool,
     renew_at: Moment,
-    renewing: bool,
+    /// How many renewals have no answer yet, whether somebody waits for it or not. They end with their connection.
+    on_their_way: usize,
     /// When the timer looks at it. What the timer was told before does not count.
     due: Moment,
     place: Option<Place>,
@@ -64,8 +70,8 @@ struct State {
     why: Option<Error>,
     /// It is given back behind everybody's back: nothing renews it.
     left: bool,
-    /// Renewals that somebody waits for.
-    awaited: usize,
+    /// It is being handed over: nothing renews it.
+    handing: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,18 +102,19 @@ impl Held {
             lease,
             until: sent + lease,
             shortened: Moment::ZERO,
+            may_last: Moment::ZERO,
             bond,
             max_hold: how.max_hold,
             deadline: sent + lease,
             slept: false,
-            renew_at: sent + lease / 3,
-            renewing: false,
+            renew_at: sent + heartbeat(lease),
+            on_their_way: 0,
             due: Moment::MAX,
             place: None,
             on_lost: Vec::new(),
             why: None,
             left: false,
-            awaited: 0,
+            handing: false,
         };
         let held = Arc::new(Held {
             owner,
@@ -132,9 +139,13 @@ impl Held {
         self.how.keep
     }
 
+    pub(crate) fn is_of(&self, key: &[u8], owner: &str) -> bool {
+        self.key == key && self.owner == owner
+    }
+
     fn keeps(&self, state: &State) -> bool {
         let age = now().saturating_sub(self.granted);
-        self.how.keep && !state.left && state.max_hold.is_none_or(|max| age < max)
+        self.how.keep && !state.left && !state.handing && state.max_hold.is_none_or(|max| age < max)
     }
 
     /// Tells the timer when to look at it next.
@@ -143,7 +154,7 @@ impl Held {
         if state.phase != Phase::Held {
             return;
         }
-        let renews = self.keeps(&state) && !state.renewing;
+        let renews = self.keeps(&state) && state.on_their_way == 0;
         let due = if renews { state.deadline.min(state.renew_at) } else { state.deadline };
         state.due = due;
         let held = Arc::clone(self);
@@ -165,19 +176,13 @@ impl Held {
             // lock, as no other ever has this owner's name.
             if !keeps || late < state.lease / 10 || std::mem::replace(&mut state.slept, true) {
                 drop(state);
-                self.lose(self.ended_by("its lease is over, and no renewal was confirmed"));
-                if self.how.keep {
-                    // The server may renew it for as long as the connection is there.
-                    self.tidy();
-                }
-                return;
+                return self.run_out();
             }
             state.deadline = after(state.lease / 3);
             state.renew_at = now();
-            state.renewing = false;
         }
-        let renews = keeps && !state.renewing && state.renew_at <= now();
-        state.renewing |= renews;
+        let renews = keeps && state.on_their_way == 0 && state.renew_at <= now();
+        state.on_their_way += usize::from(renews);
         let lease = state.lease;
         drop(state);
         if renews {
@@ -186,20 +191,29 @@ impl Held {
         self.schedule();
     }
 
-    /// Renews it at that time, as what was sent before will not be answered.
-    pub(crate) fn renew_at(self: &Arc<Self>, time: Moment) {
-        let mut state = locked(&self.state);
-        state.renew_at = time;
-        state.renewing = false;
-        drop(state);
+    /// By the own clock it is over. The server may have it yet: what is kept for as long as the connection is there.
+    fn run_out(self: &Arc<Self>) {
+        let stays = self.how.keep || !left(locked(&self.state).may_last).is_zero();
+        // Who hears of the loss may attach at once, behind what gives this back.
+        let _pending = stays.then(|| self.pending());
+        if self.lose(self.ended_by("its lease is over, and no renewal was confirmed")) && stays {
+            self.leave();
+        }
+    }
+
+    /// Renews it now, if nothing does.
+    pub(crate) fn look_now(self: &Arc<Self>) {
+        locked(&self.state).renew_at = now();
         self.schedule();
     }
 
-    /// Only what must bind binds: what comes late to the server cannot move a bond then.
+    /// Whoever calls has noted that a renewal is on its way. Only what must bind binds: what comes late to the server cannot
+    /// move a bond then.
     fn renew(self: &Arc<Self>, lease: Duration, then: Then) {
         let (held, sent, fate) = (Arc::clone(self), now(), Arc::default());
         let mut command = renewal(&self.key, &self.owner, lease);
-        let state = locked(&self.state);
+        let mut state = locked(&self.state);
+        state.may_last = state.may_last.max(sent + lease);
         let (max, bond) = (state.max_hold, Arc::clone(&state.bond));
         drop(state);
         let binds = self.how.keep && !self.session.is_bound(&self.key, &bond);
@@ -224,7 +238,7 @@ impl Held {
         result: &Result<Value>,
     ) {
         let mut state = locked(&self.state);
-        state.renewing = false;
+        state.on_their_way -= 1;
         match result {
             Ok(_) => {
                 if sent < state.shortened {
@@ -233,7 +247,7 @@ impl Held {
                 } else {
                     state.lease = lease;
                     state.until = sent + lease;
-                    state.renew_at = sent + lease / 3;
+                    state.renew_at = sent + heartbeat(lease);
                 }
                 state.deadline = state.until;
                 state.slept = false;
@@ -248,25 +262,28 @@ impl Held {
             Err(error @ Error::Lost(_)) => {
                 drop(state);
                 self.changed.notify_all();
-                return self.lose(error.clone());
+                self.lose(error.clone());
+                return;
             }
             Err(Error::Unavailable(_)) => state.renew_at = after(TRY_AGAIN.min(state.lease / 3)),
-            Err(_) => state.renew_at = after(state.lease / 3),
+            Err(_) => state.renew_at = after(heartbeat(state.lease)),
         }
         drop(state);
         self.changed.notify_all();
         self.schedule();
     }
 
-    /// Renews it, and waits for the answer.
+    /// Renews it, and waits for the answer: not for longer than it lasts, as far as is known before.
     fn renew_now(self: &Arc<Self>, lease: Duration) -> Result<()> {
+        let mut state = locked(&self.state);
+        self.is_kept_here(&state)?;
+        state.on_their_way += 1;
+        let until = state.deadline.min(after(self.session.patience.min(AT_MOST)));
+        drop(state);
+        self.may_end(lease);
         let mailbox = Arc::new(Mailbox::default());
-        locked(&self.state).awaited += 1;
         self.renew(lease, Box::new(mailbox.expect()));
-        let reply = mailbox.reply(after(self.session.patience));
-        locked(&self.state).awaited -= 1;
-        self.changed.notify_all();
-        reply.unwrap_or_else(|| Err(silent())).map(drop)
+        mailbox.reply(until).unwrap_or_else(|| Err(silent())).map(drop)
     }
 
     /// A lease is asked for that may be shorter: it may count though the answer is lost.
@@ -292,11 +309,11 @@ impl Held {
         }
     }
 
-    /// Says that it is lost, once.
-    pub(crate) fn lose(&self, why: Error) {
+    /// Says that it is lost, once. True if it was this time.
+    pub(crate) fn lose(&self, why: Error) -> bool {
         let mut state = locked(&self.state);
         if state.phase != Phase::Held {
-            return;
+            return false;
         }
         state.phase = Phase::Losing;
         state.why = Some(why);
@@ -308,6 +325,7 @@ impl Held {
         drop(state);
         self.changed.notify_all();
         call_all(on_lost);
+        true
     }
 
     fn turn(&self, from: Phase, to: Phase) -> bool {
@@ -334,23 +352,25 @@ impl Held {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.phase != Phase::Held {
+            // The next hold may have the same name.
             drop(state);
-            self.tidy();
             return self.still_held(true);
         }
         state.phase = Phase::Releasing;
-        let time = state.lease.min(RELEASE_FOR);
+        let time = state.lease.min(AT_MOST);
         drop(state);
         let mailbox = Arc::new(Mailbox::default());
-        self.session.errand(Errand::new(self.giving_back(), time), Box::new(mailbox.expect()));
+        let _pending = self.pending();
+        let errand = Errand::new(self.pending(), vec![self.giving_back()], time);
+        self.session.errand(errand, Box::new(mailbox.expect()));
         // The last try may be answered at the very end.
         let result = mailbox.reply(after(time + TRY_AGAIN)).unwrap_or_else(|| Err(silent())).map(drop);
         let phase = if result.is_ok() { Phase::Released } else { Phase::Held };
         self.turn(Phase::Releasing, phase);
         match &result {
             Ok(()) => self.ended("released"),
-            Err(error @ Error::Lost(_)) => self.lose(error.clone()),
-            Err(_) if self.session.is_closed() => self.lose(self.ended_by("its session is closed")),
+            Err(error @ Error::Lost(_)) => _ = self.lose(error.clone()),
+            Err(_) if self.session.is_closed() => _ = self.lose(self.ended_by("its session is closed")),
             Err(_) => {
                 self.leave();
                 self.schedule();
@@ -360,10 +380,13 @@ impl Held {
         result
     }
 
+    /// It is being given back as long as this is there.
+    fn pending(&self) -> Pending {
+        self.session.pending(&self.key, &self.owner)
+    }
+
     fn giving_back(&self) -> Call {
-        let mut command = cmd("LOCK.RELEASE");
-        command.arg(&self.key).arg(&self.owner).arg("ID").arg(&self.release_id);
-        self.session.to(&self.key, &command)
+        release(&self.session, &self.key, &self.owner, &self.release_id)
     }
 
     /// Gives it back behind everybody's back, once. What is not kept runs out meanwhile.
@@ -372,36 +395,27 @@ impl Held {
         if std::mem::replace(&mut state.left, true) {
             return;
         }
-        let (lease, rest) = (state.lease, left(state.until));
+        let (lease, rest) = (state.lease, left(state.until.max(state.may_last)));
         drop(state);
-        let time = if self.how.keep { IN_THE_END } else { rest };
-        let mut errand = Errand::new(self.giving_back(), time);
-        errand.insists = true;
-        if self.how.keep {
-            // The server renews no longer than this says: so what may not be given back runs out.
-            let mut command = renewal(&self.key, &self.owner, lease);
-            self.how.bind(&mut command, Some(Duration::ZERO));
-            errand.otherwise = Some(self.session.to(&self.key, &command));
-        }
+        let time = if self.how.keep { rest.max(IN_THE_END) } else { rest };
+        let mut calls = vec![self.giving_back()];
+        calls.extend(last_renewal(&self.session, &self.key, &self.owner, &self.how, lease));
+        let errand = Errand::new(self.pending(), calls, time).insisting();
         let held = Arc::clone(self);
         let then = move |result: Result<Value>| match result {
             Ok(Value::Nil) => {}
             Ok(_) if held.turn(Phase::Held, Phase::Released) => held.ended("released"),
-            Err(error @ Error::Lost(_)) => held.lose(error),
+            Err(error @ Error::Lost(_)) => _ = held.lose(error),
             _ => {}
         };
         self.session.errand(errand, Box::new(then));
     }
 
-    /// The server may still have what is lost by our clock.
-    fn tidy(self: &Arc<Self>) {
-        if locked(&self.state).phase == Phase::Lost {
-            self.leave();
-        }
+    fn still_held(&self, released_is_fine: bool) -> Result<()> {
+        self.is_held(&locked(&self.state), released_is_fine)
     }
 
-    fn still_held(&self, released_is_fine: bool) -> Result<()> {
-        let state = locked(&self.state);
+    fn is_held(&self, state: &State, released_is_fine: bool) -> Result<()> {
         match state.phase {
             Phase::Lost | Phase::Losing => {
                 Err(state.why.clone().unwrap_or_else(|| self.ended_by("it is over")))
@@ -412,12 +426,13 @@ impl Held {
     }
 
     /// The same for what needs the hold for longer.
-    fn is_kept_here(&self) -> Result<()> {
-        self.still_held(false)?;
-        if locked(&self.state).left {
-            return Err(self.ended_by("it is being given back"));
+    fn is_kept_here(&self, state: &State) -> Result<()> {
+        self.is_held(state, false)?;
+        match (state.left, state.handing) {
+            (true, _) => Err(self.ended_by("it is being given back")),
+            (_, true) => Err(self.ended_by("it is being handed over")),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     pub(crate) fn ended_by(&self, why: &str) -> Error {
@@ -486,7 +501,7 @@ impl Hold {
 
     /// For how long nobody else can have the lock, whatever the network does. What is kept ends with its connection: when that
     /// breaks, this is zero until the server has said on another that the lock is still held. If the network ends the connection
-    /// at the server's side alone, this is known at the next renewal, a third of the lease later.
+    /// at the server's side alone, this is known at the next renewal, a third of the lease later, or 10 s.
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         let state = locked(&self.held.state);
@@ -497,14 +512,13 @@ impl Hold {
         Duration::ZERO
     }
 
-    /// Sets the lease anew, from now on, shorter or longer. A shorter one counts from the call on, whatever comes of it.
+    /// Sets the lease anew, from now on, shorter or longer. A shorter one counts from the call on, whatever comes of it. It waits
+    /// for the server as long as the hold lasts without it, for 30 s at most.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] if there is nothing to extend; what else the server says, or that it says nothing.
     pub fn extend(&self, lease: Duration) -> Result<()> {
-        self.held.is_kept_here()?;
-        self.held.may_end(lease);
         self.held.renew_now(lease)
     }
 
@@ -516,7 +530,7 @@ impl Hold {
     /// then. What else the server says of the command.
     pub fn guard<W: ToRedisArgs>(&self, command: &[W]) -> Result<Value> {
         let held = &self.held;
-        held.is_kept_here()?;
+        held.is_kept_here(&locked(&held.state))?;
         let mut guarded = cmd("LOCK.GUARD");
         guarded.arg(&held.key).arg("OWNER").arg(&held.owner).arg(command);
         let until = after(held.session.patience);
@@ -544,18 +558,30 @@ impl Hold {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if there is nothing to hand over.
+    /// [`Error::Lost`] if there is nothing to hand over. [`Error::Unavailable`] if a renewal is on its way for too long: then it
+    /// is not handed over.
     pub fn hand_over(&self) -> Result<String> {
-        self.held.is_kept_here()?;
-        if !self.held.turn(Phase::Held, Phase::Released) {
-            return Err(self.held.ended_by("it is being given back"));
+        let held = &self.held;
+        let mut state = locked(&held.state);
+        held.is_kept_here(&state)?;
+        state.handing = true;
+        // What is on its way would bind it here again, or change the lease that the other has asked for.
+        let on_their_way = |state: &mut State| state.phase == Phase::Held && state.on_their_way > 0;
+        let time = left(state.deadline).min(AT_MOST);
+        let waited = held.changed.wait_timeout_while(state, time, on_their_way);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.handing = false;
+        if state.phase == Phase::Held && state.on_their_way == 0 {
+            state.phase = Phase::Released;
+            drop(state);
+            held.ended("released");
+            return Ok(held.owner.clone());
         }
-        self.held.ended("released");
-        // A renewal that is on its way would bind it here again.
-        let (state, patience) = (locked(&self.held.state), self.held.session.patience);
-        let on_its_way = |state: &mut State| state.renewing || state.awaited > 0;
-        drop(self.held.changed.wait_timeout_while(state, patience, on_its_way));
-        Ok(self.held.owner.clone())
+        let held_yet = held.is_held(&state, false);
+        let why = if state.phase == Phase::Held { silent() } else { held.ended_by("it is being given back") };
+        drop(state);
+        held.schedule();
+        Err(held_yet.err().unwrap_or(why))
     }
 }
 
@@ -565,7 +591,6 @@ impl Drop for Hold {
             self.held.leave();
             self.held.ended("released");
         }
-        self.held.tidy();
     }
 }
 
@@ -585,6 +610,28 @@ fn call_all(callbacks: Vec<Box<dyn FnOnce() + Send>>) {
     }
     let work = move || callbacks.into_iter().for_each(|callback| callback());
     let _ = thread::Builder::new().name("redis-lock-lost".to_owned()).spawn(work);
+}
+
+/// When the next renewal of what is kept is due, after the last.
+fn heartbeat(lease: Duration) -> Duration {
+    (lease / 3).min(HEARTBEAT)
+}
+
+pub(crate) fn release(session: &Session, key: &[u8], owner: &str, id: &str) -> Call {
+    session.to(key, cmd("LOCK.RELEASE").arg(key).arg(owner).arg("ID").arg(id))
+}
+
+/// The server renews what is kept no longer than this says, so that it runs out.
+pub(crate) fn last_renewal(
+    session: &Session,
+    key: &[u8],
+    owner: &str,
+    how: &How,
+    lease: Duration,
+) -> Option<Call> {
+    let mut command = renewal(key, owner, lease);
+    how.bind(&mut command, Some(Duration::ZERO));
+    how.keep.then(|| session.to(key, &command))
 }
 
 pub(crate) fn renewal(key: &[u8], owner: &str, lease: Duration) -> Cmd {

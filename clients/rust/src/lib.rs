@@ -50,6 +50,7 @@ use std::time::Duration;
 
 use redis::{cmd, Client, Cmd};
 
+use error::SILENT;
 pub use error::{Error, Result};
 pub use hold::Hold;
 pub use lock::Lock;
@@ -167,7 +168,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if this owner does not hold it; [`Error::Misuse`] if it is given a lease, and bound to a connection.
+    /// [`Error::Lost`] if this owner does not hold it; [`Error::Misuse`] if it is given a lease, and bound to a connection;
+    /// [`Error::Unavailable`] if the last hold of this owner could not be given back yet.
     pub fn attach(
         &self,
         key: impl Into<Vec<u8>>,
@@ -179,6 +181,10 @@ impl Locks {
             return Err(Error::Misuse("the owner * means any, to the server".to_owned()));
         }
         let how = How::new(lease.into(), None, None, "")?;
+        if !session.settles(&key, owner, after(session.patience)) {
+            let key = String::from_utf8_lossy(&key);
+            return Err(Error::Unavailable(format!("{key}: a hold of this owner is being given back")));
+        }
         let bond = Arc::default();
         let call = |command: &Cmd| {
             let call = session.to(&key, command).with(&bond);
@@ -192,7 +198,15 @@ impl Locks {
         let mut command = hold::renewal(&key, owner, how.lease);
         how.bind(&mut command, how.max_hold);
         let sent = now();
-        call(&command)?;
+        let reply = call(&command);
+        if matches!(&reply, Err(error) if error.text() == SILENT) {
+            // It may come to the server yet, and nobody would look after what is bound then.
+            let last = hold::last_renewal(session, &key, owner, &how, how.lease);
+            if let Some(last) = last.filter(|_| !session.has(&key, owner)) {
+                session.follow(&bond, &last);
+            }
+        }
+        reply?;
         let held = Held::begin(session, &key, owner.to_owned(), how, sent, sent, bond);
         Ok(Hold::new(held, None, Arc::clone(&self.handle)))
     }

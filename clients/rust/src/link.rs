@@ -19,7 +19,7 @@ use crate::clock::{now, Moment};
 use crate::error::{checked, Error, Result, SILENT};
 use crate::mailbox::locked;
 use crate::session::TRY_AGAIN;
-use crate::talk::{gone, Breaker, Talk, Wire};
+use crate::talk::{gone, Breaker, Talk, Wire, USELESS};
 
 /// What is done with a reply. It runs in a thread of the session, and must not wait.
 pub(crate) type Then = Box<dyn FnOnce(Result<Value>) + Send>;
@@ -38,6 +38,8 @@ pub(crate) struct Link {
     /// Of a connection that is subscribed.
     on_message: Option<OnMessage>,
     on_end: Box<dyn Fn(&Link) + Send + Sync>,
+    /// When it was begun.
+    begun: Moment,
     /// Ends it while it is being made.
     breaker: Breaker,
     /// One call has it for itself.
@@ -65,8 +67,8 @@ struct State {
     until_up: Vec<Then>,
     /// Whether somebody looks after calls without an answer.
     watched: bool,
-    /// Whether there was a connection.
-    was_up: bool,
+    /// Since when there was a connection.
+    up: Option<Moment>,
     /// Whether the server has said anything.
     answered: bool,
 }
@@ -91,7 +93,7 @@ impl Link {
             replies: VecDeque::new(),
             until_up: Vec::new(),
             watched: false,
-            was_up: false,
+            up: None,
             answered: false,
         };
         let (inbox, on_message) = inbox.unzip();
@@ -99,6 +101,7 @@ impl Link {
             state: Mutex::new(state),
             on_message,
             on_end: Box::new(on_end),
+            begun: now(),
             breaker: Breaker::default(),
             alone: AtomicBool::new(false),
         });
@@ -138,7 +141,12 @@ impl Link {
 
     /// Whether anything can have been sent.
     pub(crate) fn was_up(&self) -> bool {
-        locked(&self.state).was_up
+        locked(&self.state).up.is_some()
+    }
+
+    /// Whether it was there before the other was begun: who is reached by the other was the primary later.
+    pub(crate) fn was_up_before(&self, other: &Link) -> bool {
+        locked(&self.state).up.is_some_and(|up| up < other.begun)
     }
 
     /// Sends a call that is packed, whose reply is there by then. `asking` is that the server carries it out though it does not
@@ -159,6 +167,14 @@ impl Link {
         state.replies.push_back((until, then));
         state.say(packed);
         state.flush()
+    }
+
+    /// Who waits for a reply is told this in its place. It serves for nothing else then: a reply that comes yet ends it.
+    pub(crate) fn answer(&self, error: Error) {
+        let waiting = locked(&self.state).replies.pop_back();
+        if let Some((_, then)) = waiting {
+            then(Err(error));
+        }
     }
 
     /// Whether anybody waits for a reply.
@@ -209,7 +225,7 @@ impl Link {
     /// It is of no use any more, and nobody needs to hear of it but the server.
     pub(crate) fn discard(&self) {
         locked(&self.state).answered = false;
-        self.finish(gone("it is of no use any more"), End::Orderly);
+        self.finish(gone(USELESS), End::Orderly);
     }
 
     /// Ends it in order: what was sent before counts.
@@ -263,7 +279,7 @@ impl Link {
             return Ok(());
         }
         state.phase = Phase::Up(wire);
-        state.was_up = true;
+        state.up = Some(now());
         state.answered = inbox.is_some();
         let early = std::mem::take(&mut state.early);
         state.say(&early);

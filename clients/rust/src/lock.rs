@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
-use crate::hold::{renewal, Held, Hold};
+use crate::hold::{last_renewal, release, renewal, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
 use crate::session::{Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
 use crate::{Event, Handle};
@@ -90,6 +90,8 @@ struct Attempt<'a> {
     deadline: Option<Moment>,
     /// Whether there is something to undo.
     sent: Cell<bool>,
+    /// Whether it was asked for more than once: the reply may be that to the first call.
+    repeated: Cell<bool>,
     fate: Arc<Fate>,
     /// The connection of its own, while it is not to be waited on.
     alone: Cell<Option<Alone>>,
@@ -255,6 +257,7 @@ impl Lock {
                 waits: wait != Some(Duration::ZERO),
                 deadline,
                 sent: Cell::new(false),
+                repeated: Cell::new(false),
                 fate: Arc::default(),
                 alone: Cell::default(),
             };
@@ -283,12 +286,11 @@ impl Attempt<'_> {
         let session = self.lock.session();
         // Since when there is no answer.
         let mut broken = None;
-        let mut was_broken = false;
         let mut choices = session.choices();
         loop {
             self.mailbox.forget();
             let asked = now();
-            let reply = self.once(was_broken);
+            let reply = self.once();
             if !matches!(&reply, Err(error) if error.is_unsent() || error.is_refusal()) {
                 self.sent.set(true);
             }
@@ -311,7 +313,7 @@ impl Attempt<'_> {
                     }
                 }
                 Err(error) if session.may_pass(&error) => {
-                    was_broken = true;
+                    self.repeated.set(true);
                     // It was there for so long: a connection counts when the server has answered on it.
                     let long = A_MOMENT.min(session.patience);
                     if self.blocks() && !error.is_unsent() && asked.saturating_add(long) < now() {
@@ -347,7 +349,7 @@ impl Attempt<'_> {
     }
 
     /// Asks once.
-    fn once(&self, broken: bool) -> Result<Reply> {
+    fn once(&self) -> Result<Reply> {
         let (session, key) = (self.lock.session(), &self.lock.key);
         let began = now();
         let call = session.to(key, &self.command()).with(&self.fate);
@@ -355,7 +357,11 @@ impl Attempt<'_> {
         let mut alone = self.alone.take();
         let reply = if self.blocks() {
             let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(A_MOMENT));
-            match session.call_alone(&self.mailbox, &mut alone, call, until) {
+            let again = || {
+                self.repeated.set(true);
+                self.command()
+            };
+            match session.call_alone(&self.mailbox, &mut alone, call, until, again) {
                 Ok(reply) => reply,
                 Err(error) => {
                     self.alone.set(alone);
@@ -390,7 +396,8 @@ impl Attempt<'_> {
         }
         // The reply may be that of a call whose hold ended with its connection; or nobody knows how old the grant is; or it is
         // bound to a connection that nobody has.
-        if broken || self.blocks() && (self.how.keep || granted.saturating_sub(sent) > self.how.lease / 20) {
+        let is_old = granted.saturating_sub(sent) > self.how.lease / 20;
+        if self.repeated.get() || self.blocks() && (self.how.keep || is_old) {
             sent = now();
             let mut command = renewal(key, &self.owner, self.how.lease);
             self.how.bind(&mut command, self.how.max_hold);
@@ -426,11 +433,12 @@ impl Attempt<'_> {
         if !self.sent.get() {
             return;
         }
-        let mut command = cmd("LOCK.CANCEL");
-        command.arg(&self.lock.key).arg(&self.owner).arg("ID").arg(&self.request);
+        let (session, key, owner) = (self.lock.session(), &self.lock.key, &self.owner);
+        let cancel = session.to(key, cmd("LOCK.CANCEL").arg(key).arg(owner).arg("ID").arg(&self.request));
+        let mut calls = vec![cancel, release(session, key, owner, &Uuid::new_v4().to_string())];
+        calls.extend(last_renewal(session, key, owner, &self.how, self.how.lease));
         let mailbox = Arc::new(Mailbox::default());
-        let session = self.lock.session();
-        let errand = Errand::new(session.to(&self.lock.key, &command), IN_THE_END);
+        let errand = Errand::new(session.pending(key, owner), calls, IN_THE_END).insisting();
         session.errand(errand, Box::new(mailbox.expect()));
         // If the server is silent, the session goes on with it. Nobody waits for one that has never been there.
         if self.fate.has_reached() {

@@ -17,7 +17,7 @@ use crate::hold::Held;
 use crate::link::{Link, OnMessage, Then};
 use crate::mailbox::{locked, Mailbox};
 use crate::server::{told_of, Map, Node, Server};
-use crate::talk::{gone, Breaker};
+use crate::talk::{gone, Breaker, USELESS};
 use crate::timer::Timer;
 use crate::{Event, Listener, OnTrouble};
 
@@ -33,6 +33,10 @@ pub(crate) const IN_THE_END: Duration = Duration::from_secs(600);
 /// Between two connections, after a server has said that another has the locks.
 const ONE_BY_ONE: Duration = Duration::from_millis(20);
 
+/// How often it is looked whether the own connection of a wait leads to somebody. A server remembers the request for longer than
+/// that and the patience.
+const LOOK: Duration = Duration::from_secs(8);
+
 /// How often a call goes on to where it is sent: to the owner of the slot, and to where that moves.
 const HOPS: u8 = 5;
 
@@ -47,11 +51,35 @@ pub(crate) struct Session {
     brake: Mutex<Brake>,
     /// By request: who is to hear of messages.
     waits: Mutex<HashMap<String, Arc<Mailbox>>>,
-    /// By owner: who is to hear of a broken connection, and of the end.
-    holds: Mutex<HashMap<String, Arc<Held>>>,
-    /// How many errands are under way.
-    errands: Mutex<usize>,
+    /// Who is to hear of a broken connection, and of the end. By address, as two may have one owner.
+    holds: Mutex<HashMap<usize, Arc<Held>>>,
+    /// What is being given back or taken back, by key and owner, and how often.
+    pending: Mutex<HashMap<Claim, usize>>,
     done: Condvar,
+}
+
+/// A key, and an owner.
+type Claim = (Vec<u8>, String);
+
+/// What an owner has of a lock is being given back as long as this is there. That goes by the owner's name, and would end the
+/// next hold of that name.
+pub(crate) struct Pending {
+    session: Arc<Session>,
+    claim: Claim,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let mut pending = locked(&self.session.pending);
+        if let Some(count) = pending.get_mut(&self.claim) {
+            *count -= 1;
+            if *count == 0 {
+                pending.remove(&self.claim);
+            }
+        }
+        drop(pending);
+        self.session.done.notify_all();
+    }
 }
 
 struct Links {
@@ -157,18 +185,23 @@ impl Call {
 
 /// A call that goes on while its caller does something else: it is sent again until it has an answer, or has no more time.
 pub(crate) struct Errand {
-    pub(crate) call: Call,
-    pub(crate) until: Moment,
+    /// Each does if the one before is refused. What comes out of any but the first is nil.
+    calls: Vec<Call>,
+    until: Moment,
     /// Whether it goes on after a refusal: a permission may come back.
-    pub(crate) insists: bool,
-    /// What will do after a refusal. What comes out of it is nil.
-    pub(crate) otherwise: Option<Call>,
+    insists: bool,
     pause: Duration,
+    _pending: Pending,
 }
 
 impl Errand {
-    pub(crate) fn new(call: Call, time: Duration) -> Errand {
-        Errand { call, until: after(time), insists: false, otherwise: None, pause: TRY_AGAIN }
+    pub(crate) fn new(pending: Pending, calls: Vec<Call>, time: Duration) -> Errand {
+        Errand { calls, until: after(time), insists: false, pause: TRY_AGAIN, _pending: pending }
+    }
+
+    pub(crate) fn insisting(mut self) -> Errand {
+        self.insists = true;
+        self
     }
 
     fn is_done(&self, result: &Result<Value>) -> bool {
@@ -240,7 +273,7 @@ impl Session {
             brake: Mutex::default(),
             waits: Mutex::default(),
             holds: Mutex::default(),
-            errands: Mutex::default(),
+            pending: Mutex::default(),
             done: Condvar::new(),
         }
     }
@@ -339,21 +372,30 @@ impl Session {
     /// Calls on a connection that nobody else has meanwhile, and waits for the reply without an end. It is given up if nobody waits
     /// any more. With the reply it is in `kept`: what is bound to it stays until that is given back or dropped, or for good if it
     /// serves for other calls. One that is there already is used, and stays there if the same call may go on it again.
+    /// `again` gives the call for the next connection.
     pub(crate) fn call_alone(
         self: &Arc<Self>,
         mailbox: &Arc<Mailbox>,
         kept: &mut Option<Alone>,
         mut call: Call,
         until: Moment,
+        again: impl Fn() -> Cmd,
     ) -> Result<Value> {
         let (mut node, mut asking) = (locked(&self.links).map.node(call.slot), false);
+        let mut old = None;
         loop {
             let kept_one = kept.take().filter(|alone| alone.node == node && alone.link.is_up());
             let mut alone = kept_one.map_or_else(|| self.alone(&node), Ok)?;
             self.put(&alone.link, &call.packed, asking, until, Box::new(mailbox.expect()));
-            let result = mailbox.reply(until).unwrap_or_else(|| Err(silent()));
+            let result = self.reply_alone(mailbox, &alone, until);
             if alone.link.was_up() {
                 call.fate.reached();
+            }
+            if matches!(&result, Err(error) if error.text() == OUTDATED) {
+                call.packed = again().get_packed_command();
+                // Until the server has the call again, the wait has its place by the first.
+                old.replace(alone);
+                continue;
             }
             if matches!(&result, Err(error) if error.text() == SILENT) {
                 alone.link.break_off(gone(SILENT));
@@ -376,13 +418,51 @@ impl Session {
         }
     }
 
+    /// Waits for the reply, and looks now and then whether the connection leads to somebody.
+    fn reply_alone(self: &Arc<Self>, mailbox: &Mailbox, alone: &Alone, until: Moment) -> Result<Value> {
+        loop {
+            let look = after(LOOK.min(self.patience * 8 / 5)).min(until);
+            if let Some(reply) = mailbox.reply(look) {
+                return reply;
+            }
+            if left(until).is_zero() {
+                return Err(silent());
+            }
+            if alone.link.is_up() {
+                self.look_at(&alone.node, &alone.link);
+            }
+        }
+    }
+
+    /// TCP may never find that nobody is there, or that it is no primary any more. So the connection for commands is asked. If
+    /// that is older and says nothing, this one would not, either. If it is not older, its answer says nothing of this one: the
+    /// wait goes on over another, which is the younger one then.
+    fn look_at(self: &Arc<Self>, node: &Node, own: &Arc<Link>) {
+        let Ok(commands) = self.link(node, true) else { return };
+        let (asked, own) = (Arc::clone(&commands), Arc::clone(own));
+        let then = move |result: Result<Value>| match result.err().filter(Error::is_of_connection) {
+            Some(error) if asked.was_up_before(&own) && error.text().ends_with(SILENT) => {
+                own.break_off(error)
+            }
+            None if !asked.was_up_before(&own) => own.answer(given_up(OUTDATED)),
+            _ => {}
+        };
+        self.put(&commands, &cmd("PING").get_packed_command(), false, after(self.patience), Box::new(then));
+    }
+
     /// The idle connection, or a new one.
     fn alone(self: &Arc<Self>, node: &Node) -> Result<Alone> {
         let mut links = self.links()?;
-        let idle = links.ways.get_mut(node).and_then(|way| way.idle.take());
-        let link = match idle.filter(|link| matches!(link.usable(), Some(Ok(())))) {
-            Some(idle) => idle,
-            None => {
+        let way = links.ways.entry(node.clone()).or_default();
+        let (idle, commands) = (way.idle.take(), way.commands.clone());
+        // What is older than that for commands may be dead, or lead to another server.
+        let is_newer = |link| commands.is_none_or(|commands| commands.was_up_before(link));
+        let link = match idle {
+            Some(idle) if idle.is_up() && is_newer(&idle) => idle,
+            outdated => {
+                if let Some(link) = outdated {
+                    link.discard();
+                }
                 let link = self.open(&mut links, node, true)?;
                 link.set_alone(true);
                 link
@@ -524,35 +604,62 @@ impl Session {
 
     /// Calls until there is an answer. Who wants to know looks into the mailbox.
     pub(crate) fn errand(self: &Arc<Self>, errand: Errand, then: Then) {
-        *locked(&self.errands) += 1;
-        self.run(errand, then);
+        self.run(errand, 0, then);
     }
 
-    fn run(self: &Arc<Self>, errand: Errand, then: Then) {
-        let (session, call) = (Arc::clone(self), errand.call.clone());
-        let first = move |result: Result<Value>| match errand.otherwise.clone() {
-            Some(call) if matches!(result, Err(Error::Misuse(_))) => {
-                let other = Arc::clone(&session);
-                let second = move |result: Result<Value>| other.ran(errand, result.map(|_| Value::Nil), then);
-                session.send(call, Box::new(second));
-            }
-            _ => session.ran(errand, result, then),
+    fn run(self: &Arc<Self>, errand: Errand, number: usize, then: Then) {
+        let Some(call) = errand.calls.get(number).cloned() else { return };
+        let session = Arc::clone(self);
+        let next = move |result: Result<Value>| match result {
+            Err(Error::Misuse(_)) if number + 1 < errand.calls.len() => session.run(errand, number + 1, then),
+            Ok(_) if number > 0 => session.ran(errand, Ok(Value::Nil), then),
+            result => session.ran(errand, result, then),
         };
-        self.send(call, Box::new(first));
+        self.send(call, Box::new(next));
     }
 
     /// Ends an errand, or goes on with it in a moment.
     fn ran(self: &Arc<Self>, mut errand: Errand, result: Result<Value>, then: Then) {
         if errand.is_done(&result) || self.is_closed() {
-            then(result);
-            *locked(&self.errands) -= 1;
-            return self.done.notify_all();
+            return then(result);
         }
         let (session, pause) = (Arc::clone(self), errand.pause.min(left(errand.until)));
         errand.pause = A_MOMENT.min(errand.pause * 2);
-        let again = Box::new(move |_| session.run(errand, then));
+        let again = Box::new(move |_| session.run(errand, 0, then));
         if let Err(now) = self.timer.at(after(pause), again) {
             now(Duration::ZERO);
+        }
+    }
+
+    /// What that owner has of that lock is given back from now on.
+    pub(crate) fn pending(self: &Arc<Self>, key: &[u8], owner: &str) -> Pending {
+        let claim = (key.to_vec(), owner.to_owned());
+        *locked(&self.pending).entry(claim.clone()).or_default() += 1;
+        Pending { session: Arc::clone(self), claim }
+    }
+
+    /// Waits until nothing of that owner is given back any more. False if something is by then.
+    pub(crate) fn settles(&self, key: &[u8], owner: &str, until: Moment) -> bool {
+        let claim = (key.to_vec(), owner.to_owned());
+        self.wait_for(until, |pending| !pending.contains_key(&claim))
+    }
+
+    fn wait_for(&self, until: Moment, is_so: impl Fn(&HashMap<Claim, usize>) -> bool) -> bool {
+        let mut pending = locked(&self.pending);
+        while !is_so(&pending) && !left(until).is_zero() {
+            let waited = self.done.wait_timeout(pending, left(until));
+            pending = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        is_so(&pending)
+    }
+
+    /// Calls behind another call, on the same connection or not at all.
+    pub(crate) fn follow(self: &Arc<Self>, fate: &Fate, call: &Call) {
+        // It goes nowhere else any more.
+        fate.give_up();
+        let link = locked(&fate.link).upgrade();
+        if let Some(link) = link {
+            self.put(&link, &call.packed, false, after(self.patience), Box::new(|_| ()));
         }
     }
 
@@ -586,11 +693,15 @@ impl Session {
     }
 
     pub(crate) fn holds(&self, hold: &Arc<Held>) {
-        locked(&self.holds).insert(hold.owner.clone(), Arc::clone(hold));
+        locked(&self.holds).insert(Arc::as_ptr(hold).addr(), Arc::clone(hold));
     }
 
     pub(crate) fn holds_no_more(&self, hold: &Held) {
-        locked(&self.holds).remove(&hold.owner);
+        locked(&self.holds).remove(&std::ptr::from_ref(hold).addr());
+    }
+
+    pub(crate) fn has(&self, key: &[u8], owner: &str) -> bool {
+        locked(&self.holds).values().any(|hold| hold.is_of(key, owner))
     }
 
     pub(crate) fn heard(&self, event: &Event<'_>) {
@@ -626,18 +737,13 @@ impl Session {
     fn look_at_holds(&self) {
         let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
         for hold in holds {
-            hold.renew_at(now());
+            hold.look_now();
         }
     }
 
     /// Ends everything, and waits until it has ended. What was dropped a moment ago is given back before.
     pub(crate) fn close(&self) {
-        let until = after(A_MOMENT);
-        let mut errands = locked(&self.errands);
-        while *errands > 0 && !left(until).is_zero() && !self.is_closed() {
-            errands = self.done.wait_timeout(errands, left(until)).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        drop(errands);
+        self.wait_for(after(A_MOMENT), |pending| pending.is_empty() || self.is_closed());
         let mut links = locked(&self.links);
         links.closed = true;
         let all: Vec<Arc<Link>> = links.all().cloned().collect();
@@ -649,7 +755,9 @@ impl Session {
         }
         self.wake_waits();
         let holds: Vec<Arc<Held>> = locked(&self.holds).values().cloned().collect();
-        holds.iter().for_each(|hold| hold.lose(hold.ended_by("its session is closed")));
+        for hold in holds {
+            hold.lose(hold.ended_by("its session is closed"));
+        }
         self.timer.close();
         for thread in threads {
             // A listener may close, too.
@@ -696,9 +804,15 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        locked(&self.session.links).own.retain(|own| !Arc::ptr_eq(own, &self.link));
-        if !self.stays {
+        let mut links = locked(&self.session.links);
+        links.own.retain(|own| !Arc::ptr_eq(own, &self.link));
+        let closed = links.closed;
+        drop(links);
+        if closed && !self.stays {
             self.link.discard();
+        } else if !self.stays {
+            // A call that has not come to the server must not come there behind what takes it back.
+            self.link.break_off(gone(USELESS));
         }
     }
 }
@@ -726,6 +840,9 @@ impl Links {
         self.ways.values().flat_map(Way::links).chain(&self.own)
     }
 }
+
+/// A wait is to go on over another connection.
+const OUTDATED: &str = "another connection is newer";
 
 fn given_up(why: &str) -> Error {
     Error::Unavailable(why.to_owned())

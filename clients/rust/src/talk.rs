@@ -199,6 +199,9 @@ pub(crate) fn unreached(info: &ConnectionInfo, error: Error) -> Error {
     }
 }
 
+/// Why a connection is ended that nobody uses.
+pub(crate) const USELESS: &str = "it is of no use any more";
+
 pub(crate) fn gone(why: impl std::fmt::Display) -> Error {
     Error::Unavailable(format!("{LOST}{why}"))
 }

@@ -7,10 +7,12 @@
 mod support;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::thread;
 
 use redis::{FromRedisValue, Value};
-use redis_lock_client::{Canceller, Locks, Settings};
+use redis_lock_client::{Canceller, Error, Locks, Settings};
 use support::{ms, until, Proxy, Server};
 
 #[test]
@@ -189,4 +191,63 @@ fn waited(server: &Server, key: &str) -> u64 {
 
 fn waiter(server: &Server, key: &str) -> u64 {
     field(server, key, "client")
+}
+
+#[test]
+fn a_wait_on_a_dead_connection_goes_on_over_another() {
+    let Some(server) = Server::start(&[]) else { return };
+    let near = server.locks();
+    for (has_commands, keeps) in [(false, false), (false, true), (true, false)] {
+        let proxy = Proxy::to(&server);
+        let far = proxy.locks(ms(500));
+        if has_commands {
+            far.lock("b").acquire().unwrap().release().unwrap();
+        }
+        let first = near.lock("a").lease(ms(60_000)).acquire().unwrap();
+        thread::scope(|scope| {
+            let lock = far.lock("a").lease(ms(60_000)).keep(keeps).wait(ms(20_000)).blocking();
+            let wait = scope.spawn(move || lock.acquire());
+            server.until_waiting("a", 1);
+            // Both ends think that it is there.
+            proxy.swallow();
+            first.release().unwrap();
+            let hold = wait.join().unwrap().unwrap();
+            assert_eq!(server.holder("a"), [hold.owner()], "commands: {has_commands}, keep: {keeps}");
+            hold.release().unwrap();
+        });
+        server.assert_nothing_left("a");
+    }
+}
+
+#[test]
+fn a_wait_that_changes_its_connection_keeps_its_place_and_is_not_disturbed() {
+    let Some(server) = Server::start(&[]) else { return };
+    let (near, proxy) = (server.locks(), Proxy::to(&server));
+    let client = redis::Client::open(("127.0.0.1", proxy.port)).unwrap();
+    let troubled = Arc::new(AtomicBool::new(false));
+    let hears = Arc::clone(&troubled);
+    let on_trouble = move |_: &Error| hears.store(true, Ordering::SeqCst);
+    let settings = Settings::new().patience(ms(500)).on_trouble(on_trouble);
+    let far = Locks::with_settings(&client, settings).unwrap();
+    let first = near.lock("a").lease(ms(60_000)).acquire().unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| far.lock("a").lease(ms(60_000)).wait(ms(30_000)).blocking().acquire());
+        server.until_waiting("a", 1);
+        let third = scope.spawn(|| near.lock("a").lease(ms(60_000)).wait(ms(30_000)).acquire());
+        server.until_waiting("a", 2);
+        let client = waiter(&server, "a");
+        until("it has another", || waiter(&server, "a") != client);
+        // That for commands, and this one.
+        until("the first has ended", || server.connections() == 4);
+        let (made, waits) = (proxy.made(), waited(&server, "a"));
+        until("it was looked at again", || waited(&server, "a") > waits + 2000);
+        assert_eq!((proxy.made(), made), (3, 3), "it changes once");
+        first.release().unwrap();
+        let hold = second.join().unwrap().unwrap();
+        assert_eq!(server.holder("a"), [hold.owner()]);
+        hold.release().unwrap();
+        third.join().unwrap().unwrap().release().unwrap();
+    });
+    assert!(!troubled.load(Ordering::SeqCst));
+    server.assert_nothing_left("a");
 }

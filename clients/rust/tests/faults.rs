@@ -115,7 +115,7 @@ fn a_connection_that_is_given_up_is_reset_and_one_that_is_closed_is_not() {
     assert_eq!(end_of(false, |_, _| ()), reset, "no answer");
     assert_eq!(end_of(false, |locks, _| locks.close()), Ok(0));
     assert_eq!(end_of(true, |locks, _| locks.close()), Ok(0));
-    assert_eq!(end_of(true, |_, canceller| canceller.cancel()), Ok(0));
+    assert_eq!(end_of(true, |_, canceller| canceller.cancel()), reset, "the wait was given up");
 }
 
 #[test]
@@ -857,10 +857,10 @@ fn a_hand_over_waits_for_a_renewal_on_its_way() {
     let Some(server) = Server::start(&[]) else { return };
     let proxy = Proxy::to(&server);
     let (mine, theirs) = (proxy.locks(ms(5000)), server.locks());
-    let hold = mine.lock("a").lease(ms(900)).keep(true).acquire().unwrap();
+    let hold = mine.lock("a").lease(ms(6000)).keep(true).acquire().unwrap();
     proxy.freeze(true);
     // A third of the lease, and more.
-    thread::sleep(ms(450));
+    thread::sleep(ms(2200));
     let handing_over = thread::spawn(move || hold.hand_over());
     thread::sleep(ms(50));
     assert!(!handing_over.is_finished(), "the renewal would come behind the other's");
@@ -868,4 +868,192 @@ fn a_hand_over_waits_for_a_renewal_on_its_way() {
     let owner = handing_over.join().unwrap().unwrap();
     theirs.attach("a", &owner, None).unwrap().release().unwrap();
     server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_hand_over_waits_for_an_extend_on_its_way_as_long_as_it_is_held() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(60_000));
+    for comes in [true, false] {
+        let hold = locks.lock("a").lease(ms(6000)).acquire().unwrap();
+        proxy.freeze(true);
+        thread::scope(|scope| {
+            let extend = scope.spawn(|| hold.extend(ms(4000)));
+            until("it is on its way", || hold.valid_for() <= ms(4000));
+            let hand_over = scope.spawn(|| hold.hand_over());
+            thread::sleep(ms(200));
+            assert!(!hand_over.is_finished());
+            if comes {
+                proxy.freeze(false);
+                extend.join().unwrap().unwrap();
+                assert_eq!(hand_over.join().unwrap().unwrap(), hold.owner());
+                assert_eq!(server.call::<i64>(&format!("LOCK.RELEASE a {}", hold.owner())), 0);
+            } else {
+                // Not for as long as the session has patience, but for as long as it is held.
+                assert_eq!(extend.join().unwrap().unwrap_err().kind(), "unavailable");
+                assert!(hand_over.join().unwrap().is_err() && hold.wait_lost(ms(5000)));
+                proxy.freeze(false);
+                until("it is free", || !server.held("a"));
+            }
+        });
+    }
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn what_is_lost_does_not_give_back_the_next_hold_of_that_name() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    for (keeps, drops) in [(false, false), (false, true), (true, false), (true, true)] {
+        let acquire = || assert_eq!(server.call::<i64>("LOCK.ACQUIRE a own PX 60000"), 1);
+        acquire();
+        let lost = locks.attach("a", "own", (!keeps).then_some(ms(300))).unwrap();
+        if keeps {
+            let _: i64 = server.call("LOCK.BREAK a");
+            assert!(lost.extend(ms(60_000)).is_err());
+        }
+        assert!(lost.wait_lost(ms(10_000)));
+        until("it is free", || !server.held("a"));
+        acquire();
+        let next = locks.attach("a", "own", ms(60_000)).unwrap();
+        if drops {
+            drop(lost);
+        } else {
+            assert!(matches!(lost.release(), Err(Error::Lost(_))));
+        }
+        next.extend(ms(60_000)).unwrap();
+        next.release().unwrap();
+        server.assert_nothing_left("a");
+    }
+}
+
+fn locks_of_a_user(server: &Server, port: u16, permissions: &str, patience: u64) -> Locks {
+    let channels = "on >few ~* resetchannels &lock:inbox:*";
+    let _: () = server.call(&format!("ACL SETUSER few {channels} +subscribe {permissions}"));
+    let client = redis::Client::open(format!("redis://few:few@127.0.0.1:{port}")).unwrap();
+    Locks::with_settings(&client, Settings::new().patience(ms(patience))).unwrap()
+}
+
+#[test]
+fn who_attaches_waits_for_what_is_being_given_back() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = locks_of_a_user(&server, server.port, "+lock.acquire +lock.renew +lock.info", 300);
+    for drops in [false, true] {
+        let _: i64 = server.call("LOCK.ACQUIRE a own PX 60000");
+        let hold = locks.attach("a", "own", ms(60_000)).unwrap();
+        if !drops {
+            assert_eq!(hold.release().unwrap_err().kind(), "misuse");
+        }
+        drop(hold);
+        assert_eq!(locks.attach("a", "own", ms(60_000)).unwrap_err().kind(), "unavailable");
+        let _: () = server.call("ACL SETUSER few +lock.release");
+        until("it is given back", || !server.held("a"));
+        until("it may be attached to", || matches!(locks.attach("a", "own", None), Err(Error::Lost(_))));
+        let _: () = server.call("ACL SETUSER few -lock.release");
+    }
+}
+
+#[test]
+fn two_holds_of_one_owner_are_both_looked_after() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let holds = ["a", "b"].map(|key| {
+        let _: i64 = server.call(&format!("LOCK.ACQUIRE {key} own PX 60000"));
+        locks.attach(key, "own", None).unwrap()
+    });
+    let began = Instant::now();
+    let _: i64 = server.call("CLIENT KILL TYPE normal SKIPME yes");
+    for hold in &holds {
+        assert!(hold.wait_lost(ms(20_000)) && began.elapsed() < ms(8000), "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn what_may_not_be_cancelled_is_given_back() {
+    let Some(server) = Server::start(&[]) else { return };
+    for permissions in ["+lock.acquire +lock.renew", "+lock.release"] {
+        let proxy = Proxy::to(&server);
+        let locks = locks_of_a_user(&server, proxy.port, permissions, 60_000);
+        // There are connections.
+        locks.lock("b").lease(ms(300)).wait(ms(10_000)).acquire().unwrap();
+        proxy.freeze(true);
+        assert_eq!(
+            locks.lock("a").lease(ms(900)).keep(true).wait(ms(100)).acquire().unwrap_err().kind(),
+            "unavailable"
+        );
+        let acquired = server.calls("lock.acquire");
+        proxy.freeze(false);
+        until("the grant comes late", || server.calls("lock.acquire") > acquired);
+        until("nobody has it", || !server.held("a"));
+    }
+}
+
+#[test]
+fn a_longer_lease_whose_answer_was_lost_is_given_back() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(2000));
+    for drops in [false, true] {
+        let hold = locks.lock("a").lease(ms(1500)).acquire().unwrap();
+        proxy.cut_reply_of("LOCK.RENEW");
+        assert_eq!(hold.extend(ms(3_600_000)).unwrap_err().kind(), "unavailable");
+        assert!(hold.wait_lost(ms(10_000)));
+        let hold = (!drops).then_some(hold);
+        until("it is given back", || !server.held("a"));
+        assert!(hold.is_none_or(|hold| matches!(hold.release(), Err(Error::Lost(_)))));
+    }
+}
+
+#[test]
+fn an_extend_waits_no_longer_than_it_lasts() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(60_000));
+    let hold = locks.lock("a").lease(ms(600)).acquire().unwrap();
+    proxy.freeze(true);
+    let began = Instant::now();
+    assert_eq!(hold.extend(ms(60_000)).unwrap_err().kind(), "unavailable");
+    assert!(began.elapsed() < ms(10_000), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_heartbeat_comes_every_ten_seconds_though_the_lease_is_long() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let _hold = locks.lock("a").lease(ms(3_600_000)).keep(true).acquire().unwrap();
+    until("it is renewed", || {
+        thread::sleep(ms(200));
+        server.calls("lock.renew") > 0
+    });
+}
+
+#[test]
+fn an_attach_that_comes_late_keeps_nothing() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let client = redis::Client::open(("127.0.0.1", proxy.port)).unwrap();
+    let (sender, end) = std::sync::mpsc::channel::<()>();
+    let end = std::sync::Mutex::new(end);
+    // It keeps the thread that would give the connection up.
+    let listener = move |event: &redis_lock_client::Event<'_>| {
+        if event.outcome == "lost" {
+            let _ = end.lock().unwrap().recv();
+        }
+    };
+    let settings = Settings::new().patience(ms(500)).listener(listener);
+    let locks = Locks::with_settings(&client, settings).unwrap();
+    // It ends before the session does.
+    let _ends = sender;
+    let lost = locks.lock("b").lease(ms(300)).acquire().unwrap();
+    until("its end is told", || lost.valid_for().is_zero());
+    let _: i64 = server.call("LOCK.ACQUIRE a own PX 60000");
+    let made = proxy.made();
+    proxy.freeze(true);
+    assert_eq!(locks.attach("a", "own", None).unwrap_err().kind(), "unavailable");
+    proxy.freeze(false);
+    until("it comes to the server", || server.calls("lock.renew") >= 1);
+    assert_eq!(server.call::<i64>("LOCK.RENEW a own PX 900"), 1);
+    until("the server renews it no more", || !server.held("a"));
+    assert_eq!(proxy.made(), made, "the connection is the same");
 }

@@ -87,7 +87,7 @@ pub(crate) fn acquire(
     if let Some(limit) = wanted.limit {
         lock = lock.limit(limit);
     }
-    // One connection is enough for one lock, and no permission for messages is needed.
+    // One connection, with one more to look after a long wait, is enough for one lock; and no permission for messages is needed.
     let lock = lock.blocking().canceller(canceller);
     let left = || wanted.wait.map_or(Duration::MAX, |wait| wait.saturating_sub(troubles.begun.elapsed()));
     loop {
