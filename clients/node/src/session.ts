@@ -194,7 +194,9 @@ export class Session {
   /** The reply to a call that waits in the server, in `ms()` milliseconds at most, and the connection that no other call had
    *  meanwhile. What is bound to that stays until it is closed, or `rest`s. It is given up when the signal is aborted. */
   async block(words: () => readonly string[], ms: () => number, { signal, sent }: Blocking): Promise<{ reply: unknown; wire: Wire }> {
-    if (this.closed) throw new UnavailableError('closed');
+    // First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and the wait would
+    // lose its place.
+    this.#wire('commands');
     let idle = this.#idle;
     this.#idle = undefined;
     if (idle !== undefined && this.#isOlder(idle)) {

@@ -196,7 +196,9 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await taken('k');
       const wait = impatient.acquire('k', { lease: 60_000, ownConnection: true });
       await until(async () => (await server.waiters('k')) === 1);
-      // The first question of this wait makes the connection for commands.
+      // So the next question of this wait makes the connection for commands anew.
+      const list = (await server.admin.client('LIST')).split('\n').filter((line) => / flags=N /.test(line) && !/ cmd=client/.test(line));
+      for (const [id] of list.map((line) => line.match(/\d+/))) await server.admin.client('KILL', 'ID', id);
       proxy.freezeWhatIsThere();
       await free('k');
       await (await wait).release();

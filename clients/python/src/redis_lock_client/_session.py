@@ -524,6 +524,10 @@ class Session:
         meanwhile: it is to be broken off, or to `rest`."""
         if self.closed:
             raise Unavailable("closed")
+        # First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and the wait
+        # would lose its place.
+        patience = self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
+        await self._shared("commands", self._commands, patience)
         link, self._idle = self._idle, None
         if link is not None and self._is_older(link):
             link.break_off()
