@@ -41,8 +41,10 @@ final class Attempt {
     private List<String> words;
     /** A call failed: a later reply may be that to it. */
     private boolean broken;
-    /** It may have a place in the queue, or the lock: a refusal says nothing of an earlier call. */
+    /** It was sent, and may have a place in the queue, or the lock. */
     private boolean placed;
+    /** It had an answer: a refusal says nothing of an earlier call. */
+    private boolean heard;
     /** Since when nothing was answered; 0 if something was. */
     private long failing;
 
@@ -99,6 +101,7 @@ final class Attempt {
         how.bind(words, 0);
         broken = false;
         placed = false;
+        heard = false;
         failing = 0;
         session.waits.put(request, this);
         ask();
@@ -187,7 +190,7 @@ final class Attempt {
 
     private void answered(Object reply, long sent) {
         asking = false;
-        placed = true;
+        heard = true;
         if (ended) {
             return;
         }
@@ -213,7 +216,7 @@ final class Attempt {
             // for which it was
             // waited in the server; and what is bound to a connection of its own is to be bound to the session's.
             long confirmed = Session.now();
-            hold.confirm(0).whenComplete((holds, error) -> {
+            hold.confirm().whenComplete((holds, error) -> {
                 if (ended) {
                     return;
                 }
@@ -247,6 +250,9 @@ final class Attempt {
         if (error instanceof Disconnected && link != null) {
             link.giveUp();
         }
+        if (error.is(Kind.MISUSE)) {
+            placed = heard || broken;
+        }
         boolean isFirst = failing == 0;
         if (asked != 0 && now - asked > Math.min(Session.SOON, session.patience)) {
             // It waited in a server that was there.
@@ -274,9 +280,10 @@ final class Attempt {
         }
     }
 
-    private void closeLink() {
+    /** After an outage the network would send the call again, when the server has forgotten that it was cancelled. */
+    private void giveUpLink() {
         if (link != null) {
-            link.close();
+            link.giveUp();
             link = null;
         }
     }
@@ -299,7 +306,7 @@ final class Attempt {
         if (error.is(Kind.LOST)) {
             // It was granted to a connection that broke, and ended with it.
             session.waits.remove(request);
-            closeLink();
+            giveUpLink();
             start();
             return;
         }
@@ -309,23 +316,37 @@ final class Attempt {
     /** Whatever the acquire has got. Where that cannot be now, this goes on behind the caller's back. */
     private void giveBack(Runnable then) {
         ended = true;
-        closeLink();
+        giveUpLink();
         if (timer != null) {
             timer.cancel(false);
         }
-        if (request == null) {
+        session.waits.remove(request);
+        if (!placed) {
             then.run();
             return;
         }
-        session.waits.remove(request);
         List<String> cancel = List.of("LOCK.CANCEL", how.key(), hold.owner(), "ID", request);
-        session.call(cancel, Session.SOON).whenComplete((reply, error) -> {
-            // Else it is not permitted: then the wait ends with its connection.
-            if (error != null && LockException.of(error).is(Kind.UNAVAILABLE) && placed) {
-                session.insist(cancel, Session.TRY_FOR, failure -> failure.is(Kind.UNAVAILABLE));
-            }
-            then.run();
-        });
+        CompletableFuture<Object> first = session.call(cancel, Session.SOON);
+        CompletableFuture<?> over =
+                first.exceptionallyCompose(error -> goOn(cancel, error)).exceptionallyCompose(this::orRelease);
+        if (how.owner() != null) {
+            // One that comes late would take the next hold of this owner.
+            session.giveBack(how.key(), hold.owner(), over);
+        }
+        first.whenComplete((reply, error) -> then.run());
+    }
+
+    private CompletableFuture<Object> goOn(List<String> cancel, Throwable error) {
+        return LockException.of(error).is(Kind.UNAVAILABLE)
+                ? session.insist(cancel, Session.TRY_FOR, failure -> failure.is(Kind.UNAVAILABLE), List.of())
+                : CompletableFuture.failedFuture(error);
+    }
+
+    /** Who may not cancel gives back what came late. A place in the queue ends with its connection. */
+    private CompletableFuture<Object> orRelease(Throwable error) {
+        return String.valueOf(LockException.of(error).getMessage()).startsWith("NOPERM")
+                ? hold.abandon().thenApply(done -> null)
+                : CompletableFuture.failedFuture(error);
     }
 
     private void end(Hold got, LockException error) {

@@ -36,6 +36,11 @@ public final class Hold implements AutoCloseable {
     private volatile boolean bound;
 
     private volatile long until;
+    /** When it ends at the server at the latest: what was sent may have come there, and nobody was told. */
+    private long untilThere;
+    /** How many calls were sent that may make it later. */
+    private int extensions;
+
     private volatile Long token;
     private volatile long lease;
     private long granted;
@@ -75,9 +80,9 @@ public final class Hold implements AutoCloseable {
         return why != null;
     }
 
-    /** Completes when the hold ended before it was given back. What depends on it runs in the common pool. */
+    /** Completes when the hold ended before it was given back. What depends on it may block. */
     public CompletableFuture<Void> lost() {
-        return lost.copy();
+        return isLost() ? CompletableFuture.completedFuture(null) : session.tell(lost);
     }
 
     /** Waits so long; true, at once, if the hold is lost. */
@@ -102,7 +107,7 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Sets the lease anew, from now on.
+     * Sets the lease anew, from now on. That is tried for as long as the hold is valid, and for 30 s at most. It is not interrupted.
      *
      * @throws Lost if there is nothing to extend
      * @throws LockException of another kind if it is not known whether it was
@@ -180,7 +185,7 @@ public final class Hold implements AutoCloseable {
      * @throws Lost if it ended before
      */
     public void release() {
-        await(releaseAsync());
+        await(releasing());
     }
 
     /** As {@link #release}. */
@@ -217,10 +222,12 @@ public final class Hold implements AutoCloseable {
     /**
      * Leaves the hold to another process, which takes it over by {@link RedisLock#attach}. Here it is neither renewed nor watched nor
      * given back any more, and counts as released. A kept hold is bound to this process's connection until the other has attached: so
-     * this process should live until then.
+     * this process should live until then. What renews it may be on its way yet: that is waited for as long as the hold is valid, and
+     * for 30 s at most. It is not interrupted.
      *
      * @return the owner
      * @throws Lost if it ended before
+     * @throws LockException {@code UNAVAILABLE} if it took too long: then nothing has changed
      */
     public String handOver() {
         return await(session.begin(() -> {
@@ -229,20 +236,34 @@ public final class Hold implements AutoCloseable {
                 return CompletableFuture.failedFuture(over);
             }
             released = true;
-            end("released");
-            // One that is on its way could come after the other has attached, and bind the hold to this process again.
-            return renewal.thenApply(answered -> owner);
+            stop();
+            // What comes after the other has attached would shorten its lease, or bind the hold to this process again.
+            long within = Math.min(until - Session.now(), session.blockFor);
+            return session.quiet(within, key() + ": a renewal is on its way yet")
+                    .handle((done, late) -> {
+                        if (late != null) {
+                            released = false;
+                            watch();
+                            throw isLost() ? why : LockException.of(late);
+                        }
+                        end("released");
+                        return owner;
+                    });
         }));
     }
 
     /** As {@link #release}, without blocking. */
     public CompletableFuture<Void> releaseAsync() {
+        return session.tell(releasing());
+    }
+
+    private CompletableFuture<Void> releasing() {
         return session.begin(() -> {
             // What is lost is given back already, if it must be, and another hold may have the same owner by now.
             if (released || (isLost() && (how.owner() != null || left))) {
                 return ended();
             }
-            CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.releaseFor));
+            CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.blockFor));
             if (how.owner() != null) {
                 session.giveBack(key(), owner, work);
             }
@@ -265,7 +286,7 @@ public final class Hold implements AutoCloseable {
         }
         words.addAll(List.of("ID", releaseId));
         releasing.incrementAndGet();
-        return session.insist(words, within, error -> error.is(Kind.UNAVAILABLE))
+        return session.insist(words, within, error -> error.is(Kind.UNAVAILABLE), List.of())
                 .handle((held, error) -> {
                     releasing.decrementAndGet();
                     if (error != null) {
@@ -287,8 +308,18 @@ public final class Hold implements AutoCloseable {
         }
         left = true;
         watch();
-        long within = how.keep() ? Session.TRY_FOR : Math.max(0, until - Session.now());
-        session.giveBack(key(), owner, session.insist(this::giveBackOrEnd, within, error -> !isOther(error)));
+        session.giveBack(key(), owner, giveBackLater(untilThere - Session.now()));
+    }
+
+    /** Gives back what an acquire may have got that was given up. */
+    CompletableFuture<Void> abandon() {
+        left = true;
+        return giveBackLater(lease);
+    }
+
+    private CompletableFuture<Void> giveBackLater(long leased) {
+        long within = how.keep() ? Session.TRY_FOR : Math.max(0, leased);
+        return session.insist(this::giveBackOrEnd, within, error -> !isOther(error));
     }
 
     /** Something else is in the lock's place. */
@@ -307,10 +338,12 @@ public final class Hold implements AutoCloseable {
         if (!how.keep() || !LockException.of(error).is(Kind.MISUSE)) {
             return CompletableFuture.failedFuture(error);
         }
-        List<String> last =
-                List.of("LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
-        return renewal.thenCompose(answered -> session.call(last, session.patience))
+        return renewal.thenCompose(answered -> session.call(lastRenewal(), session.patience))
                 .handle(Hold::unlessLost);
+    }
+
+    private List<String> lastRenewal() {
+        return List.of("LOCK.RENEW", key(), owner, "PX", How.ms(lease), "WATCHDOG", "MAX", "1", "EPHEMERAL");
     }
 
     private static Void unlessLost(Object reply, Throwable error) {
@@ -363,14 +396,15 @@ public final class Hold implements AutoCloseable {
         granted = sent;
         bound = true;
         until = renewed + lease;
+        untilThere = until;
         this.token = token;
         session.holds.add(this);
         watch();
     }
 
     /** Whether the server knows of it; its lease is set anew. */
-    CompletableFuture<Object> confirm(long within) {
-        return session.insist(renewal(lease, 0), within);
+    CompletableFuture<Object> confirm() {
+        return session.insist(renewal(lease, 0), 0);
     }
 
     /** Takes it over. */
@@ -388,10 +422,13 @@ public final class Hold implements AutoCloseable {
                 throw bound("attach it as one that is kept");
             }
             long sent = Session.now();
-            return confirm(session.patience).thenApply(holds -> {
-                begin(sent, sent, null);
-                return this;
-            });
+            // One that comes late would bind the hold to a process that does not know of it.
+            List<String> undo = how.keep() ? lastRenewal() : List.of();
+            return session.insist(renewal(lease, 0), session.patience, error -> error instanceof Disconnected, undo)
+                    .thenApply(holds -> {
+                        begin(sent, sent, null);
+                        return this;
+                    });
         });
     }
 
@@ -429,20 +466,40 @@ public final class Hold implements AutoCloseable {
         return words;
     }
 
+    /** Not again, if the hold is over or another's by then. */
     private CompletableFuture<Void> renew(long time, List<String> words) {
-        long sent = Session.now();
-        return over() != null
-                ? CompletableFuture.failedFuture(over())
-                : renewed(sent + time, () -> session.insist(words, Math.max(0, until - sent)));
+        long began = Session.now();
+        long within = Math.max(0, Math.min(until - began, session.blockFor));
+        return renewed(
+                began + time,
+                () -> session.insist(
+                        () -> sendRenewal(time, words, began + within),
+                        within,
+                        error -> error instanceof Disconnected));
+    }
+
+    private CompletableFuture<Object> sendRenewal(long time, List<String> words, long deadline) {
+        if (over() != null) {
+            return CompletableFuture.failedFuture(over());
+        }
+        long now = Session.now();
+        untilThere = Math.max(untilThere - now, time) + now;
+        extensions++;
+        return session.call(words, Math.max(Session.SOON, deadline - now));
     }
 
     private CompletableFuture<Void> renewed(long end, Supplier<CompletableFuture<Object>> call) {
         // Its words say so, and stay if it is sent again on another connection.
         boolean binds = !bound;
         int before = shortened;
-        CompletableFuture<Void> done = orLose(call.get()).thenAccept(holds -> {
+        CompletableFuture<Object> reply = call.get();
+        int last = extensions;
+        CompletableFuture<Void> done = orLose(reply).thenAccept(holds -> {
             until = before == shortened ? end : Math.min(until, end);
             bound |= binds;
+            if (last == extensions) {
+                untilThere = until;
+            }
         });
         renewal = CompletableFuture.allOf(renewal, done).exceptionally(error -> null);
         return done;
@@ -456,7 +513,10 @@ public final class Hold implements AutoCloseable {
     private <T> CompletableFuture<T> orLose(CompletableFuture<T> call) {
         return call.whenComplete((reply, error) -> {
             // It may have been given back just before.
-            if (error != null && LockException.of(error) instanceof Lost told && releasing.get() == 0) {
+            if (error != null
+                    && LockException.of(error) instanceof Lost told
+                    && releasing.get() == 0
+                    && over() == null) {
                 lose(told);
             }
         });
@@ -468,7 +528,7 @@ public final class Hold implements AutoCloseable {
         }
         why = told;
         end("lost");
-        lost.completeAsync(() -> null);
+        lost.complete(null);
     }
 
     /** A hold ends once. */
@@ -499,7 +559,7 @@ public final class Hold implements AutoCloseable {
         if (session.isClosed()) {
             lose(new Lost(key() + ": the session was closed"));
         } else if (keeps()) {
-            timer = session.after(bound ? Math.min(lease / 3, rest) : 0, this::keep);
+            timer = session.after(bound ? Math.min(pause(), rest) : 0, this::keep);
         } else if (rest <= 0) {
             runOut("the lease is over");
         } else {
@@ -507,11 +567,16 @@ public final class Hold implements AutoCloseable {
         }
     }
 
+    /** Between two renewals. */
+    private long pause() {
+        return Math.min(lease / 3, session.beat);
+    }
+
     /** By the own clock. The server may have it yet, and renew it for ever. */
     private void runOut(String text) {
         if (!isLost() && !released) {
             lose(new Lost(key() + ": " + text));
-            if (how.keep()) {
+            if (how.keep() || untilThere - Session.now() > 0) {
                 leave();
             }
         }
@@ -528,7 +593,7 @@ public final class Hold implements AutoCloseable {
         }
         // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the
         // lock, as no other ever has this owner's name.
-        long pause = lease / 3;
+        long pause = pause();
         long now = Session.now();
         long rest = until - now;
         renewing = true;

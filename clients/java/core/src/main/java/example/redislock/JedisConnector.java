@@ -57,7 +57,7 @@ public final class JedisConnector implements Wire.Connector {
                         .build());
     }
 
-    /** With the settings of a client: its user, database and TLS. Its time-out is for connecting only. */
+    /** With the settings of a client: its user, database and TLS. Its time-out is for connecting only; without one that is 5 s. */
     public JedisConnector(HostAndPort server, JedisClientConfig config) {
         this(() -> server, false, config);
     }
@@ -76,9 +76,12 @@ public final class JedisConnector implements Wire.Connector {
     private JedisConnector(Supplier<HostAndPort> server, boolean mayFailOver, JedisClientConfig config) {
         this.server = server;
         this.mayFailOver = mayFailOver;
+        // Who connects to a server that hangs does not wait for ever.
+        int timeout = config.getConnectionTimeoutMillis() == 0 ? 5000 : config.getConnectionTimeoutMillis();
         this.config = DefaultJedisClientConfig.builder()
                 .from(config)
-                .socketTimeoutMillis(config.getConnectionTimeoutMillis())
+                .connectionTimeoutMillis(timeout)
+                .socketTimeoutMillis(timeout)
                 .protocol(RedisProtocol.RESP2)
                 .build();
     }

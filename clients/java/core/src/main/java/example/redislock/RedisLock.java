@@ -7,7 +7,6 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
@@ -110,8 +109,8 @@ public final class RedisLock implements Lock {
     }
 
     /**
-     * As {@link #acquire}, without a thread that waits. What depends on the future runs in the common pool. To cancel the future
-     * ends the wait, and so does its {@code orTimeout}.
+     * As {@link #acquire}, without a thread that waits. What depends on the future may block. To cancel the future ends the wait, and
+     * so does its {@code orTimeout}.
      */
     public CompletableFuture<Hold> acquireAsync() {
         Attempt attempt = begin(how);
@@ -122,19 +121,8 @@ public final class RedisLock implements Lock {
                 locks.session.run(attempt::cancel);
             }
         });
-        attempt.result.whenCompleteAsync(
-                (hold, error) -> {
-                    if (error != null) {
-                        result.completeExceptionally(error);
-                    } else if (hold == null) {
-                        result.completeExceptionally(notGranted());
-                    } else if (!result.complete(hold)) {
-                        // Cancelled at the same moment.
-                        hold.releaseAsync();
-                    }
-                },
-                ForkJoinPool.commonPool());
-        return result;
+        // It may be cancelled at the moment of the grant.
+        return locks.session.tell(attempt.result.thenApply(this::granted), result, Hold::releaseAsync);
     }
 
     /**

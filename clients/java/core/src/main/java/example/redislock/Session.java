@@ -14,9 +14,12 @@ import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.SynchronousQueue;
+import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
@@ -49,8 +52,11 @@ final class Session {
     /** How long a call may go without an answer. */
     final long patience;
 
-    /** A release blocks for so long at most. A test has less time. */
-    long releaseFor = Duration.ofSeconds(30).toNanos();
+    /** A release, or what is tried again else, blocks for so long at most. A test has less time. */
+    long blockFor = Duration.ofSeconds(30).toNanos();
+
+    /** What is kept is renewed so often at least, as servers and networks end a connection that is idle. */
+    long beat = Duration.ofSeconds(10).toNanos();
 
     final Consumer<LockEvent> listener;
     /** Who waits, by the id of its request: a message rings. */
@@ -64,6 +70,16 @@ final class Session {
 
     private final Wire.Connector connector;
     private final ScheduledThreadPoolExecutor loop;
+    /** For what depends on the futures of users, which may block. After close it runs where the future ends. */
+    private final ThreadPoolExecutor users = new ThreadPoolExecutor(
+            0,
+            Integer.MAX_VALUE,
+            10,
+            TimeUnit.SECONDS,
+            new SynchronousQueue<>(),
+            work -> daemon(work, "redis-lock-tell"),
+            (work, ended) -> work.run());
+
     private final Map<Use, Link> links = new EnumMap<>(Use.class);
     /** Each carries one call that waits in the server; or waits for the next such call itself. */
     private final Set<Link> own = new HashSet<>();
@@ -82,12 +98,17 @@ final class Session {
         this.patience = patience.toNanos();
         this.listener = listener;
         loop = new ScheduledThreadPoolExecutor(1, work -> {
-            thread = new Thread(work, "redis-lock");
-            thread.setDaemon(true);
+            thread = daemon(work, "redis-lock");
             return thread;
         });
         // After close there is no timer left to wait for, and what somebody has begun at that moment ends as closed.
         loop.setRemoveOnCancelPolicy(true);
+    }
+
+    private static Thread daemon(Runnable work, String name) {
+        Thread thread = new Thread(work, name);
+        thread.setDaemon(true);
+        return thread;
     }
 
     static long now() {
@@ -130,6 +151,24 @@ final class Session {
         return result;
     }
 
+    /** The same for a user. */
+    <T> CompletableFuture<T> tell(CompletableFuture<T> work) {
+        return tell(work, new CompletableFuture<>(), tooLate -> {});
+    }
+
+    <T> CompletableFuture<T> tell(CompletableFuture<T> work, CompletableFuture<T> user, Consumer<T> tooLate) {
+        work.whenCompleteAsync(
+                (value, error) -> {
+                    if (error != null) {
+                        user.completeExceptionally(error instanceof CompletionException ? error.getCause() : error);
+                    } else if (!user.complete(value)) {
+                        tooLate.accept(value);
+                    }
+                },
+                users);
+        return user;
+    }
+
     ScheduledFuture<?> after(long time, Runnable work) {
         return loop.schedule(work, Math.max(0, time), TimeUnit.NANOSECONDS);
     }
@@ -140,7 +179,15 @@ final class Session {
 
     /** The reply; Disconnected if there is none in time: the session's own patience is the most. */
     CompletableFuture<Object> call(List<String> words, long within) {
-        return use(Use.COMMANDS, within, call -> call.link.wire.call(words).whenComplete(call::answer));
+        return call(words, within, List.of());
+    }
+
+    /** As the first. If there is no reply in time, something is said that undoes it, behind it on the same connection only. */
+    private CompletableFuture<Object> call(List<String> words, long within, List<String> undo) {
+        return use(Use.COMMANDS, within, call -> {
+            call.undo = undo;
+            call.link.wire.call(words).whenComplete(call::answer);
+        });
     }
 
     /** As the first, if it is to be sent when there is a connection. */
@@ -224,13 +271,15 @@ final class Session {
 
     /** A call that may be sent twice, and is, for so long, when its connection breaks. */
     CompletableFuture<Object> insist(List<String> words, long within) {
-        return insist(words, within, error -> error instanceof Disconnected);
+        return insist(words, within, error -> error instanceof Disconnected, List.of());
     }
 
-    /** The same also after other errors. */
-    CompletableFuture<Object> insist(List<String> words, long within, Predicate<LockException> again) {
+    /** The same also after other errors, and with what undoes it. */
+    CompletableFuture<Object> insist(
+            List<String> words, long within, Predicate<LockException> again, List<String> undo) {
         long deadline = now() + within;
-        return insist(() -> call(words, within == 0 ? patience : Math.max(SOON, deadline - now())), within, again);
+        return insist(
+                () -> call(words, within == 0 ? patience : Math.max(SOON, deadline - now()), undo), within, again);
     }
 
     /** Tries something for so long, with pauses. It is told when the session is closed. */
@@ -270,7 +319,7 @@ final class Session {
     }
 
     /** Notes that this hold is given back behind somebody's back. */
-    void giveBack(String key, String owner, CompletableFuture<Void> work) {
+    void giveBack(String key, String owner, CompletableFuture<?> work) {
         CompletableFuture<Void> over = new CompletableFuture<>();
         giving.put(over, List.of(key, owner));
         work.whenComplete((done, error) -> {
@@ -288,21 +337,31 @@ final class Session {
      * give back the next hold, too.
      */
     CompletableFuture<Void> givenBack(String key, String owner, long within) {
-        CompletableFuture<Void> result = new CompletableFuture<>();
         List<String> mine = List.of(key, owner);
         CompletableFuture<?>[] pending = giving.entrySet().stream()
                 .filter(one -> one.getValue().equals(mine))
                 .map(Map.Entry::getKey)
                 .toArray(CompletableFuture<?>[]::new);
-        if (pending.length == 0) {
-            result.complete(null);
-            return result;
+        return ended(pending, within, key + ": the last hold of this owner could not be given back yet");
+    }
+
+    /** Waits until nothing is on its way any more of what was sent before: it is answered, or its connection has ended. */
+    CompletableFuture<Void> quiet(long within, String late) {
+        Link link = links.get(Use.COMMANDS);
+        Set<Call> calls = link == null ? Set.of() : link.calls;
+        return ended(calls.stream().map(call -> call.over).toArray(CompletableFuture<?>[]::new), within, late);
+    }
+
+    /** Waits for them, and fails after so long. */
+    private CompletableFuture<Void> ended(CompletableFuture<?>[] pending, long within, String text) {
+        CompletableFuture<Void> all = CompletableFuture.allOf(pending);
+        if (all.isDone()) {
+            return all;
         }
-        ScheduledFuture<?> late = after(
-                within,
-                () -> result.completeExceptionally(new LockException(
-                        Kind.UNAVAILABLE, key + ": the last hold of this owner could not be given back yet")));
-        CompletableFuture.allOf(pending).whenComplete((done, error) -> {
+        CompletableFuture<Void> result = new CompletableFuture<>();
+        ScheduledFuture<?> late =
+                after(within, () -> result.completeExceptionally(new LockException(Kind.UNAVAILABLE, text)));
+        all.whenComplete((done, error) -> {
             late.cancel(false);
             result.complete(null);
         });
@@ -334,6 +393,7 @@ final class Session {
         });
         if (Thread.currentThread() == thread) {
             connector.close();
+            users.shutdown();
             return;
         }
         boolean interrupted = false;
@@ -347,6 +407,7 @@ final class Session {
             }
         }
         connector.close();
+        users.shutdown();
         if (interrupted) {
             Thread.currentThread().interrupt();
         }
@@ -379,7 +440,7 @@ final class Session {
             links.put(use, link);
             link.open();
         }
-        link.use(new Call(link, answer), Math.min(within, patience), within >= patience, work);
+        link.use(new Call(link, answer), within, work);
         return answer;
     }
 
@@ -387,6 +448,10 @@ final class Session {
     private final class Call {
         private final Link link;
         private final CompletableFuture<Object> answer;
+        /** When it is answered, or its connection has ended. Whoever asked may have been told before. */
+        private final CompletableFuture<Void> over = new CompletableFuture<>();
+
+        private List<String> undo = List.of();
         private ScheduledFuture<?> timer;
 
         Call(Link link, CompletableFuture<Object> answer) {
@@ -404,12 +469,18 @@ final class Session {
             });
         }
 
-        void end(Object reply, LockException error) {
-            if (!link.calls.remove(this)) {
-                return;
-            }
+        private boolean leave() {
+            boolean first = link.calls.remove(this);
             if (timer != null) {
                 timer.cancel(false);
+            }
+            over.complete(null);
+            return first;
+        }
+
+        void end(Object reply, LockException error) {
+            if (!leave()) {
+                return;
             }
             if (error == null) {
                 answer.complete(reply);
@@ -514,10 +585,10 @@ final class Session {
             long often = Math.min(LOOK_AGAIN, patience / 5 * 8);
             ScheduledFuture<?> probe = loop.scheduleWithFixedDelay(look, often, often, TimeUnit.NANOSECONDS);
             Consumer<Call> send = call -> {
-                limit(call, within.getAsLong(), true);
+                limit(call, within.getAsLong(), 0);
                 wire.call(words.get()).whenComplete(call::answer);
             };
-            use(new Call(this, answer), patience, true, call -> {
+            use(new Call(this, answer), patience, call -> {
                 if (answered) {
                     send.accept(call);
                     return;
@@ -570,11 +641,13 @@ final class Session {
             return gone;
         }
 
-        private void use(Call call, long within, boolean givesUp, Consumer<Call> work) {
+        private void use(Call call, long within, Consumer<Call> work) {
             calls.add(call);
-            limit(call, within, givesUp);
+            limit(call, Math.min(within, patience), Math.max(0, patience - within));
             Runnable send = () -> {
-                if (!calls.contains(call)) {
+                // Nobody waits for it any more.
+                if (call.answer.isDone()) {
+                    call.leave();
                     return;
                 }
                 try {
@@ -590,18 +663,20 @@ final class Session {
             }
         }
 
-        private void limit(Call call, long within, boolean givesUp) {
+        /** Whoever asked is told after so long. The rest of the patience later this leads nowhere, whether anybody waits or not. */
+        private void limit(Call call, long within, long rest) {
             if (call.timer != null) {
                 call.timer.cancel(false);
             }
             call.timer = after(Math.max(1, within), () -> {
-                LockException silent = new Disconnected("the server does not answer");
-                if (calls.remove(call)) {
-                    // Who has less patience than the session says nothing about the server.
-                    if (givesUp) {
-                        leadsNowhere(this);
-                    }
-                    call.answer.completeExceptionally(silent);
+                if (rest > 0) {
+                    limit(call, rest, 0);
+                } else if (call.leave()) {
+                    leadsNowhere(this);
+                }
+                call.answer.completeExceptionally(new Disconnected("the server does not answer"));
+                if (rest > 0 && !call.undo.isEmpty()) {
+                    wire.call(call.undo);
                 }
             });
         }

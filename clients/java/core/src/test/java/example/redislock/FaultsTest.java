@@ -14,17 +14,22 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
 
 /** What the network and the server do to connections. */
 @Timeout(60)
@@ -73,9 +78,12 @@ class FaultsTest {
         Hold hold = lock.acquire();
         CompletableFuture<Hold> waits = lock.ownConnection().acquireAsync();
         LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+        // Or the proxy may hear of it by what it cannot write any more.
+        server.signal("STOP");
         waits.cancel(true);
         LocksTest.until("it is heard of", () -> !proxy.ends.isEmpty());
-        assertEquals("closed", proxy.ends.poll());
+        server.signal("CONT");
+        assertEquals("reset", proxy.ends.poll());
         proxy.silent = true;
         CompletableFuture<Void> extended = CompletableFuture.runAsync(hold::extend);
         LocksTest.until("it is given up", () -> !proxy.ends.isEmpty());
@@ -106,7 +114,7 @@ class FaultsTest {
                     for (int number = 0; number < 100; number++) {
                         wire.call(List.of("PING"));
                     }
-                    Thread.yield();
+                    Thread.onSpinWait();
                 }
             });
             caller.start();
@@ -228,8 +236,8 @@ class FaultsTest {
         AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
         Wire.Connector refusing = LocksTest.refusing(server, "LOCK.RELEASE", "NOREPLICAS on purpose", refusals);
         try (Locks locks = new Locks(refusing)) {
-            assertEquals(TimeUnit.SECONDS.toNanos(30), locks.session.releaseFor);
-            locks.session.releaseFor = TimeUnit.MILLISECONDS.toNanos(300);
+            assertEquals(TimeUnit.SECONDS.toNanos(30), locks.session.blockFor);
+            locks.session.blockFor = TimeUnit.MILLISECONDS.toNanos(300);
             Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
             CompletableFuture<Void> release = hold.releaseAsync();
             assertTrue(failure(release).getMessage().startsWith("NOREPLICAS"));
@@ -325,10 +333,185 @@ class FaultsTest {
             for (int round = 0; round < 3; round++) {
                 assertThrows(LockException.class, () -> locks.lock("k").tryAcquire());
             }
+            untilNothingGoesOn(locks);
+        }
+    }
+
+    private static void untilNothingGoesOn(Locks locks) throws Exception {
+        Session session = locks.session;
+        LocksTest.until(
+                "nothing goes on",
+                () -> Hold.await(session.begin(() -> CompletableFuture.completedFuture(session.errands()))) == 0);
+    }
+
+    /** It would take back the next hold of that owner. */
+    @Test
+    void whoIsNamedWaitsForACancelThatIsPending() throws Exception {
+        AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
+        Wire.Connector refusing = LocksTest.refusing(server, "LOCK.CANCEL", "NOREPLICAS on purpose", refusals);
+        try (Locks locks = new Locks(refusing, Duration.ofSeconds(2), null)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            RedisLock lock = locks.lock("k").owner("me");
+            RedisLock hurried = lock.waiting(Duration.ofMillis(100));
+            assertTrue(assertThrows(LockException.class, hurried::acquire).is(Kind.TIMED_OUT));
+            server.call("LOCK.RELEASE", "k", "somebody");
+            for (Executable call : List.<Executable>of(hurried::acquire, () -> lock.attach("me"))) {
+                LockException error = assertThrows(LockException.class, call);
+                assertTrue(error.is(Kind.UNAVAILABLE), error::toString);
+            }
+            CompletableFuture<Hold> again = lock.acquireAsync();
+            refusals.set(0);
+            Hold hold = again.get(10, TimeUnit.SECONDS);
+            untilNothingGoesOn(locks);
+            hold.extend();
+            hold.release();
+        }
+    }
+
+    /** Nobody waits for the answer any more. */
+    @ParameterizedTest
+    @EnumSource
+    void whatIsNotAnsweredEndsItsConnection(Library library) throws Exception {
+        try (Locks locks = locks(library, proxy.uri(), 1000)) {
+            locks.lock("k").tryAcquire().orElseThrow().release();
+            proxy.silent = true;
             Session session = locks.session;
-            LocksTest.until(
-                    "nothing goes on",
-                    () -> Hold.await(session.begin(() -> CompletableFuture.completedFuture(session.errands()))) == 0);
+            CompletableFuture<Object> call = session.begin(() -> session.call(List.of("PING"), 1));
+            assertTrue(failure(call).is(Kind.UNAVAILABLE));
+            LocksTest.until("it is given up", () -> proxy.ends.contains("reset"));
+            proxy.silent = false;
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void aHoldIsHandedOverWhenNothingIsOnItsWay(Library library) throws Exception {
+        try (Locks locks = locks(library, server.uri(), 10_000)) {
+            Hold hold = locks.lock("k").lease(Duration.ofMinutes(10)).acquire();
+            server.signal("STOP");
+            locks.session.blockFor = 1;
+            for (Executable call : List.<Executable>of(hold::extend, hold::handOver)) {
+                LockException error = assertThrows(LockException.class, call);
+                assertTrue(error.is(Kind.UNAVAILABLE), error::toString);
+            }
+            assertFalse(hold.validFor().isZero());
+            locks.session.blockFor = TimeUnit.MINUTES.toNanos(1);
+            CompletableFuture<String> handedOver = CompletableFuture.supplyAsync(hold::handOver);
+            assertThrows(TimeoutException.class, () -> handedOver.get(300, TimeUnit.MILLISECONDS));
+            server.signal("CONT");
+            assertEquals(hold.owner(), handedOver.get(10, TimeUnit.SECONDS));
+            locks.lock("k").lease(Duration.ofMinutes(10)).attach(hold.owner()).release();
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void anAttachThatFailedBindsNothing(Library library) throws Exception {
+        ConcurrentLinkedQueue<List<String>> renewals = new ConcurrentLinkedQueue<>();
+        Set<Wire> used = ConcurrentHashMap.newKeySet();
+        Wire.Connector connector = LocksTest.changed(library.connector.apply(server.uri()), (wire, words) -> {
+            if (!words.get(0).equals("LOCK.RENEW")) {
+                return wire.call(words);
+            }
+            renewals.add(words);
+            if (renewals.size() == 1) {
+                return CompletableFuture.failedFuture(new java.io.IOException("on purpose"));
+            }
+            used.add(wire);
+            return wire.call(words).thenCompose(reply -> new CompletableFuture<>());
+        });
+        try (Locks first = locks(library, server.uri(), 5000);
+                Locks second = new Locks(connector, Duration.ofMillis(1500), null)) {
+            Hold hold = first.lock("k").keep(true).lease(Duration.ofMillis(900)).acquire();
+            RedisLock lock = second.lock("k").keep(true).lease(Duration.ofMillis(900));
+            LockException error = assertThrows(LockException.class, () -> lock.attach(hold.handOver()));
+            assertTrue(error.is(Kind.UNAVAILABLE), error::toString);
+            LocksTest.until("it is unbound", () -> renewals.size() == 3);
+            assertTrue(List.copyOf(renewals).get(2).contains("MAX"));
+            assertEquals(1, used.size());
+            LocksTest.until("it is over", () -> !server.jedis.exists("k"));
+        }
+    }
+
+    /** It comes after its caller has gone. */
+    @ParameterizedTest
+    @EnumSource
+    void whatMayNotBeCancelledIsGivenBack(Library library) throws Exception {
+        for (String refused : List.of("-lock.cancel", "-lock.release")) {
+            server.call("ACL", "SETUSER", "default", refused);
+            try (Locks locks = locks(library, server.uri(), 5000)) {
+                RedisLock lock = locks.lock("k").keep(true).lease(Duration.ofMillis(900));
+                server.call("CLIENT", "PAUSE", "60000", "WRITE");
+                assertTrue(assertThrows(LockException.class, lock::tryAcquire).is(Kind.UNAVAILABLE));
+                server.call("CLIENT", "UNPAUSE");
+                untilNothingGoesOn(locks);
+                LocksTest.until("it is over", () -> !server.jedis.exists("k"));
+            }
+        }
+    }
+
+    /** Nobody may do anything: there is nothing to give back. */
+    @Test
+    void whatWasRefusedIsNotGivenBack() throws Exception {
+        server.call("ACL", "SETUSER", "default", "-@all", "+info", "+client", "+exists");
+        try (Locks locks = locks(Library.LETTUCE, server.uri(), 5000)) {
+            assertTrue(assertThrows(LockException.class, () -> locks.lock("k").tryAcquire())
+                    .is(Kind.MISUSE));
+            assertEquals(
+                    0,
+                    Hold.await(locks.session.begin(() -> CompletableFuture.completedFuture(locks.session.errands()))));
+        }
+    }
+
+    /** The server knows of a lease that nobody else does. */
+    @ParameterizedTest
+    @EnumSource
+    void aLeaseThatIsMadeLongerIsGivenBackIfNobodyWasTold(Library library) throws Exception {
+        Wire.Connector connector = LocksTest.changed(
+                library.connector.apply(server.uri()),
+                (wire, words) -> words.get(0).equals("LOCK.RENEW")
+                        ? wire.call(words).thenCompose(reply -> new CompletableFuture<>())
+                        : wire.call(words));
+        try (Locks locks = new Locks(connector)) {
+            Hold hold = locks.lock("k").lease(Duration.ofMillis(700)).acquire();
+            LockException error = assertThrows(LockException.class, () -> hold.extend(Duration.ofMinutes(10)));
+            assertTrue(error.is(Kind.UNAVAILABLE) || error.is(Kind.LOST), error::toString);
+            assertTrue(hold.awaitLost(Duration.ofSeconds(5)));
+            LocksTest.until("it is given back", () -> !server.jedis.exists("k"));
+            assertThrows(Lost.class, hold::release);
+        }
+    }
+
+    /** A server may end a connection that is idle. */
+    @Test
+    void aLongLeaseIsRenewedOftenToo() throws Exception {
+        AtomicInteger renewals = new AtomicInteger();
+        Wire.Connector connector = LocksTest.changed(new LettuceConnector(server.uri()), (wire, words) -> {
+            if (words.get(0).equals("LOCK.RENEW")) {
+                renewals.incrementAndGet();
+            }
+            return wire.call(words);
+        });
+        try (Locks locks = new Locks(connector)) {
+            assertEquals(TimeUnit.SECONDS.toNanos(10), locks.session.beat);
+            locks.session.beat = TimeUnit.MILLISECONDS.toNanos(50);
+            Hold hold = locks.lock("k").keep(true).lease(Duration.ofMinutes(10)).acquire();
+            LocksTest.until("it is renewed", () -> renewals.get() > 3);
+            hold.release();
+        }
+    }
+
+    @Test
+    void jedisDoesNotConnectForEver() throws Exception {
+        DefaultJedisClientConfig config =
+                DefaultJedisClientConfig.builder().connectionTimeoutMillis(0).build();
+        Wire.Connector connector = new JedisConnector(new HostAndPort("127.0.0.1", server.port), config);
+        try (Locks locks = new Locks(connector, Duration.ofMillis(100), null)) {
+            server.signal("STOP");
+            assertThrows(LockException.class, () -> locks.lock("k").tryAcquire());
+            LocksTest.until("nothing connects", () -> !LocksTest.threads().contains("redis-lock-connect"));
+        } finally {
+            server.signal("CONT");
         }
     }
 
@@ -339,7 +522,7 @@ class FaultsTest {
                 Locks other = locks(Library.LETTUCE, server.uri(), 5000)) {
             Hold first = other.lock("k").acquire();
             CompletableFuture<Hold> waits =
-                    locks.lock("k").lease(Duration.ofMillis(1000)).acquireAsync();
+                    locks.lock("k").lease(Duration.ofSeconds(1)).acquireAsync();
             LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
             proxy.silenceMessages();
             first.release();

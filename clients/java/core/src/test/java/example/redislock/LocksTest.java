@@ -23,6 +23,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -337,6 +338,41 @@ class LocksTest {
         assertEquals(
                 List.of("granted", "lost"),
                 events.stream().map(LockEvent::outcome).toList());
+    }
+
+    /** Whatever other programs do in the common pool, or users where they are told. */
+    @ParameterizedTest
+    @EnumSource
+    void nobodyKeepsOthersFromBeingTold(Library library) throws Exception {
+        CompletableFuture<Void> end = new CompletableFuture<>();
+        for (int number = 0; number < 10; number++) {
+            ForkJoinPool.commonPool().execute(() -> {
+                try {
+                    end.get();
+                } catch (InterruptedException | ExecutionException never) {
+                    throw new AssertionError(never);
+                }
+            });
+        }
+        Locks locks = library.locks(server);
+        try {
+            Hold hold = locks.lock("k").keep(true).lease(Duration.ofMillis(600)).acquire();
+            CompletableFuture<Void> told = hold.lost();
+            CompletableFuture<Void> busy = hold.lost().thenRun(end::join);
+            server.call("LOCK.BREAK", "k");
+            assertTrue(hold.awaitLost(Duration.ofSeconds(10)));
+            told.get(10, TimeUnit.SECONDS);
+            assertTrue(hold.lost().isDone());
+            hold = locks.lock("k").acquireAsync().get(10, TimeUnit.SECONDS);
+            server.signal("STOP");
+            CompletableFuture<Void> busyToo = hold.releaseAsync().thenRun(end::join);
+            server.signal("CONT");
+            locks.lock("k").acquireAsync().get(10, TimeUnit.SECONDS).release();
+            assertFalse(busy.isDone() || busyToo.isDone());
+        } finally {
+            end.complete(null);
+            locks.close();
+        }
     }
 
     @Test
