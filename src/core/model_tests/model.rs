@@ -150,6 +150,10 @@ pub(super) struct ModelWaiter {
     pub(super) deadline: Option<i64>,
 }
 
+/// From which connection, whether ephemeral, since when, what renewals took over of that (watchdog, ephemeral), and until when it
+/// may come again.
+type Asked = (u64, bool, i64, (bool, bool), i64);
+
 #[derive(Default)]
 struct ModelBinding {
     lease: i64,
@@ -159,9 +163,8 @@ struct ModelBinding {
     until_us: Option<i64>,
     due_us: i64,
     ephemeral: BTreeSet<u64>,
-    /// Which call, from which connection, whether ephemeral, since when, what renewals took over (watchdog, ephemeral), and
-    /// until when it may come again.
-    requests: BTreeMap<u8, (u64, bool, i64, (bool, bool), i64)>,
+    /// Of which calls it comes.
+    requests: BTreeMap<u8, Asked>,
     /// Which connections other calls bound it to.
     plain: BTreeSet<u64>,
 }
