@@ -70,17 +70,6 @@ final class Attempt {
         if (ended) {
             return;
         }
-        if (how.owner() != null && !session.isGivenBack(how.key(), how.owner())) {
-            long patience = Math.min(session.patience, Math.max(Session.SOON, left()));
-            session.givenBack(how.key(), how.owner(), patience).whenComplete((done, error) -> {
-                if (error == null) {
-                    start();
-                } else if (!ended) {
-                    end(null, LockException.of(error));
-                }
-            });
-            return;
-        }
         String owner = how.owner() != null ? how.owner() : PROCESS + "/" + UUID.randomUUID();
         hold = new Hold(session, how, owner);
         request = UUID.randomUUID().toString();
@@ -127,8 +116,38 @@ final class Attempt {
         return how.waiting() < 0 ? Long.MAX_VALUE : how.waiting() - (Session.now() - began);
     }
 
+    private long patience() {
+        return Math.min(session.patience, Math.max(Session.SOON, left()));
+    }
+
+    /** A release goes by the owner's name: what is given back behind somebody's back would take what is granted now. */
+    private CompletableFuture<Void> givenBack() {
+        return session.givenBack(how.key(), hold.owner(), patience());
+    }
+
+    private boolean isGivenBack() {
+        return session.isGivenBack(how.key(), hold.owner());
+    }
+
     private void ask() {
         asking = true;
+        if (isGivenBack()) {
+            send();
+            return;
+        }
+        givenBack().whenComplete((done, error) -> {
+            if (ended) {
+                return;
+            }
+            if (error == null) {
+                ask();
+            } else {
+                fail(LockException.of(error));
+            }
+        });
+    }
+
+    private void send() {
         rung = false;
         asked = 0;
         since = Session.now();
@@ -145,7 +164,7 @@ final class Attempt {
                         return CompletableFuture.<Void>completedFuture(null);
                     }
                     long sent = Session.now();
-                    return session.call(words, within, this::says).thenAccept(reply -> answered(reply, sent));
+                    return session.call(words, within, this::sending).thenAccept(reply -> answered(reply, sent));
                 })
                 .whenComplete((done, error) -> {
                     if (error != null) {
@@ -154,20 +173,29 @@ final class Attempt {
                 });
     }
 
-    /** Whether it is to be sent yet: nobody would take it back. From then on there is something to take back. */
-    private boolean says() {
-        placed |= !ended;
-        return !ended;
+    /** Fails if it is not to be sent any more, or not yet. From then on there is something to take back. */
+    private void sending() {
+        if (ended) {
+            // Nobody would take it back.
+            throw new LockException(Kind.CANCELLED, "it is not wanted any more");
+        }
+        if (!isGivenBack()) {
+            throw new LockException.NotYet(how.key() + ": the last hold of this owner is being given back");
+        }
+        placed = true;
     }
 
     private void block() {
-        try {
-            link = link != null && !link.isGone() ? link : session.ownLink();
-        } catch (LockException unable) {
-            failed(unable);
-            return;
-        }
-        link.block(this::blocking, () -> Math.min(LONGEST, left()) + Session.SOON)
+        // First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and
+        // the wait would lose its place.
+        session.ready(patience())
+                .thenCompose(ready -> {
+                    if (ended) {
+                        return CompletableFuture.completedFuture(null);
+                    }
+                    link = link != null && !link.isGone() ? link : session.ownLink();
+                    return link.block(this::blocking, () -> Math.min(LONGEST, left()) + Session.SOON);
+                })
                 .whenComplete((reply, error) -> {
                     if (error == null) {
                         answered(reply, asked);
@@ -179,8 +207,8 @@ final class Attempt {
 
     /** What is sent, now. */
     private List<String> blocking() {
+        sending();
         asked = Session.now();
-        placed = true;
         List<String> blocking = new ArrayList<>(words);
         blocking.add("BLOCK");
         // 0 is without limit, and what is too long for a server comes to the same.
@@ -208,26 +236,45 @@ final class Attempt {
             } else {
                 again(left, this::askUntold);
             }
-        } else if (!broken && !(own && (how.keep() || Session.now() - sent > how.lease() / 20))) {
+        } else if (!broken && isGivenBack() && !(own && isToConfirm(sent))) {
             rest();
             granted(sent, sent, reply);
         } else {
-            // The reply may be that of a call whose hold ended with its connection. Nobody knows how old the grant is
-            // for which it was
-            // waited in the server; and what is bound to a connection of its own is to be bound to the session's.
-            long confirmed = Session.now();
-            hold.confirm().whenComplete((holds, error) -> {
-                if (ended) {
-                    return;
-                }
-                if (error == null) {
-                    rest();
-                    granted(own ? confirmed : sent, confirmed, reply);
+            // The reply may be that of a call whose hold ended with its connection, or was given back.
+            givenBack().whenComplete((done, late) -> {
+                if (late == null) {
+                    confirm(sent, reply);
                 } else {
-                    failed(LockException.of(error));
+                    failed(LockException.of(late));
                 }
             });
         }
+    }
+
+    /**
+     * Nobody knows how old the grant is for which it was waited in the server, nor whether a release has come behind it; and
+     * what is bound to a connection of its own is to be bound to the session's.
+     */
+    private boolean isToConfirm(long sent) {
+        return how.keep() || how.owner() != null || Session.now() - sent > how.lease() / 20;
+    }
+
+    private void confirm(long sent, Object reply) {
+        if (ended) {
+            return;
+        }
+        long confirmed = Session.now();
+        hold.confirm().whenComplete((holds, error) -> {
+            if (ended) {
+                return;
+            }
+            if (error == null) {
+                rest();
+                granted(own ? confirmed : sent, confirmed, reply);
+            } else {
+                failed(LockException.of(error));
+            }
+        });
     }
 
     private void granted(long sent, long renewed, Object reply) {
@@ -342,9 +389,13 @@ final class Attempt {
                 : CompletableFuture.failedFuture(error);
     }
 
-    /** Who may not cancel gives back what came late. A place in the queue ends with its connection. */
+    /**
+     * Who may not cancel gives back what came late. A place in the queue ends with its connection. With another hold of that
+     * owner this got nothing, and would end the other.
+     */
     private CompletableFuture<Object> orRelease(Throwable error) {
-        return String.valueOf(LockException.of(error).getMessage()).startsWith("NOPERM")
+        boolean refused = String.valueOf(LockException.of(error).getMessage()).startsWith("NOPERM");
+        return refused && !session.has(how.key(), hold.owner())
                 ? hold.abandon().thenApply(done -> null)
                 : CompletableFuture.failedFuture(error);
     }

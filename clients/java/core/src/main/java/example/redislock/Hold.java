@@ -263,19 +263,20 @@ public final class Hold implements AutoCloseable {
             if (released || (isLost() && (how.owner() != null || left))) {
                 return ended();
             }
-            CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.blockFor));
-            if (how.owner() != null) {
-                session.giveBack(key(), owner, work);
-            }
-            return work.exceptionally(error -> {
+            CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.blockFor))
+                    .exceptionally(error -> {
                         // What is lost may be impossible to give back.
                         if (!isLost() || !LockException.of(error).is(Kind.UNAVAILABLE)) {
                             leave();
                             throw LockException.of(error);
                         }
                         return null;
-                    })
-                    .thenCompose(done -> ended());
+                    });
+            // It counts as pending until what goes on behind the caller's back does.
+            if (how.owner() != null) {
+                session.giveBack(key(), owner, work);
+            }
+            return work.thenCompose(done -> ended());
         });
     }
 

@@ -51,7 +51,9 @@ public class LockException extends RuntimeException {
 
     /** Who waits goes on: on the next connection, or when replicas have come back after a failover. */
     boolean passes() {
-        return this instanceof Disconnected || String.valueOf(getMessage()).startsWith("NOREPLICAS ");
+        return this instanceof Disconnected
+                || this instanceof NotYet
+                || String.valueOf(getMessage()).startsWith("NOREPLICAS ");
     }
 
     /** The hold ended before it was given back. */
@@ -60,6 +62,15 @@ public class LockException extends RuntimeException {
 
         Lost(String text) {
             super(Kind.LOST, text);
+        }
+    }
+
+    /** It must not be sent yet. */
+    static final class NotYet extends LockException {
+        private static final long serialVersionUID = 1;
+
+        NotYet(String text) {
+            super(Kind.UNAVAILABLE, text);
         }
     }
 

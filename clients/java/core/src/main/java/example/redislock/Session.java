@@ -21,7 +21,6 @@ import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
-import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import java.util.function.LongSupplier;
 import java.util.function.Predicate;
@@ -85,6 +84,8 @@ final class Session {
     private final Set<Link> own = new HashSet<>();
 
     private Link idle;
+    /** How many connections were begun. */
+    private long made;
     /** What a server said that serves nobody; null after a good reply. So no connection is made before a pause is over. */
     private String refusal;
 
@@ -190,15 +191,17 @@ final class Session {
         });
     }
 
-    /** As the first, if it is to be sent when there is a connection. */
-    CompletableFuture<Object> call(List<String> words, long within, BooleanSupplier says) {
+    /** As the first, unless the last word before it is sent is an error. */
+    CompletableFuture<Object> call(List<String> words, long within, Runnable check) {
         return use(Use.COMMANDS, within, call -> {
-            if (says.getAsBoolean()) {
-                call.link.wire.call(words).whenComplete(call::answer);
-            } else {
-                call.end(null, new LockException(Kind.CANCELLED, "it is not wanted any more"));
-            }
+            check.run();
+            call.link.wire.call(words).whenComplete(call::answer);
         });
+    }
+
+    /** Until there is a connection for commands. */
+    CompletableFuture<Object> ready(long within) {
+        return use(Use.COMMANDS, within, call -> call.end(null, null));
     }
 
     /** As the first, for {@code LOCK.GUARD}: an error may be that of the guarded command, which says nothing of the server. */
@@ -230,6 +233,10 @@ final class Session {
     Link ownLink() {
         Link link = idle;
         idle = null;
+        if (link != null && link.isOlder()) {
+            link.giveUp();
+            link = null;
+        }
         if (link == null) {
             LockException unable = unable();
             if (unable != null) {
@@ -366,6 +373,12 @@ final class Session {
             result.complete(null);
         });
         return result;
+    }
+
+    /** Whether that owner has the lock by a call of this session. */
+    boolean has(String key, String owner) {
+        return holds.stream()
+                .anyMatch(hold -> hold.key().equals(key) && hold.owner().equals(owner));
     }
 
     void heard(String label, String name, String outcome, long since) {
@@ -510,6 +523,7 @@ final class Session {
     /** A connection, from when it is needed until it broke. */
     final class Link {
         private final Use use;
+        private final long number = ++made;
         /** Those without an answer, in their order. */
         private final Set<Call> calls = new LinkedHashSet<>();
         /** What is to be done when it is ready. A list, as dependents of a future run in no order. */
@@ -568,7 +582,7 @@ final class Session {
         CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within) {
             CompletableFuture<Object> answer = new CompletableFuture<>();
             // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
-            // this one.
+            // this one. An answer on one that was made later says nothing: it may lead to another server.
             Runnable look = () -> {
                 if (calmFor() > 0) {
                     return;
@@ -577,7 +591,8 @@ final class Session {
                     // One that is too many is told so: somebody is there.
                     boolean full =
                             error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
-                    if (error instanceof Disconnected && !full && !answer.isDone()) {
+                    boolean silent = error instanceof Disconnected ? !full : isOlder();
+                    if (silent && !answer.isDone()) {
                         giveUp();
                     }
                 });
@@ -585,8 +600,13 @@ final class Session {
             long often = Math.min(LOOK_AGAIN, patience / 5 * 8);
             ScheduledFuture<?> probe = loop.scheduleWithFixedDelay(look, often, often, TimeUnit.NANOSECONDS);
             Consumer<Call> send = call -> {
-                limit(call, within.getAsLong(), 0);
-                wire.call(words.get()).whenComplete(call::answer);
+                try {
+                    List<String> said = words.get();
+                    limit(call, within.getAsLong(), 0);
+                    wire.call(said).whenComplete(call::answer);
+                } catch (LockException notNow) {
+                    call.end(null, notNow);
+                }
             };
             use(new Call(this, answer), patience, call -> {
                 if (answered) {
@@ -639,6 +659,11 @@ final class Session {
 
         boolean isGone() {
             return gone;
+        }
+
+        private boolean isOlder() {
+            Link commands = links.get(Use.COMMANDS);
+            return commands != null && number < commands.number;
         }
 
         private void use(Call call, long within, Consumer<Call> work) {

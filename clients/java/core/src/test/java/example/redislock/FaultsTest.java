@@ -368,6 +368,78 @@ class FaultsTest {
         }
     }
 
+    /** Its lease runs out while it is given back, and the next of its owner waits already. */
+    @Test
+    void whoIsNamedAndWaitsKeepsWhatItGetsDuringARelease() throws Exception {
+        AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
+        Wire.Connector refusing = LocksTest.refusing(server, "LOCK.RELEASE", "NOREPLICAS on purpose", refusals);
+        try (Locks locks = new Locks(refusing)) {
+            List<Hold> old = new ArrayList<>();
+            List<CompletableFuture<Hold>> again = new ArrayList<>();
+            for (RedisLock each : List.of(locks.lock("k"), locks.lock("other").ownConnection())) {
+                RedisLock lock = each.owner("me");
+                old.add(lock.lease(Duration.ofSeconds(3)).acquire());
+                again.add(lock.lease(Duration.ofMinutes(10)).acquireAsync());
+            }
+            LocksTest.until("they wait", () -> server.info("lock_waiters").equals("2"));
+            Thread.sleep(1500);
+            old.forEach(Hold::releaseAsync);
+            Thread.sleep(1900);
+            refusals.set(0);
+            List<Hold> holds = new ArrayList<>();
+            for (CompletableFuture<Hold> each : again) {
+                holds.add(each.get(10, TimeUnit.SECONDS));
+            }
+            // Longer than until the next attempt.
+            Thread.sleep(1200);
+            for (Hold hold : holds) {
+                assertEquals("PONG", hold.guard("PING"));
+                hold.release();
+            }
+        }
+    }
+
+    /** It may lead to another server, or through a network that has forgotten the older ones. */
+    @ParameterizedTest
+    @EnumSource
+    void anAnswerOnAYoungerConnectionSaysNothing(Library library) throws Exception {
+        try (Locks locks = locks(library, proxy.uri(), 1000)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            RedisLock lock = locks.lock("k").lease(Duration.ofMinutes(10)).ownConnection();
+            CompletableFuture<Hold> wait = lock.acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            proxy.silencePresent();
+            locks.lock("other").waiting(Duration.ofSeconds(20)).acquire().release();
+            server.call("LOCK.RELEASE", "k", "somebody");
+            wait.get(20, TimeUnit.SECONDS).release();
+            // What is kept for the next wait has become the older one.
+            proxy.silencePresent();
+            locks.lock("other").waiting(Duration.ofSeconds(20)).acquire().release();
+            int before = proxy.accepted.get();
+            lock.acquire().release();
+            assertEquals(before + 1, proxy.accepted.get());
+        }
+    }
+
+    /** It has got nothing, and a release would end the other. */
+    @Test
+    void whatMayNotBeCancelledLeavesAnotherHoldOfItsOwner() throws Exception {
+        server.call("ACL", "SETUSER", "default", "-lock.cancel");
+        try (Locks locks = locks(Library.LETTUCE, server.uri(), 5000);
+                Locks others = locks(Library.LETTUCE, server.uri(), 5000)) {
+            RedisLock lock = locks.lock("k").owner("me");
+            Hold hold = lock.acquire();
+            CompletableFuture<Hold> next = others.lock("k").acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            RedisLock hurried = lock.waiting(Duration.ofMillis(100));
+            assertThrows(LockException.class, hurried::acquire);
+            untilNothingGoesOn(locks);
+            assertEquals("PONG", hold.guard("PING"));
+            hold.release();
+            next.get(10, TimeUnit.SECONDS).release();
+        }
+    }
+
     /** Nobody waits for the answer any more. */
     @ParameterizedTest
     @EnumSource

@@ -53,6 +53,11 @@ final class Proxy implements AutoCloseable {
         connections.stream().filter(one -> one.hears).forEach(one -> one.silent = true);
     }
 
+    /** The connections that there are carry nothing more, and nobody is told. New ones do. */
+    void silencePresent() {
+        connections.forEach(one -> one.silent = true);
+    }
+
     /** Ends all connections in the hardest way. */
     void reset() throws IOException {
         for (Connection one : connections) {
