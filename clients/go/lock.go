@@ -344,8 +344,9 @@ func (l *Locks) Attach(ctx context.Context, key, owner string, options ...Option
 	hold := &Hold{locks: l, key: key, owner: owner, how: h, since: time.Now()}
 	got, err := l.session.insist(ctx, l.session.patience, hold.renewal(h.lease, true)...)
 	if err != nil {
-		if got.link != nil && h.watchdog {
-			// It may bind the hold yet, for as long as this process lives. So the hold runs out, unless somebody attaches again.
+		if got.link != nil && h.watchdog && !l.session.has(claim{key, owner}) {
+			// It may bind the hold yet, for as long as this process lives. So the hold runs out, unless somebody attaches again, or
+			// it is looked after here by another call.
 			got.link.send(hold.lastRenewal(h.lease))
 		}
 		return nil, of(key, err)

@@ -235,7 +235,7 @@ export class Hold {
   async #ask(): Promise<void> {
     const left = this.#until - now();
     // Another process may have it.
-    if (left <= 0 || this.#released || this.#left) return;
+    if (left <= 0 || this.#released || this.#left || this.#handing) return;
     const lease = this.#keeps ? this.#lease : left;
     await this.#renew(lease, (words) => this.#session.call(words, left)).catch(() => undefined);
   }

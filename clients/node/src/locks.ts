@@ -180,7 +180,7 @@ export class Locks {
         if (error instanceof LostError) continue;
         // Whatever has become of the call: nothing waits, and nothing is held. What was never sent is nothing.
         if (!hold.isAsked) throw error;
-        const taken = this.#takeBack(hold, request, how.lease);
+        const taken = this.#takeBack(hold, request, how.lease, error instanceof MisuseError);
         // Who could not be asked cannot be told either, so nobody waits for that.
         if (!(error instanceof Disconnected)) await taken;
         throw error;
@@ -190,7 +190,8 @@ export class Locks {
         if (!hold.signal.aborted) return hold;
         // Who slept through the whole lease begins nothing.
         await this.#takeBack(hold, request, how.lease);
-        throw hold.signal.reason as LostError;
+        if (now() < deadline) continue;
+        throw new UnavailableError(`${name}: this process was busy for longer than the lease`);
       }
       if (how.wait !== 0) await this.#takeBack(hold, request, how.lease);
       return null;
@@ -248,7 +249,8 @@ export class Locks {
           if (reply !== null && reply !== 0) {
             const { at: sent, wire } = asked;
             // The reply may be that of a call whose hold ended with its connection.
-            const renewed = broken ? await hold.confirm(0) : sent;
+            const mayHaveEnded = (await this.#givenBack(hold.name, how, deadline - now())) || broken;
+            const renewed = mayHaveEnded ? await hold.confirm(0) : sent;
             check();
             return { sent, renewed, token: tokenOf(reply), wire };
           }
@@ -296,9 +298,11 @@ export class Locks {
       sent: () => (sent = asks()),
     });
     let renewed = sent;
-    // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again, whether the hold has ended.
-    if (reply !== null && (broken || how.keep || now() - sent > how.lease / 20)) {
+    // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again or that has an owner with a name,
+    // whether the hold has ended.
+    if (reply !== null && (broken || how.keep || how.owner !== undefined || now() - sent > how.lease / 20)) {
       try {
+        await this.#givenBack(hold.name, how, left());
         renewed = await hold.confirm(0);
       } catch (error) {
         wire.close();
@@ -312,7 +316,7 @@ export class Locks {
 
   /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. It does not keep the
    *  process alive for long, as the end of the process ends the wait, too. */
-  async #takeBack(hold: Hold, request: string, lease: number): Promise<void> {
+  async #takeBack(hold: Hold, request: string, lease: number, refused = false): Promise<void> {
     const session = this.#session;
     const words = ['LOCK.CANCEL', hold.name, hold.owner, 'ID', request];
     const first = session.call(words, SOON);
@@ -321,10 +325,10 @@ export class Locks {
       const alive = error instanceof Disconnected ? session.patience : lease;
       return session.insist(words, GIVE_BACK_FOR, { through: UnavailableError, most: SOON, alive });
     };
-    // Not permitted: a wait ends with its connection, but what was granted is to be given back. That goes by the owner, so it must
-    // have nothing else.
+    // Not permitted: a wait ends with its connection, but what was granted is to be given back, if the acquire was not refused
+    // itself. That goes by the owner, so it must have nothing else.
     const last = (error: unknown): void => {
-      if (!(error instanceof MisuseError) || session.has(hold.name, hold.owner)) return;
+      if (!(error instanceof MisuseError) || refused || session.has(hold.name, hold.owner)) return;
       hold.asked(now());
       hold.leave();
     };

@@ -150,6 +150,17 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       }
     });
 
+    test('who may not acquire leaves nothing to give back', async () => {
+      await may('resetkeys', '~allowed');
+      for (const owner of [undefined, 'me']) {
+        const options = owner === undefined ? { keep: true } : { keep: true, owner };
+        await assert.rejects(locks.acquire('forbidden', options), { kind: 'misuse' });
+      }
+      // What is sent now comes behind what would give it back.
+      await locks.tryAcquire('allowed');
+      assert.equal(proxy.said('LOCK.RELEASE').length, 0);
+    });
+
     test('who may not cancel gives back nothing that its owner has by another call', async () => {
       await may('-lock.cancel');
       const hold = await locks.acquire('k', { lease: 60_000, owner: 'me' });

@@ -12,7 +12,7 @@ import redis.asyncio
 from conftest import Call, until
 from test_late import mute  # noqa: F401
 
-from redis_lock_client import Cancellation, Cancelled, LockError, Locks, Lost, Unavailable, aio
+from redis_lock_client import Cancellation, Cancelled, LockError, Locks, Lost, Misuse, Unavailable, aio
 
 
 @pytest.fixture
@@ -198,6 +198,38 @@ def test_a_late_grant_is_given_back_by_who_may_not_cancel(server, proxy, owner, 
     until(lambda: calls(server, "lock.acquire") == 2)
     until(lambda: not server.held("a"))
     locks.close()
+
+
+def test_who_may_not_acquire_leaves_nothing_to_give_back(server):
+    server.admin.execute_command("ACL", "SETUSER", "app", "on", "nopass", "+@all", "~allowed", "&*")
+    locks = Locks(redis.Redis(port=server.port, username="app", password="x"))
+    for owner in (None, "me"):
+        with pytest.raises(Misuse):
+            locks.lock("forbidden", keep=True).acquire(1, owner=owner)
+    until(lambda: nothing_is_given_back(locks))
+    assert calls(server, "lock.release") == 0
+    locks.close()
+
+
+def test_who_may_not_cancel_gives_back_nothing_that_its_owner_has_by_another_call(server):
+    server.admin.execute_command("ACL", "SETUSER", "app", "on", "nopass", "+@all", "-lock.cancel", "~*", "&*")
+    locks = Locks(redis.Redis(port=server.port, username="app", password="x"))
+    hold = locks.lock("a", lease=600).acquire(owner="me")
+    assert locks.lock("a", keep=True).acquire(0.1, owner="me") is None
+    until(lambda: nothing_is_given_back(locks))
+    assert server.admin.pttl("a") > 500000 and calls(server, "lock.release") == 0
+    hold.release()
+    locks.close()
+
+
+def test_a_command_that_says_notowner_ends_no_hold_that_nobody_looks_after(server, locks):
+    hold = locks.lock("a", lease=60).acquire(owner="me")
+    script = "return redis.error_reply('NOTOWNER of another lock')"
+    with pytest.raises(Lost):
+        locks.lock("a").hold_of("me").guard("EVAL", script, 0)
+    hold.extend(60)
+    assert calls(server, "lock.release") == 0
+    hold.release()
 
 
 def test_an_extension_whose_reply_is_lost_does_not_outlive_the_hold(server, proxy, far):

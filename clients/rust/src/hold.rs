@@ -248,6 +248,10 @@ impl Held {
                     state.lease = lease;
                     state.until = sent + lease;
                     state.renew_at = sent + heartbeat(lease);
+                    if state.on_their_way == 0 {
+                        // Nothing longer can come yet.
+                        state.may_last = state.until;
+                    }
                 }
                 state.deadline = state.until;
                 state.slept = false;

@@ -359,6 +359,8 @@ impl Attempt<'_> {
             let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(A_MOMENT));
             let again = || {
                 self.repeated.set(true);
+                // The first call has been sent, whatever becomes of this one.
+                self.sent.set(true);
                 self.command()
             };
             match session.call_alone(&self.mailbox, &mut alone, call, until, again) {

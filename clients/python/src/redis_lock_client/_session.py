@@ -285,7 +285,7 @@ class Session:
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
         # Whom it concerns that a connection broke: the holds that are bound to it.
-        self.holds: Set[asyncio.Event] = set()
+        self.holds: Dict[asyncio.Event, Tuple[Iterable[Any], Any]] = {}
         self.tasks: Set["asyncio.Task[None]"] = set()
         # Whose hold of what is being given back, or whose wait is taken back.
         self._giving: Dict["asyncio.Future[None]", Tuple[Set[str], str]] = {}
@@ -638,6 +638,11 @@ class Session:
         names = {text(key) for key in keys}
         giving = self._giving.items()
         return {over for over, (held, of) in giving if of == text(owner) and held & names and not over.done()}
+
+    def has(self, keys: Iterable[Any], owner: Any) -> bool:
+        """Whether that owner has any of them by a call of this session."""
+        names = {text(key) for key in keys}
+        return any(text(of) == text(owner) and names & {text(key) for key in held} for held, of in self.holds.values())
 
     async def given_back(self, keys: Iterable[Any], owner: Any, seconds: float) -> bool:
         """Whether nothing of that owner is being given back any more; waits so long for it."""

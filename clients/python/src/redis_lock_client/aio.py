@@ -105,7 +105,7 @@ class Hold:
     async def _look(self) -> None:
         """That it is lost may be the word of a script of the user's, of another lock. A renewal knows."""
         left = self._until - time.monotonic()
-        if self.released or self._releasing or self._left or self._handing:
+        if self.released or self._releasing or self._left or self._handing or self._watch is None:
             return
         if left <= 0:
             return self._run_out()
@@ -157,8 +157,10 @@ class Hold:
         return self.owner
 
     def _still_held(self) -> None:
-        if self.lost.is_set() or self.released or self._left or self._releasing or self._handing:
+        if self.lost.is_set() or self.released or self._left or self._releasing:
             raise Lost(f"{text(self.key)}: it is not held any more")
+        if self._handing:
+            raise Unavailable(f"{text(self.key)}: it is being handed over")
 
     def _ended(self) -> Lost:
         return Lost(f"{text(self.key)}: the hold ended before it was given back")
@@ -256,8 +258,7 @@ class Hold:
 
     def _tell(self, outcome: str) -> None:
         """A hold ends once."""
-        if self._wake in self._session.holds:
-            self._session.holds.discard(self._wake)
+        if self._session.holds.pop(self._wake, None) is not None:
             self._session.tell(self._lock.label, "held", outcome, time.monotonic() - self._granted)
 
     async def _renew(self, lease: float, seconds: float = 0.0, patience: Optional[float] = None) -> None:
@@ -323,7 +324,7 @@ class Hold:
         self._granted = sent
         self._ends_at.setdefault(sent, sent + self._lock.lease)
         self._confirmed(sent)
-        self._session.holds.add(self._wake)
+        self._session.holds[self._wake] = self._lock.keys, self.owner
         if not self._is_bound():
             # It may have ended just now.
             self._wake.set()
@@ -519,10 +520,10 @@ class Lock:
             except Lost:
                 # It was granted to a connection that broke, and ended with it.
                 continue
-            except BaseException:
+            except BaseException as error:
                 # Whatever has become of the call: nothing waits, and nothing is held.
                 if new._said:
-                    await _finish(self._cancel(new, request))
+                    await _finish(self._cancel(new, request, refused=isinstance(error, Misuse)))
                 raise
             if hold is None and limit != 0:
                 await _finish(self._cancel(new, request))
@@ -632,13 +633,13 @@ class Lock:
                 await asyncio.sleep(pause)
                 pause = min(TRY_RARELY, 2 * pause)
 
-    async def _cancel(self, hold: Hold, request: str) -> None:
+    async def _cancel(self, hold: Hold, request: str, refused: bool = False) -> None:
         """Takes back whatever the acquire has got. Where there is no connection, it goes on behind the caller's back."""
         tried = asyncio.Event()
-        self._session.give_back(self.keys, hold.owner, self._take_back(hold, request, tried))
+        self._session.give_back(self.keys, hold.owner, self._take_back(hold, request, tried, refused))
         await tried.wait()
 
-    async def _take_back(self, hold: Hold, request: str, tried: asyncio.Event) -> None:
+    async def _take_back(self, hold: Hold, request: str, tried: asyncio.Event, refused: bool) -> None:
         try:
             for words in self._cancellations(hold.owner, request):
                 try:
@@ -647,15 +648,11 @@ class Lock:
                     tried.set()
                     await self._session.insist(TRY_FOR, say(*words), through=Unavailable)
         except Misuse:
-            # Not permitted: then the wait ends with its connection. But what is kept may have been granted late. A name of the
-            # caller's own may have another hold, which must not end: its renewals go on from here.
+            # Not permitted: then the wait ends with its connection. But what is kept may have been granted late, if the acquire
+            # was not refused itself. An owner whom the caller has named may have another hold, which must not end.
             tried.set()
-            if self.keep and not hold._named:
+            if self.keep and not refused and not self._session.has(self.keys, hold.owner):
                 await hold._go_on()
-            elif self.keep:
-                with suppress(LockError):
-                    ending = say(*self._ending(hold.owner, hold._lease))
-                    await self._session.insist(TRY_FOR, ending, through=Unavailable)
         except LockError:
             pass
         finally:

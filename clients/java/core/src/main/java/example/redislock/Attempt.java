@@ -126,7 +126,8 @@ final class Attempt {
     }
 
     private boolean isGivenBack() {
-        return session.isGivenBack(how.key(), hold.owner());
+        // No other has a name that was made for one acquire.
+        return how.owner() == null || session.isGivenBack(how.key(), hold.owner());
     }
 
     private void ask() {

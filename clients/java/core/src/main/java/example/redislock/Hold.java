@@ -30,6 +30,8 @@ public final class Hold implements AutoCloseable {
     private volatile Lost why;
 
     private volatile boolean released;
+    /** It counts as released until it is known whether it can be handed over. */
+    private boolean handing;
     /** To give it back has failed: nothing renews it. */
     private volatile boolean left;
     /** The server has bound it to the connection for commands that there is now. */
@@ -235,12 +237,13 @@ public final class Hold implements AutoCloseable {
             if (over != null) {
                 return CompletableFuture.failedFuture(over);
             }
-            released = true;
+            released = handing = true;
             stop();
             // What comes after the other has attached would shorten its lease, or bind the hold to this process again.
             long within = Math.min(until - Session.now(), session.blockFor);
             return session.quiet(within, key() + ": a renewal is on its way yet")
                     .handle((done, late) -> {
+                        handing = false;
                         if (late != null) {
                             released = false;
                             watch();
@@ -259,6 +262,9 @@ public final class Hold implements AutoCloseable {
 
     private CompletableFuture<Void> releasing() {
         return session.begin(() -> {
+            if (handing) {
+                throw new LockException(Kind.UNAVAILABLE, key() + ": it is being handed over");
+            }
             // What is lost is given back already, if it must be, and another hold may have the same owner by now.
             if (released || (isLost() && (how.owner() != null || left))) {
                 return ended();
@@ -424,7 +430,8 @@ public final class Hold implements AutoCloseable {
             }
             long sent = Session.now();
             // One that comes late would bind the hold to a process that does not know of it.
-            List<String> undo = how.keep() ? lastRenewal() : List.of();
+            // What is looked after here by another call must go on.
+            List<String> undo = how.keep() && !session.has(key(), owner) ? lastRenewal() : List.of();
             return session.insist(renewal(lease, 0), session.patience, error -> error instanceof Disconnected, undo)
                     .thenApply(holds -> {
                         begin(sent, sent, null);

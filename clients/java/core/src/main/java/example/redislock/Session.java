@@ -166,8 +166,17 @@ final class Session {
                         tooLate.accept(value);
                     }
                 },
-                users);
+                this::onAThread);
         return user;
+    }
+
+    private void onAThread(Runnable work) {
+        try {
+            users.execute(work);
+        } catch (OutOfMemoryError noThread) {
+            // The machine gives no more of them. Whoever waits for this must be told all the same.
+            work.run();
+        }
     }
 
     ScheduledFuture<?> after(long time, Runnable work) {
