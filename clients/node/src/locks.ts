@@ -190,8 +190,7 @@ export class Locks {
         if (!hold.signal.aborted) return hold;
         // Who slept through the whole lease begins nothing.
         await this.#takeBack(hold, request, how.lease);
-        if (now() < deadline) continue;
-        throw new UnavailableError(`${name}: this process was busy for longer than the lease`);
+        throw hold.signal.reason as LostError;
       }
       if (how.wait !== 0) await this.#takeBack(hold, request, how.lease);
       return null;
