@@ -516,6 +516,19 @@ func TestAHoldThatIsHandedOverIsTheOthers(t *testing.T) {
 	}
 }
 
+// handedOverAfterThaw hands over what waits for an answer that the proxy keeps back, and gives its owner.
+func handedOverAfterThaw(t *testing.T, p *proxy, hold *lock.Hold) string {
+	t.Helper()
+	owner := make(chan string, 1)
+	go func() { owner <- must(hold.HandOver()) }()
+	time.Sleep(100 * time.Millisecond)
+	if len(owner) != 0 {
+		t.Fatal("it does not wait")
+	}
+	p.frozen.Store(false)
+	return <-owner
+}
+
 func TestARenewalOnItsWayKeepsTheHandOverWaiting(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
@@ -524,14 +537,7 @@ func TestARenewalOnItsWayKeepsTheHandOverWaiting(t *testing.T) {
 	hold := must(locks.Acquire(background, "a", kept...))
 	p.frozen.Store(true)
 	time.Sleep(1300 * time.Millisecond)
-	owner := make(chan string, 1)
-	go func() { owner <- must(hold.HandOver()) }()
-	time.Sleep(100 * time.Millisecond)
-	if len(owner) != 0 {
-		t.Fatal("it does not wait")
-	}
-	p.frozen.Store(false)
-	name := <-owner
+	name := handedOverAfterThaw(t, p, hold)
 	if taken, err := locksAt(t, s.address()).Attach(background, "a", name, kept...); err != nil || taken.Release(background) != nil {
 		t.Fatal(err)
 	}

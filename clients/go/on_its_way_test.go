@@ -96,14 +96,7 @@ func TestAnExtendWhoseCallerHasGoneKeepsTheHandOverWaiting(t *testing.T) {
 	if err := hold.Extend(shortly(t), 10*time.Second); !errors.Is(err, lock.ErrTimeout) || p.count("LOCK.RENEW") != 1 {
 		t.Fatal("another one is sent beside it", err)
 	}
-	owner := make(chan string, 1)
-	go func() { owner <- must(hold.HandOver()) }()
-	time.Sleep(100 * time.Millisecond)
-	if len(owner) != 0 {
-		t.Fatal("it does not wait")
-	}
-	p.frozen.Store(false)
-	name := <-owner
+	name := handedOverAfterThaw(t, p, hold)
 	if ttl := s.ask("PTTL", "a").(int64); ttl > 20000 {
 		t.Fatal("the extend has not arrived", ttl)
 	}

@@ -158,6 +158,38 @@ class Call(threading.Thread):
         return self.result
 
 
+class Mute:
+    """A server that says nothing to what concerns locks."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.asked = threading.Event()
+        self.port = self.listener.getsockname()[1]
+
+    def end_of_next(self):
+        """How its end comes: all that was said, and whether that was a reset."""
+        near, _ = self.listener.accept()
+        near.settimeout(10)
+        said = b""
+        with near:
+            try:
+                while data := near.recv(4096):
+                    said += data
+                    if b"LOCK." in data:
+                        self.asked.set()
+                    near.sendall(b"+OK\r\n" * (0 if b"LOCK." in data else data.count(b"*")))
+            except ConnectionResetError:
+                return said, True
+        return said, False
+
+
+@pytest.fixture
+def mute():
+    mute = Mute()
+    yield mute
+    mute.listener.close()
+
+
 @pytest.fixture
 def server(tmp_path):
     server = Server(tmp_path)

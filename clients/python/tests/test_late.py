@@ -3,10 +3,8 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 
@@ -16,38 +14,6 @@ import redis.asyncio
 from conftest import Call, until
 
 from redis_lock_client import Locks, Lost, Misuse, Unavailable, aio
-
-
-class Mute:
-    """A server that says nothing to what concerns locks."""
-
-    def __init__(self):
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.asked = threading.Event()
-        self.port = self.listener.getsockname()[1]
-
-    def end_of_next(self):
-        """How its end comes: all that was said, and whether that was a reset."""
-        near, _ = self.listener.accept()
-        near.settimeout(10)
-        said = b""
-        with near:
-            try:
-                while data := near.recv(4096):
-                    said += data
-                    if b"LOCK." in data:
-                        self.asked.set()
-                    near.sendall(b"+OK\r\n" * (0 if b"LOCK." in data else data.count(b"*")))
-            except ConnectionResetError:
-                return said, True
-        return said, False
-
-
-@pytest.fixture
-def mute():
-    mute = Mute()
-    yield mute
-    mute.listener.close()
 
 
 def test_what_is_given_up_is_reset(mute):

@@ -10,7 +10,6 @@ import pytest
 import redis
 import redis.asyncio
 from conftest import Call, until
-from test_late import mute  # noqa: F401
 
 from redis_lock_client import Cancellation, Cancelled, LockError, Locks, Lost, Misuse, Unavailable, aio
 
@@ -336,7 +335,7 @@ def test_what_is_not_kept_survives_the_end_of_its_connection(server, locks):
     hold.release()
 
 
-def test_a_wait_of_its_own_that_is_cancelled_is_reset(mute):  # noqa: F811
+def test_a_wait_of_its_own_that_is_cancelled_is_reset(mute):
     locks, cancellation = Locks(redis.Redis(port=mute.port), patience=60), Cancellation()
     waiting = Call(lambda: locks.lock("a", own_connection=True).acquire(cancellation=cancellation))
     threading.Thread(target=lambda: (mute.asked.wait(10), cancellation.cancel()), daemon=True).start()

@@ -402,8 +402,8 @@ impl Held {
         let (lease, rest) = (state.lease, left(state.until.max(state.may_last)));
         drop(state);
         let time = if self.how.keep { rest.max(IN_THE_END) } else { rest };
-        let mut calls = vec![self.giving_back()];
-        calls.extend(last_renewal(&self.session, &self.key, &self.owner, &self.how, lease));
+        let calls =
+            what_gives_back(&self.session, &self.key, &self.owner, &self.how, lease, &self.release_id);
         let errand = Errand::new(self.pending(), calls, time).insisting();
         let held = Arc::clone(self);
         let then = move |result: Result<Value>| match result {
@@ -621,8 +621,21 @@ fn heartbeat(lease: Duration) -> Duration {
     (lease / 3).min(HEARTBEAT)
 }
 
-pub(crate) fn release(session: &Session, key: &[u8], owner: &str, id: &str) -> Call {
+fn release(session: &Session, key: &[u8], owner: &str, id: &str) -> Call {
     session.to(key, cmd("LOCK.RELEASE").arg(key).arg(owner).arg("ID").arg(id))
+}
+
+/// What gives it back, and what has it run out if that is refused.
+pub(crate) fn what_gives_back(
+    session: &Session,
+    key: &[u8],
+    owner: &str,
+    how: &How,
+    lease: Duration,
+    id: &str,
+) -> Vec<Call> {
+    let last = last_renewal(session, key, owner, how, lease);
+    std::iter::once(release(session, key, owner, id)).chain(last).collect()
 }
 
 /// The server renews what is kept no longer than this says, so that it runs out.

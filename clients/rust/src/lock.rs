@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
-use crate::hold::{last_renewal, release, renewal, Held, Hold};
+use crate::hold::{renewal, what_gives_back, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
 use crate::session::{Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
 use crate::{Event, Handle};
@@ -437,8 +437,9 @@ impl Attempt<'_> {
         }
         let (session, key, owner) = (self.lock.session(), &self.lock.key, &self.owner);
         let cancel = session.to(key, cmd("LOCK.CANCEL").arg(key).arg(owner).arg("ID").arg(&self.request));
-        let mut calls = vec![cancel, release(session, key, owner, &Uuid::new_v4().to_string())];
-        calls.extend(last_renewal(session, key, owner, &self.how, self.how.lease));
+        let id = Uuid::new_v4().to_string();
+        let mut calls = what_gives_back(session, key, owner, &self.how, self.how.lease, &id);
+        calls.insert(0, cancel);
         let mailbox = Arc::new(Mailbox::default());
         let errand = Errand::new(session.pending(key, owner), calls, IN_THE_END).insisting();
         session.errand(errand, Box::new(mailbox.expect()));

@@ -524,19 +524,22 @@ class Session:
         meanwhile: it is to be broken off, or to `rest`."""
         if self.closed:
             raise Unavailable("closed")
+
+        def patience() -> float:
+            return self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
+
         # First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and the wait
         # would lose its place.
-        patience = self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
-        await self._shared("commands", self._commands, patience)
+        await self._shared("commands", self._commands, patience())
         link, self._idle = self._idle, None
         if link is not None and self._is_older(link):
             link.break_off()
         if link is None or not link.open:
             self._may_connect()
-            patience = self.patience if deadline is None else min(self.patience, max(SOON, deadline - time.monotonic()))
-            link = await self._open(None, self._forget, patience)
+            time_left = patience()
+            link = await self._open(None, self._forget, time_left)
             # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
-            await self._ask(link, patience, "PING")
+            await self._ask(link, time_left, "PING")
         self._own.add(link)
         probe = asyncio.ensure_future(self._probe(link))
         try:

@@ -395,7 +395,7 @@ final class Attempt {
      * owner this got nothing, and would end the other.
      */
     private CompletableFuture<Object> orRelease(Throwable error) {
-        boolean refused = String.valueOf(LockException.of(error).getMessage()).startsWith("NOPERM");
+        boolean refused = LockException.of(error).says("NOPERM");
         return refused && !session.has(how.key(), hold.owner())
                 ? hold.abandon().thenApply(done -> null)
                 : CompletableFuture.failedFuture(error);

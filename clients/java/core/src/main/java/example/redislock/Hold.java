@@ -331,7 +331,7 @@ public final class Hold implements AutoCloseable {
 
     /** Something else is in the lock's place. */
     private static boolean isOther(LockException error) {
-        return String.valueOf(error.getMessage()).startsWith("WRONGTYPE");
+        return error.says("WRONGTYPE");
     }
 
     private CompletableFuture<Void> giveBackOrEnd() {

@@ -49,11 +49,14 @@ public class LockException extends RuntimeException {
         return kind == other;
     }
 
+    /** Whether its text begins so: these are the server's words. */
+    boolean says(String word) {
+        return String.valueOf(getMessage()).startsWith(word);
+    }
+
     /** Who waits goes on: on the next connection, or when replicas have come back after a failover. */
     boolean passes() {
-        return this instanceof Disconnected
-                || this instanceof NotYet
-                || String.valueOf(getMessage()).startsWith("NOREPLICAS ");
+        return this instanceof Disconnected || this instanceof NotYet || says("NOREPLICAS ");
     }
 
     /** The hold ended before it was given back. */
