@@ -26,11 +26,7 @@ fi
 for port in $ports; do
     until_says cluster_state:ok "$port" CLUSTER INFO
 done
-for port in $ports; do
-    case $("$CLI" -p "$port" ROLE) in
-    master*) until_says connected_slaves:1 "$port" INFO replication ;;
-    *) until_says master_link_status:up "$port" INFO replication ;;
-    esac
-done
+# shellcheck disable=SC2086
+until_replicated 1 $ports
 echo "a cluster on $ports"
 echo "try: lockrun -u redis://127.0.0.1:$PORT --cluster order:42 echo locked"

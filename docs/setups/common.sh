@@ -61,6 +61,18 @@ until_says() {
     exit 1
 }
 
+# Waits until replication runs: a primary grants nothing before it has heard of so many replicas.
+until_replicated() {
+    replicas=$1
+    shift
+    for port; do
+        case $("$CLI" -p "$port" ROLE) in
+        master*) until_says "min_slaves_good_slaves:$replicas" "$port" INFO replication ;;
+        *) until_says master_link_status:up "$port" INFO replication ;;
+        esac
+    done
+}
+
 stop() {
     for port in $ports; do
         "$CLI" -p "$port" SHUTDOWN NOSAVE >/dev/null 2>&1 || true

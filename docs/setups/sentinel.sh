@@ -39,5 +39,7 @@ for port in $sentinels; do
     until_says "num-other-sentinels
 2" "$port" SENTINEL MASTER locks
 done
+# shellcheck disable=SC2086
+until_replicated 2 $servers
 echo "primary: 127.0.0.1 $PORT; Sentinels on $sentinels know it as locks"
 echo "try: lockrun -u redis://127.0.0.1:${sentinels%% *} --sentinel locks order:42 echo locked"

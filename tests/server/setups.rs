@@ -78,8 +78,9 @@ fn the_sentinels_find_a_new_primary(flavor: Flavor) {
     let set_up = SetUp::start(flavor, "sentinel.sh");
     let url = format!("redis://127.0.0.1:{}", set_up.port + 3);
     let locked = ["-u", &url, "--sentinel", "locks", "order:42", "echo", "locked"];
-    assert_eq!(set_up.lockrun(&locked), "locked\n");
     let mut primary = set_up.client(0);
+    assert_eq!(primary.call("LOCK.ACQUIRE at:once alice"), "1", "what has started grants locks");
+    assert_eq!(set_up.lockrun(&locked), "locked\n");
     assert_eq!(primary.call("LOCK.ACQUIRE held alice PX 600000 REPLICAS 2 WITHIN 10000"), "1");
     let _ = primary.try_send("SHUTDOWN NOSAVE FORCE");
     let mut sentinel = set_up.client(3);
@@ -99,7 +100,9 @@ fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
     let set_up = SetUp::start(flavor, "cluster.sh");
     let url = format!("redis://127.0.0.1:{}", set_up.port);
     // Slots of the first, second and third node.
-    for key in ["b", "c", "a"] {
+    for (nth, key) in ["b", "c", "a"].into_iter().enumerate() {
+        let node = u16::try_from(nth).unwrap();
+        assert_eq!(set_up.client(node).call(&format!("LOCK.ACQUIRE {{{key}}}:at:once alice")), "1", "{key}");
         let locked = ["-u", &url, "--cluster", key, "echo", "locked"];
         assert_eq!(set_up.lockrun(&locked), "locked\n", "{key}");
     }
