@@ -34,12 +34,9 @@ export class Hold {
   readonly #releaseId = randomUUID();
   #lease: number;
   #granted = 0;
-  #until = 0;
-  /** When it ends at the server, at the latest, whatever has become of the calls without a reply; and when the last was sent. */
-  #mayLast = 0;
-  #sent = 0;
-  /** When a shorter lease was asked for. */
-  #shortened = 0;
+  /** The end of the lease that each call sets, by the time at which it was sent: from the last that was confirmed on. The server
+   *  has one of these. */
+  #ends = new Map<number, number>();
   /** What is kept is bound to this, by the call that bound it last. */
   #link: Wire | undefined;
   #renewing: Promise<unknown> = Promise.resolve();
@@ -151,19 +148,20 @@ export class Hold {
 
   /** A call for it is sent: so it may last that long, whatever becomes of the reply. @internal */
   asked(sent: number, lease = this.#lease): void {
-    this.#sent = sent;
-    this.#mayLast = Math.max(this.#mayLast, sent + lease);
+    // Who waits asks again and again, for the same lease.
+    if (this.#granted === 0) this.#ends.clear();
+    this.#ends.set(sent, Math.min(sent + lease, this.#ends.get(sent) ?? Infinity));
   }
 
   /** Whether the server may know of it. @internal */
   get isAsked(): boolean {
-    return this.#sent > 0;
+    return this.#ends.size > 0;
   }
 
   /** It is ours. @internal */
   begin({ sent, renewed, token, wire }: Grant): void {
     this.#granted = sent;
-    this.#until = renewed + this.#lease;
+    this.#confirmed(renewed);
     this.#token = token;
     this.#link ??= wire;
     this.#session.holds.set(this.#bell, this);
@@ -176,6 +174,21 @@ export class Hold {
    *  after it has failed. @internal */
   async confirm(ms: number): Promise<number> {
     return this.#renewal(this.#lease, (words) => this.#session.insist(words, ms, { sinceFailure: true }));
+  }
+
+  /** It lasts until then, whatever has become of the calls without a reply. */
+  get #until(): number {
+    return [...this.#ends.values()].reduce((one, other) => Math.min(one, other), Infinity);
+  }
+
+  /** When it ends at the server, at the latest. */
+  get #mayLast(): number {
+    return [...this.#ends.values()].reduce((one, other) => Math.max(one, other), 0);
+  }
+
+  /** Each of those that were sent since may have set another end. */
+  #confirmed(sent: number): void {
+    for (const at of this.#ends.keys()) if (at < sent) this.#ends.delete(at);
   }
 
   get #isBound(): boolean {
@@ -205,30 +218,24 @@ export class Hold {
     await call((wire) => {
       this.#stillHeld();
       [sent.at, sent.wire] = [now(), wire];
+      if (this.#granted > 0 && sent.at + lease < this.#until) {
+        // The server may set it, and its reply be lost.
+        this.#lease = Math.min(lease, this.#lease);
+        this.#bell.ring();
+      }
       this.asked(sent.at, lease);
-      if (sent.at + lease < this.#until) this.#shorten(sent.at, lease);
       const age = this.#granted === 0 ? 0 : sent.at - this.#granted;
       return ['LOCK.RENEW', this.name, this.owner, 'PX', ms(lease), ...(wire === this.#link ? [] : bound(this.#how, age))];
     });
     this.#link = sent.wire;
-    if (sent.at === this.#sent) this.#mayLast = sent.at + lease;
+    this.#confirmed(sent.at);
     return sent.at;
-  }
-
-  /** The server may set it, and its reply be lost. */
-  #shorten(sent: number, lease: number): void {
-    this.#shortened = sent;
-    this.#until = sent + lease;
-    this.#lease = Math.min(lease, this.#lease);
-    this.#bell.ring();
   }
 
   async #renew(lease: number, call: (words: Words) => Promise<unknown>): Promise<void> {
     const renewal = this.#orLose(() => this.#renewal(lease, call));
     this.#renewing = Promise.allSettled([this.#renewing, renewal]).then(() => undefined);
-    const sent = await renewal;
-    // What was sent before a shorter lease says nothing about the time after that.
-    this.#until = sent < this.#shortened ? Math.min(this.#until, sent + lease) : sent + lease;
+    await renewal;
   }
 
   /** Whether it is still held, which the signal tells. Sets no other end for what is not kept. */

@@ -291,15 +291,18 @@ export class Locks {
     const session = this.#session;
     const left = (): number => deadline - now();
     const block = (): string => (how.wait === undefined ? '0' : ms(Math.min(1e12, Math.max(1, left()))));
-    let sent = 0;
+    let [sent, isAgain] = [0, broken];
     const { reply, wire } = await session.block(() => [...words, 'BLOCK', block()], left, {
       signal: how.signal,
-      sent: () => (sent = asks()),
+      sent: () => {
+        isAgain ||= sent > 0;
+        sent = asks();
+      },
     });
     let renewed = sent;
     // Nobody knows how old the grant is, if the wait was long; nor, of a call that was sent again or that has an owner with a name,
     // whether the hold has ended.
-    if (reply !== null && (broken || how.keep || how.owner !== undefined || now() - sent > how.lease / 20)) {
+    if (reply !== null && (isAgain || how.keep || how.owner !== undefined || now() - sent > how.lease / 20)) {
       try {
         await this.#givenBack(hold.name, how, left());
         renewed = await hold.confirm(0);

@@ -182,7 +182,8 @@ export class Session {
     let began = sinceFailure ? undefined : now();
     for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, most)) {
       try {
-        return await this.call(words);
+        // Who has no time tries once, with all patience.
+        return await this.call(words, began === undefined || ms === 0 ? undefined : Math.max(SOON, began + ms - now()));
       } catch (error) {
         began ??= now();
         if (!(error instanceof through) || this.closed || now() - began >= ms) throw error;
@@ -203,30 +204,63 @@ export class Session {
       idle.close();
       idle = undefined;
     }
-    const wire = idle ?? this.#openOwn();
-    const drop = (): void => wire.reset();
+    let wire = idle ?? this.#openOwn();
+    let next: Wire | undefined;
+    let answer: Promise<unknown>;
+    let isOver = false;
+    const drop = (): void => {
+      if (isOver) return;
+      wire.reset();
+      next?.reset();
+    };
     // What the kernel sends again later would come behind the LOCK.CANCEL, which the server forgets after a time.
     const forget = signal && onAbort(signal, drop);
+    const send = (on: Wire): void => {
+      sent();
+      [wire, answer] = [on, on.call(words())];
+      // It may come while the old one is waited for.
+      answer.catch(() => undefined);
+    };
+    const last = async (): Promise<unknown> => {
+      const mine = answer;
+      await Promise.allSettled([mine]);
+      return mine === answer ? mine : last();
+    };
+    // The wait keeps its place if its connection ends after the same call has come on another, and the server tells the old one so.
+    const move = async (): Promise<void> => {
+      const old = wire;
+      const on = (next = this.#openOwn());
+      await inTime(on.ready.then(() => isThere(on)), this.patience, SILENT());
+      if (isOver) return;
+      send(on);
+      setTimeout(() => old.reset(), TRY_AGAIN);
+    };
     // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one; an answer
     // on one that was made later says nothing, as it may lead to another server. And a timer keeps the process alive.
-    let isOver = false;
-    const giveUp = (error: unknown): void => {
-      // One that is too many is told so: somebody is there.
-      if (error instanceof Disconnected && !error.message.includes(FULL) && !isOver) drop();
+    const look = async (): Promise<void> => {
+      // While no connection may be made, nobody can be asked.
+      if (this.pause > 0 || (next !== undefined && next !== wire)) return;
+      try {
+        await this.call(['PING']);
+      } catch (error) {
+        // One that is too many is told so: somebody is there.
+        if (error instanceof Disconnected && !error.message.includes(FULL)) drop();
+        return;
+      }
+      if (!isOver && this.#isOlder(wire)) await move().catch(drop);
     };
-    // While no connection may be made, nobody can be asked.
-    const look = (): unknown => this.pause > 0 || this.call(['PING']).then(() => isOver || !this.#isOlder(wire) || drop(), giveUp);
-    const probe = setInterval(look, Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
+    let probe: NodeJS.Timeout | undefined;
     // What came while the process was busy is read first.
-    const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(() => isOver || drop()), time);
+    const after = (time: number): NodeJS.Timeout => setTimeout(() => setImmediate(drop), time);
     let late = after(Math.min(this.patience, Math.max(SOON, ms())));
     try {
       await wire.ready;
       if (idle === undefined) await isThere(wire);
       clearTimeout(late);
-      sent();
+      send(wire);
+      probe = setInterval(() => void look(), Math.min(LOOK_AGAIN.most, LOOK_AGAIN.patiences * this.patience));
       if (Number.isFinite(ms())) late = after(Math.min(Math.max(0, ms()) + SOON, 2 ** 31 - 1));
-      const reply = await wire.call(words());
+      const reply = await last();
       this.#pause = undefined;
       return { reply, wire };
     } catch (cause) {
@@ -238,6 +272,7 @@ export class Session {
       throw error;
     } finally {
       isOver = true;
+      if (next !== wire) next?.close();
       forget?.();
       clearInterval(probe);
       clearTimeout(late);
@@ -340,7 +375,6 @@ export class Session {
 
   async #answer<T>(wire: Wire, patience: number, work: () => Promise<T>, guarded = false): Promise<T> {
     const silent = SILENT();
-    const began = now();
     let isOver = false;
     const send = (): Promise<T> => {
       // Who has waited long enough for the connection says nothing on it.
@@ -353,7 +387,7 @@ export class Session {
     } catch (cause) {
       const error = errorOf(cause, guarded);
       this.#restAfter(error);
-      if (error === silent) void this.#endOfPatience(wire, reply, began, this.patience - patience);
+      if (error === silent) void this.#endOfPatience(wire, reply, this.patience - patience);
       // The next connection may lead to another server.
       else if (error instanceof Disconnected) this.#giveUp(wire);
       throw error;
@@ -364,17 +398,11 @@ export class Session {
 
   /** Who has less patience than the session says nothing about the server. But what was said is on its way until the connection
    *  is given up: so it is, whether anybody waits for that or not. */
-  async #endOfPatience(wire: Wire, reply: Promise<unknown>, began: number, left: number): Promise<void> {
+  async #endOfPatience(wire: Wire, reply: Promise<unknown>, left: number): Promise<void> {
     const late = SILENT();
     const isOther = (error: unknown): boolean => error !== late;
     if (left > 0 && (await inTime(reply, left, late, false).then(() => true, isOther))) return;
     this.#giveUp(wire);
-    // Those of waits may have died with this one, and a question on the next says nothing about them.
-    for (const own of this.#own) {
-      if ((this.#made.get(own) ?? 0) > began) continue;
-      if (own === this.#idle) this.#idle = undefined;
-      own.reset();
-    }
   }
 
   #giveUp(wire: Wire): void {

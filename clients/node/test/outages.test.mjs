@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Locks } from '@redis-lock/client';
-import { LIBRARIES, Proxy, Server, until } from './support.mjs';
+import { fields, LIBRARIES, Proxy, Server, until } from './support.mjs';
 
 for (const [name, library] of Object.entries(LIBRARIES)) {
   describe(name, () => {
@@ -31,6 +31,11 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
 
     const taken = async (key) => assert.equal(await server.admin.call('LOCK.ACQUIRE', key, 'somebody', 'PX', '60000'), 1);
     const free = (key) => server.admin.call('LOCK.RELEASE', key, 'somebody');
+    /** Those for messages, and those on which a wait is, are of another kind. */
+    const killCommands = async () => {
+      const list = (await server.admin.client('LIST')).split('\n').filter((line) => / flags=N /.test(line) && !/ cmd=client/.test(line));
+      for (const [id] of list.map((line) => line.match(/\d+/))) await server.admin.client('KILL', 'ID', id);
+    };
     const may = (...rights) => server.admin.call('ACL', 'SETUSER', 'default', ...rights);
 
     test('what is given up or cancelled is reset; who closes ends in order', async () => {
@@ -118,6 +123,26 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
         globalThis.setTimeout = real;
         proxy.open();
       }
+    });
+
+    test('a shorter lease counts beside a longer one, also if it is no shorter than the last', async () => {
+      const hold = await impatient.acquire('k', { lease: 30_000 });
+      server.process.kill('SIGSTOP');
+      const extends_ = (lease) => {
+        const extension = hold.extend(lease);
+        return until(() => proxy.heard.includes(String(lease))).then(() => ({ extension }));
+      };
+      const longer = await extends_(90_000);
+      // As if the server had it, and no reply came.
+      proxy.frozen = true;
+      const shorter = await extends_(60_000);
+      proxy.frozen = false;
+      server.process.kill('SIGCONT');
+      await longer.extension;
+      assert.ok(hold.validFor <= 60_000, `${hold.validFor}`);
+      await shorter.extension;
+      assert.ok(hold.validFor > 50_000 && hold.validFor <= 60_000);
+      await hold.release();
     });
 
     test('an extension whose reply is lost leaves nothing', async () => {
@@ -208,11 +233,49 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       const wait = impatient.acquire('k', { lease: 60_000, ownConnection: true });
       await until(async () => (await server.waiters('k')) === 1);
       // So the next question of this wait makes the connection for commands anew.
-      const list = (await server.admin.client('LIST')).split('\n').filter((line) => / flags=N /.test(line) && !/ cmd=client/.test(line));
-      for (const [id] of list.map((line) => line.match(/\d+/))) await server.admin.client('KILL', 'ID', id);
+      await killCommands();
       proxy.freezeWhatIsThere();
       await free('k');
       await (await wait).release();
+    });
+
+    test('a wait on an own connection keeps its place when the connection for commands is made anew', async () => {
+      await taken('k');
+      const wait = impatient.acquire('k', { lease: 60_000, ownConnection: true });
+      await until(async () => (await server.waiters('k')) === 1);
+      const behind = locks.acquire('k', { lease: 60_000 });
+      await until(async () => (await server.waiters('k')) === 2);
+      const owners = async () => (await server.admin.call('LOCK.WAITERS', 'k')).map((one) => fields(one).owner);
+      const ids = async () => (await server.admin.call('LOCK.WAITERS', 'k')).map((one) => fields(one).client);
+      const [order, [own]] = [await owners(), await ids()];
+      await killCommands();
+      await until(async () => (await ids())[0] !== own, 'another own connection');
+      await until(async () => !(await server.connections()).includes(String(own)), 'the old one is gone');
+      assert.deepEqual(await owners(), order);
+      await free('k');
+      await (await wait).release();
+      await (await behind).release();
+    });
+
+    test('silence on a new connection for messages ends no wait on an own connection', async () => {
+      const patient = new Locks(client, { patience: 1500 });
+      try {
+        await taken('k');
+        const wait = patient.acquire('k', { lease: 60_000, ownConnection: true });
+        await until(async () => (await server.waiters('k')) === 1);
+        const waiters = async () => (await server.admin.call('LOCK.WAITERS', 'k')).map((one) => fields(one).client);
+        const before = await waiters();
+        proxy.frozen = true;
+        const other = patient.acquire('other');
+        await until(() => proxy.resets > 0, 'the end of that for messages');
+        proxy.frozen = false;
+        await (await other).release();
+        assert.deepEqual(await waiters(), before);
+        await free('k');
+        await (await wait).release();
+      } finally {
+        await patient.close();
+      }
     });
 
     test('attach is tried again on the next connection', async () => {
@@ -262,6 +325,12 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
     });
 
     test('a release keeps nobody waiting for an hour', async () => {
+      const short = await locks.acquire('short', { lease: 1000 });
+      server.process.kill('SIGSTOP');
+      const began = performance.now();
+      await assert.rejects(short.release(), { kind: 'lost' });
+      assert.ok(performance.now() - began < 3000, 'nor much longer than its lease');
+      server.process.kill('SIGCONT');
       const hold = await locks.acquire('k', { lease: 3_600_000 });
       await server.writes(false);
       let isOver = false;

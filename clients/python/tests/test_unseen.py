@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 import redis.asyncio
-from conftest import Call, until
+from conftest import Call, pairs, until
 
 from redis_lock_client import Cancellation, Cancelled, LockError, Locks, Lost, Misuse, Unavailable, aio
 
@@ -40,6 +40,13 @@ async def comes_about(condition):
 def silence(proxy):
     """No reply comes on the connections that there are, as if a firewall had forgotten them."""
     proxy.deaf = {id(pair) for pair in proxy._pairs}
+
+
+def kill_commands(server):
+    """Those for messages, and those on which a wait is, are of another kind."""
+    for client in server.admin.client_list():
+        if client["flags"] == "N" and not client["cmd"].startswith("client"):
+            server.admin.client_kill_filter(client["id"])
 
 
 def calls(server, command):
@@ -284,12 +291,31 @@ def test_an_answer_on_a_younger_connection_says_nothing_of_a_waits_own(server, p
     waiting = Call(lambda: hasty.lock("a", lease=60, own_connection=True).acquire(60))
     until(lambda: server.waiters("a") == 1)
     # So the wait's next question makes the connection for commands anew.
-    for client in server.admin.client_list():
-        if client["flags"] == "N" and not client["cmd"].startswith("client"):
-            server.admin.client_kill_filter(client["id"])
+    kill_commands(server)
     silence(proxy)
     server.admin.execute_command("LOCK.RELEASE", "a", "x")
     waiting.end().release()
+
+
+def test_a_wait_keeps_its_place_when_the_connection_for_commands_is_made_anew(server, hasty, locks):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    waiting = Call(lambda: hasty.lock("a", lease=60, own_connection=True).acquire(60))
+    until(lambda: server.waiters("a") == 1)
+    behind = Call(lambda: locks.lock("a", lease=60).acquire(60))
+    until(lambda: server.waiters("a") == 2)
+
+    def queue():
+        waiters = [pairs(waiter) for waiter in server.admin.execute_command("LOCK.WAITERS", "a")]
+        return [waiter["owner"] for waiter in waiters], waiters[0]["client"]
+
+    owners, own = queue()
+    kill_commands(server)
+    until(lambda: queue()[1] != own)
+    until(lambda: str(own) not in [client["id"] for client in server.admin.client_list()])
+    assert queue()[0] == owners
+    server.admin.execute_command("LOCK.RELEASE", "a", "x")
+    for call in (waiting, behind):
+        call.end().release()
 
 
 def test_a_wait_without_limit_is_sent_again_after_silence(server, proxy, hasty):

@@ -128,7 +128,6 @@ class Link:
         self._replies: Deque[Tuple["asyncio.Future[Any]", float]] = deque()
         # For so long it may be silent, if there is a limit.
         self._patience = float("inf")
-        self._on_silence: Callable[[], None] = self.break_off
         self._timer: Optional[asyncio.TimerHandle] = None
         self._suspect: Optional["asyncio.Future[Any]"] = None
         self.made = float("-inf")
@@ -157,24 +156,26 @@ class Link:
         self.made = time.monotonic()
         self._reader = asyncio.ensure_future(self._read())
 
-    def limit(self, patience: float, on_silence: Callable[[], None]) -> None:
-        """Calls on silence when a call was not answered for so long, whether anybody still waits for the reply or not."""
-        self._patience, self._on_silence = patience, on_silence
+    def limit(self, patience: float) -> None:
+        """It is given up when a call was not answered for so long, whether anybody still waits for the reply or not."""
+        self._patience = patience
 
-    def unanswered_since(self) -> float:
-        return self._replies[0][1] if self._replies else float("inf")
+    @property
+    def asked(self) -> bool:
+        """Whether something is not answered yet."""
+        return len(self._replies) > 0
 
     def _expect(self) -> None:
         if self._timer is None and self._replies and self._patience < float("inf"):
             again = TRY_AGAIN if self._suspect is self._replies[0][0] else 0.0
-            left = self.unanswered_since() + self._patience - time.monotonic()
+            left = self._replies[0][1] + self._patience - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(max(again, left), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self.unanswered_since() + self._patience <= time.monotonic():
+        if self._replies and self._replies[0][1] + self._patience <= time.monotonic():
             if self._suspect is self._replies[0][0]:
-                return self._on_silence()
+                return self.break_off(why="the server does not answer")
             # In a loop that was busy, what has come is read first.
             self._suspect = self._replies[0][0]
         self._expect()
@@ -298,7 +299,6 @@ class Session:
         self._why = SILENT
         # How often another server had the locks, since the last good reply; and until when nobody connects for that.
         self._elsewhere, self._not_before = 0, float("-inf")
-        self._looking: Optional["asyncio.Task[None]"] = None
         self._closing = asyncio.Event()
 
     async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, Link]], patience: float) -> Link:
@@ -414,28 +414,18 @@ class Session:
         if event is not None:
             event.set()
 
-    def _silent(self, link: Link) -> None:
-        """Nobody answers there. So waits on connections that are older than the silence are given up, too: the next connection
-        tells nothing of them."""
-        since = link.unanswered_since()
-        for one in (link, *self._own):
-            if one is link or one.made < since:
-                one.break_off(why="the server does not answer")
-
     async def _commands(self) -> Link:
         link = await self._open(None, self._wake, self.patience)
-        link.limit(self.patience, lambda: self._silent(link))
+        link.limit(self.patience)
         return link
 
     async def _messages(self) -> Link:
         link = await self._open(self._told, self._wake, self.patience)
-        link.limit(self.patience, link.break_off)
+        link.limit(self.patience)
         try:
-            await within(link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}"), self.patience)
+            await link.send("SUBSCRIBE", f"lock:inbox:{self.inbox}")
         except BaseException as error:
             await link.close()
-            if isinstance(error, asyncio.TimeoutError):
-                raise Disconnected("the server does not answer") from error
             if isinstance(error, ResponseError):
                 raise of(error) from error
             raise
@@ -448,20 +438,11 @@ class Session:
     def look(self) -> None:
         """Who waits has heard nothing for long: is anybody there on the connection for messages? It may be idle for hours, and
         whatever is between drops it in silence."""
-        if self._looking is None or self._looking.done():
-            self._looking = self.later(self._look())
-
-    async def _look(self) -> None:
         made = self._made.get("messages")
         link = _link_of(made) if made is not None else None
-        if link is None:
-            return
-        try:
-            await within(link.send("PING"), self.patience)
-        except asyncio.TimeoutError:
-            link.break_off()
-        except (LockError, ResponseError):
-            pass
+        if link is not None and not link.asked:
+            with suppress(LockError):
+                link.send("PING")
 
     async def call(self, *words: Any, patience: Optional[float] = None) -> Any:
         return await self.ask(say(*words), patience)
@@ -472,15 +453,13 @@ class Session:
         most = self.patience if patience is None else min(patience, self.patience)
         deadline = time.monotonic() + most
         link = await self._shared("commands", self._commands, most)
-        sent, reply = time.monotonic(), send(link)
+        reply = send(link)
         try:
-            result = await within(reply, deadline - time.monotonic())
+            # Who has the whole patience hears of the connection's own end.
+            result = await within(reply, deadline - time.monotonic() if most < self.patience else None)
             self._elsewhere = 0
             return result
         except asyncio.TimeoutError:
-            if most >= self.patience and time.monotonic() - sent >= min(SOON, self.patience):
-                # A server that has vanished: the next call tries a new connection.
-                self._silent(link)
             raise Disconnected("the server does not answer") from None
         except ResponseError as error:
             ours = of(error)
@@ -531,22 +510,33 @@ class Session:
         # First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and the wait
         # would lose its place.
         await self._shared("commands", self._commands, patience())
-        link, self._idle = self._idle, None
-        if link is not None and self._is_older(link):
-            link.break_off()
-        if link is None or not link.open:
-            self._may_connect()
-            time_left = patience()
-            link = await self._open(None, self._forget, time_left)
-            # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
-            await self._ask(link, time_left, "PING")
-        self._own.add(link)
-        probe = asyncio.ensure_future(self._probe(link))
+        idle, self._idle = self._idle, None
+        if idle is not None and self._is_older(idle):
+            idle.break_off()
+        link = idle if idle is not None and idle.open else await self._open_own(patience())
+        reply: "asyncio.Future[Any]"
+
+        async def move() -> None:
+            """The wait keeps its place if its connection ends after the same call has come on another, and the server tells the
+            old one so."""
+            nonlocal link, reply
+            old, fresh = link, await self._open_own(patience())
+            try:
+                reply, link = send(fresh), fresh
+            except BaseException:
+                fresh.break_off()
+                raise
+            asyncio.get_running_loop().call_later(TRY_AGAIN, old.break_off)
+
+        probe = asyncio.ensure_future(self._probe(lambda: link, move))
         try:
             if self.closed:
                 raise Unavailable("closed")
-            reply = send(link)
-            result = await within(reply, None if deadline is None else deadline - time.monotonic() + SOON)
+            reply, heard = send(link), None
+            while heard is not reply:
+                heard = reply
+                await asyncio.wait({heard}, timeout=None if deadline is None else max(0.0, deadline - time.monotonic() + SOON))
+            result = await within(reply, 0)
             self._elsewhere = 0
             return result, link
         except ResponseError as error:
@@ -568,6 +558,14 @@ class Session:
         finally:
             probe.cancel()
 
+    async def _open_own(self, patience: float) -> Link:
+        self._may_connect()
+        link = await self._open(None, self._forget, patience)
+        # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
+        await self._ask(link, patience, "PING")
+        self._own.add(link)
+        return link
+
     def rest(self, link: Link) -> None:
         """Nothing is bound to the connection of `block` any more: it may carry the next."""
         if self._idle is None and link.open and not self.closed:
@@ -583,23 +581,25 @@ class Session:
         commands = _link_of(made) if made is not None else None
         return commands is not None and link.made < commands.made
 
-    async def _probe(self, link: Link) -> None:
+    async def _probe(self, link: Callable[[], Link], move: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. An
         answer on one that was made later says nothing: it may lead to another server."""
-        while link.open:
+        while link().open:
             await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
             if self.pause() > 0:
                 continue
             try:
                 await self.call("PING")
-                if self._is_older(link):
-                    link.break_off()
-            except Disconnected as error:
+            except LockError as error:
                 # One that is too many is told so: somebody is there.
-                if "max number of clients" not in str(error):
-                    link.break_off()
-            except LockError:
-                pass
+                if isinstance(error, Disconnected) and "max number of clients" not in str(error):
+                    link().break_off()
+                continue
+            if self._is_older(link()):
+                try:
+                    await move()
+                except LockError:
+                    link().break_off()
 
     async def insist(
         self, seconds: float, send: Send, through: Type[Unavailable] = Disconnected, patience: Optional[float] = None

@@ -592,13 +592,13 @@ class Lock:
         """Waits by `BLOCK` on a connection of its own. What is kept is bound to that, and then to the session's."""
         words, session = [*self._acquisition(hold.owner, request), *self._bound()], self._session
         away_since: Optional[float] = None
-        pause = TRY_AGAIN
+        pause, times = TRY_AGAIN, 0
         while True:
             asked: Optional[float] = None
 
             def block(on: Link) -> "asyncio.Future[Any]":
-                nonlocal asked
-                asked = time.monotonic()
+                nonlocal asked, times
+                asked, times = time.monotonic(), times + 1
                 limit = 0 if deadline is None else max(1, _ms(deadline - asked))
                 return self._ask(hold, on, [*words, "BLOCK", limit])
 
@@ -608,7 +608,7 @@ class Lock:
                 try:
                     sent = asked or time.monotonic()
                     late = time.monotonic() - sent > self.lease / 20
-                    renews = away_since is not None or self.keep or self.ephemeral or late or hold._named
+                    renews = times > 1 or self.keep or self.ephemeral or late or hold._named
                     if reply is not None and renews:
                         # The lease runs since the grant, which nobody knows the time of.
                         await self._given_back(hold, deadline)
