@@ -2,7 +2,7 @@
 
 //! A lock that is held: how long for sure, how it is kept, and how it ends.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -46,24 +46,20 @@ pub(crate) struct Held {
 struct State {
     phase: Phase,
     lease: Duration,
-    /// When the last call that was confirmed was sent, plus the lease.
+    /// When the last call that was confirmed was sent, plus the lease; or earlier, if one for a shorter lease was sent since.
     until: Moment,
-    /// When a shorter lease was asked for.
-    shortened: Moment,
     /// When the server may end it at the latest, as far as is known: a longer lease may count though the answer is lost.
     may_last: Moment,
     /// What became of the call that bound it last: a kept hold is bound to the connection on which that went.
     bond: Arc<Fate>,
-    /// Until when it is renewed, by its age.
-    max_hold: Option<Duration>,
     /// When it counts as lost: at `until`, but if this process slept.
     deadline: Moment,
     slept: bool,
     renew_at: Moment,
-    /// How many renewals have no answer yet, whether somebody waits for it or not. They end with their connection.
-    on_their_way: usize,
-    /// When the timer looks at it. What the timer was told before does not count.
-    due: Moment,
+    /// A renewal has no answer yet, whether somebody waits for it or not. It ends with its connection. There is one at a time, so
+    /// that the last that was sent is the last that counts.
+    renewing: bool,
+    /// Where the timer has it.
     place: Option<Place>,
     on_lost: Vec<Box<dyn FnOnce() + Send>>,
     /// Why it is lost.
@@ -101,15 +97,12 @@ impl Held {
             phase: Phase::Held,
             lease,
             until: sent + lease,
-            shortened: Moment::ZERO,
-            may_last: Moment::ZERO,
+            may_last: sent + lease,
             bond,
-            max_hold: how.max_hold,
             deadline: sent + lease,
             slept: false,
             renew_at: sent + heartbeat(lease),
-            on_their_way: 0,
-            due: Moment::MAX,
+            renewing: false,
             place: None,
             on_lost: Vec::new(),
             why: None,
@@ -145,7 +138,7 @@ impl Held {
 
     fn keeps(&self, state: &State) -> bool {
         let age = now().saturating_sub(self.granted);
-        self.how.keep && !state.left && !state.handing && state.max_hold.is_none_or(|max| age < max)
+        self.how.keep && !state.left && !state.handing && self.how.max_hold.is_none_or(|max| age < max)
     }
 
     /// Tells the timer when to look at it next.
@@ -154,20 +147,19 @@ impl Held {
         if state.phase != Phase::Held {
             return;
         }
-        let renews = self.keeps(&state) && state.on_their_way == 0;
+        let renews = self.keeps(&state) && !state.renewing;
         let due = if renews { state.deadline.min(state.renew_at) } else { state.deadline };
-        state.due = due;
         let held = Arc::clone(self);
-        let place = self.session.timer.at(due, Box::new(move |late| held.look(due, late)));
+        let place = self.session.timer.at(due, Box::new(move |late| held.look(late)));
         if let Some(place) = std::mem::replace(&mut state.place, place.ok()) {
             self.session.timer.forget(place);
         }
     }
 
     /// Renews it when it is time, or says that it is lost.
-    fn look(self: &Arc<Self>, due: Moment, late: Duration) {
+    fn look(self: &Arc<Self>, late: Duration) {
         let mut state = locked(&self.state);
-        if state.phase != Phase::Held || state.due != due {
+        if state.phase != Phase::Held {
             return;
         }
         let keeps = self.keeps(&state);
@@ -181,8 +173,8 @@ impl Held {
             state.deadline = after(state.lease / 3);
             state.renew_at = now();
         }
-        let renews = keeps && state.on_their_way == 0 && state.renew_at <= now();
-        state.on_their_way += usize::from(renews);
+        let renews = keeps && !state.renewing && state.renew_at <= now();
+        state.renewing |= renews;
         let lease = state.lease;
         drop(state);
         if renews {
@@ -214,12 +206,21 @@ impl Held {
         let mut command = renewal(&self.key, &self.owner, lease);
         let mut state = locked(&self.state);
         state.may_last = state.may_last.max(sent + lease);
-        let (max, bond) = (state.max_hold, Arc::clone(&state.bond));
+        let shortens = !lease.is_zero() && sent + lease < state.until;
+        // A shorter one may count though the answer is lost. The server refuses one of no time.
+        if shortens {
+            state.until = sent + lease;
+            state.deadline = state.deadline.min(state.until);
+        }
+        let bond = Arc::clone(&state.bond);
         drop(state);
+        if shortens {
+            self.schedule();
+        }
         let binds = self.how.keep && !self.session.is_bound(&self.key, &bond);
         if binds {
             let age = sent.saturating_sub(self.granted);
-            self.how.bind(&mut command, max.map(|max| max.saturating_sub(age)));
+            self.how.bind(&mut command, self.how.max_hold.map(|max| max.saturating_sub(age)));
         }
         let call = self.session.to(&self.key, &command).with(&fate);
         let then = move |result: Result<Value>| {
@@ -238,21 +239,13 @@ impl Held {
         result: &Result<Value>,
     ) {
         let mut state = locked(&self.state);
-        state.on_their_way -= 1;
+        state.renewing = false;
         match result {
             Ok(_) => {
-                if sent < state.shortened {
-                    // It says nothing of the time after that of the shorter lease.
-                    state.until = state.until.min(sent + lease);
-                } else {
-                    state.lease = lease;
-                    state.until = sent + lease;
-                    state.renew_at = sent + heartbeat(lease);
-                    if state.on_their_way == 0 {
-                        // Nothing longer can come yet.
-                        state.may_last = state.until;
-                    }
-                }
+                state.lease = lease;
+                state.until = sent + lease;
+                state.may_last = state.until;
+                state.renew_at = sent + heartbeat(lease);
                 state.deadline = state.until;
                 state.slept = false;
                 if binds {
@@ -277,40 +270,30 @@ impl Held {
         self.schedule();
     }
 
-    /// Renews it, and waits for the answer: not for longer than it lasts, as far as is known before.
-    fn renew_now(self: &Arc<Self>, lease: Duration) -> Result<()> {
-        let mut state = locked(&self.state);
+    /// Renews it, and waits for the answer: not for longer than it lasts, as far as is known. Without a lease it lasts as before.
+    fn renew_now(self: &Arc<Self>, lease: Option<Duration>, until: Moment) -> Result<()> {
+        let mut state = self.until_renewed(locked(&self.state), until);
         self.is_kept_here(&state)?;
-        state.on_their_way += 1;
-        let until = state.deadline.min(after(self.session.patience.min(AT_MOST)));
+        let as_before = if self.keeps(&state) { state.lease } else { left(state.until) };
+        let lease = lease.unwrap_or(as_before);
+        if std::mem::replace(&mut state.renewing, true) {
+            return Err(silent());
+        }
         drop(state);
-        self.may_end(lease);
         let mailbox = Arc::new(Mailbox::default());
         self.renew(lease, Box::new(mailbox.expect()));
-        mailbox.reply(until).unwrap_or_else(|| Err(silent())).map(drop)
+        let until = locked(&self.state).deadline.min(until);
+        mailbox.reply(until).unwrap_or_else(|| Err(silent()))?;
+        // The answer may be later than its end by the own clock.
+        self.still_held(true)
     }
 
-    /// A lease is asked for that may be shorter: it may count though the answer is lost.
-    fn may_end(self: &Arc<Self>, lease: Duration) {
-        let end = after(lease);
-        let mut state = locked(&self.state);
-        // The server refuses one of no time.
-        if !lease.is_zero() && end < state.until {
-            (state.until, state.deadline) = (end, state.deadline.min(end));
-            state.shortened = now();
-            drop(state);
-            self.schedule();
-        }
-    }
-
-    /// A guarded command says that there is no such owner, maybe of another lock. Whether it is lost, a renewal tells.
-    fn ask(self: &Arc<Self>) {
-        let state = locked(&self.state);
-        let lease = if self.keeps(&state) { state.lease } else { left(state.until) };
-        drop(state);
-        if !lease.is_zero() {
-            let _ = self.renew_now(lease);
-        }
+    /// Waits for the renewal that is on its way, as long as it is held.
+    fn until_renewed<'a>(&self, state: MutexGuard<'a, State>, until: Moment) -> MutexGuard<'a, State> {
+        let time = left(state.deadline.min(until));
+        let is_renewing = |state: &mut State| state.phase == Phase::Held && state.renewing;
+        let waited = self.changed.wait_timeout_while(state, time, is_renewing);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Says that it is lost, once. True if it was this time.
@@ -399,12 +382,12 @@ impl Held {
         if std::mem::replace(&mut state.left, true) {
             return;
         }
-        let (lease, rest) = (state.lease, left(state.until.max(state.may_last)));
+        let (lease, rest) = (state.lease, left(state.may_last));
         drop(state);
         let time = if self.how.keep { rest.max(IN_THE_END) } else { rest };
         let calls =
             what_gives_back(&self.session, &self.key, &self.owner, &self.how, lease, &self.release_id);
-        let errand = Errand::new(self.pending(), calls, time).insisting();
+        let errand = Errand::new(self.pending(), calls, time).insisting(time);
         let held = Arc::clone(self);
         let then = move |result: Result<Value>| match result {
             Ok(Value::Nil) => {}
@@ -516,14 +499,26 @@ impl Hold {
         Duration::ZERO
     }
 
-    /// Sets the lease anew, from now on, shorter or longer. A shorter one counts from the call on, whatever comes of it. It waits
-    /// for the server as long as the hold lasts without it, for 30 s at most.
+    /// Sets the lease anew, from now on, shorter or longer. A shorter one counts from the call on, whatever comes of it. It is
+    /// tried for as long as the hold lasts without it, for 30 s at most.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] if there is nothing to extend; what else the server says, or that it says nothing.
     pub fn extend(&self, lease: Duration) -> Result<()> {
-        self.held.renew_now(lease)
+        let (held, until) = (&self.held, after(AT_MOST));
+        let time = || left(locked(&held.state).deadline.min(until));
+        loop {
+            match held.renew_now(Some(lease), until) {
+                Err(error) if held.session.may_pass(&error) => {
+                    thread::sleep(TRY_AGAIN.min(time()));
+                    if time().is_zero() {
+                        return Err(error);
+                    }
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Carries out a command of Redis if the lock is still held, in the same step. It is never sent twice.
@@ -541,7 +536,8 @@ impl Hold {
         let call = held.session.to(&held.key, &guarded).of_user();
         let result = held.session.call(&Arc::default(), call, until);
         if let Err(Error::Lost(_)) = &result {
-            held.ask();
+            // It may be said of another lock. A renewal tells whether this one is lost.
+            let _ = held.renew_now(None, after(held.session.patience));
         }
         result
     }
@@ -570,12 +566,9 @@ impl Hold {
         held.is_kept_here(&state)?;
         state.handing = true;
         // What is on its way would bind it here again, or change the lease that the other has asked for.
-        let on_their_way = |state: &mut State| state.phase == Phase::Held && state.on_their_way > 0;
-        let time = left(state.deadline).min(AT_MOST);
-        let waited = held.changed.wait_timeout_while(state, time, on_their_way);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state = held.until_renewed(state, after(AT_MOST));
         state.handing = false;
-        if state.phase == Phase::Held && state.on_their_way == 0 {
+        if state.phase == Phase::Held && !state.renewing {
             state.phase = Phase::Released;
             drop(state);
             held.ended("released");

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::hold::{renewal, what_gives_back, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
 use crate::session::{Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
+use crate::talk::gone;
 use crate::{Event, Handle};
 
 /// A wait that is longer has no end, for the server.
@@ -357,7 +358,9 @@ impl Attempt<'_> {
         let mut alone = self.alone.take();
         let reply = if self.blocks() {
             let until = self.deadline.map_or(Moment::MAX, |deadline| deadline.saturating_add(A_MOMENT));
+            let moves = Cell::new(false);
             let again = || {
+                moves.set(true);
                 self.repeated.set(true);
                 // The first call has been sent, whatever becomes of this one.
                 self.sent.set(true);
@@ -367,7 +370,8 @@ impl Attempt<'_> {
                 Ok(reply) => reply,
                 Err(error) => {
                     self.alone.set(alone);
-                    return Err(error);
+                    let is_sent = moves.get() && error.is_unsent();
+                    return Err(if is_sent { gone(error.text()) } else { error });
                 }
             }
         } else if self.waits {
@@ -441,7 +445,9 @@ impl Attempt<'_> {
         let mut calls = what_gives_back(session, key, owner, &self.how, self.how.lease, &id);
         calls.insert(0, cancel);
         let mailbox = Arc::new(Mailbox::default());
-        let errand = Errand::new(session.pending(key, owner), calls, IN_THE_END).insisting();
+        // What is not kept runs out.
+        let insists = if self.how.keep { IN_THE_END } else { self.how.lease };
+        let errand = Errand::new(session.pending(key, owner), calls, IN_THE_END).insisting(insists);
         session.errand(errand, Box::new(mailbox.expect()));
         // If the server is silent, the session goes on with it. Nobody waits for one that has never been there.
         if self.fate.has_reached() {

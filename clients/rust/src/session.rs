@@ -37,6 +37,9 @@ const ONE_BY_ONE: Duration = Duration::from_millis(20);
 /// that and the patience.
 const LOOK: Duration = Duration::from_secs(8);
 
+/// How long that may take, though other calls have less time: a server that stalls knows who waits, and in what order.
+const STALL: Duration = Duration::from_secs(5);
+
 /// How often a call goes on to where it is sent: to the owner of the slot, and to where that moves.
 const HOPS: u8 = 5;
 
@@ -188,19 +191,19 @@ pub(crate) struct Errand {
     /// Each does if the one before is refused. What comes out of any but the first is nil.
     calls: Vec<Call>,
     until: Moment,
-    /// Whether it goes on after a refusal: a permission may come back.
-    insists: bool,
+    /// Until when it goes on after a refusal: a permission may come back.
+    insists: Moment,
     pause: Duration,
     _pending: Pending,
 }
 
 impl Errand {
     pub(crate) fn new(pending: Pending, calls: Vec<Call>, time: Duration) -> Errand {
-        Errand { calls, until: after(time), insists: false, pause: TRY_AGAIN, _pending: pending }
+        Errand { calls, until: after(time), insists: Moment::ZERO, pause: TRY_AGAIN, _pending: pending }
     }
 
-    pub(crate) fn insisting(mut self) -> Errand {
-        self.insists = true;
+    pub(crate) fn insisting(mut self, time: Duration) -> Errand {
+        self.insists = after(time);
         self
     }
 
@@ -210,7 +213,7 @@ impl Errand {
             Err(Error::Unavailable(_)) => now() >= self.until,
             // There is something else in the lock's place.
             Err(error) if error.code() == Some("WRONGTYPE") => true,
-            Err(_) => !self.insists || now() >= self.until,
+            Err(_) => now() >= self.insists,
         }
     }
 }
@@ -393,12 +396,11 @@ impl Session {
             }
             if matches!(&result, Err(error) if error.text() == OUTDATED) {
                 call.packed = again().get_packed_command();
+                // Others may know who has taken the place of a node that is gone.
+                (node, asking) = (locked(&self.links).map.node(call.slot), false);
                 // Until the server has the call again, the wait has its place by the first.
                 old.replace(alone);
                 continue;
-            }
-            if matches!(&result, Err(error) if error.text() == SILENT) {
-                alone.link.break_off(gone(SILENT));
             }
             self.heed(&node, &result);
             match (self.goes_on(&node, &mut call, &result), result) {
@@ -435,19 +437,23 @@ impl Session {
     }
 
     /// TCP may never find that nobody is there, or that it is no primary any more. So the connection for commands is asked. If
-    /// that is older and says nothing, this one would not, either. If it is not older, its answer says nothing of this one: the
-    /// wait goes on over another, which is the younger one then.
+    /// that is older and says nothing, this one would not, either. If it is not older, its answer says nothing of this one. Then
+    /// the wait goes on over another, which is the younger one.
     fn look_at(self: &Arc<Self>, node: &Node, own: &Arc<Link>) {
         let Ok(commands) = self.link(node, true) else { return };
         let (asked, own) = (Arc::clone(&commands), Arc::clone(own));
-        let then = move |result: Result<Value>| match result.err().filter(Error::is_of_connection) {
-            Some(error) if asked.was_up_before(&own) && error.text().ends_with(SILENT) => {
-                own.break_off(error)
+        let then = move |result: Result<Value>| {
+            let is_older = asked.was_up_before(&own);
+            let moves = match result.err().filter(Error::is_of_connection) {
+                Some(error) => is_older && error.text().ends_with(SILENT),
+                None => !is_older,
+            };
+            if moves {
+                own.answer(given_up(OUTDATED));
             }
-            None if !asked.was_up_before(&own) => own.answer(given_up(OUTDATED)),
-            _ => {}
         };
-        self.put(&commands, &cmd("PING").get_packed_command(), false, after(self.patience), Box::new(then));
+        let until = after(self.patience.max(STALL));
+        self.put(&commands, &cmd("PING").get_packed_command(), false, until, Box::new(then));
     }
 
     /// The idle connection, or a new one.
@@ -842,7 +848,7 @@ impl Links {
 }
 
 /// A wait is to go on over another connection.
-const OUTDATED: &str = "another connection is newer";
+const OUTDATED: &str = "another connection tells more";
 
 fn given_up(why: &str) -> Error {
     Error::Unavailable(why.to_owned())

@@ -220,6 +220,46 @@ fn a_wait_on_a_dead_connection_goes_on_over_another() {
 }
 
 #[test]
+fn a_wait_keeps_its_place_though_nothing_is_heard_for_a_while() {
+    let Some(server) = Server::start(&[]) else { return };
+    let near = server.locks();
+    for stalls in [true, false] {
+        let proxy = Proxy::to(&server);
+        let far = proxy.locks(ms(300));
+        // That for commands is the older one.
+        far.lock("b").acquire().unwrap().release().unwrap();
+        let first = near.lock("a").lease(ms(60_000)).acquire().unwrap();
+        thread::scope(|scope| {
+            let wait = |locks: &Locks| {
+                let lock = locks.lock("a").lease(ms(60_000)).wait(ms(30_000)).blocking();
+                scope.spawn(move || lock.acquire())
+            };
+            let second = wait(&far);
+            server.until_waiting("a", 1);
+            let third = wait(&near);
+            server.until_waiting("a", 2);
+            let client = waiter(&server, "a");
+            if stalls {
+                server.signal("STOP");
+                thread::sleep(ms(2500));
+                server.signal("CONT");
+                thread::sleep(ms(500));
+            } else {
+                proxy.hold_back(true);
+                until("it waits on another connection", || waiter(&server, "a") != client);
+                proxy.hold_back(false);
+            }
+            first.release().unwrap();
+            let hold = second.join().unwrap().unwrap();
+            assert_eq!(server.holder("a"), [hold.owner()], "stalls: {stalls}");
+            hold.release().unwrap();
+            third.join().unwrap().unwrap().release().unwrap();
+        });
+        server.assert_nothing_left("a");
+    }
+}
+
+#[test]
 fn a_wait_that_changes_its_connection_keeps_its_place_and_is_not_disturbed() {
     let Some(server) = Server::start(&[]) else { return };
     let (near, proxy) = (server.locks(), Proxy::to(&server));

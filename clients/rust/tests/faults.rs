@@ -135,17 +135,88 @@ fn a_lease_that_may_be_shorter_counts_as_such() {
     let proxy = Proxy::to(&server);
     let locks = proxy.locks(ms(2000));
     let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
-    proxy.cut_reply_of("LOCK.RENEW");
-    assert_eq!(hold.extend(ms(700)).unwrap_err().kind(), "unavailable");
-    assert!(hold.valid_for() <= ms(700), "{:?}", hold.valid_for());
-    assert!(hold.wait_lost(ms(5000)));
+    proxy.cut_replies_of("LOCK.RENEW", true);
+    thread::scope(|scope| {
+        let extend = scope.spawn(|| hold.extend(ms(700)));
+        until("the server has it", || server.calls("lock.renew") > 0);
+        assert!(hold.valid_for() <= ms(700), "{:?}", hold.valid_for());
+        assert_eq!(extend.join().unwrap().unwrap_err().kind(), "unavailable");
+    });
+    assert!(hold.valid_for().is_zero() && hold.wait_lost(ms(5000)));
     // A longer one counts when it is confirmed.
     let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
-    proxy.cut_reply_of("LOCK.RENEW");
-    assert!(hold.extend(ms(120_000)).is_err());
-    assert!(hold.valid_for() > ms(50_000) && hold.valid_for() <= ms(60_000));
+    let calls = server.calls("lock.renew");
+    thread::scope(|scope| {
+        let extend = scope.spawn(|| hold.extend(ms(120_000)));
+        until("it is sent again", || server.calls("lock.renew") > calls + 1);
+        assert!(hold.valid_for() > ms(40_000) && hold.valid_for() <= ms(60_000));
+        proxy.cut_replies_of("LOCK.RENEW", false);
+        extend.join().unwrap().unwrap();
+        assert!(hold.valid_for() > ms(60_000));
+    });
     hold.release().unwrap();
     server.assert_nothing_left("a");
+}
+
+#[test]
+fn an_extend_whose_answer_was_lost_is_sent_again() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let locks = proxy.locks(ms(2000));
+    for lease in [20_000, 120_000] {
+        let hold = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+        proxy.cut_reply_of("LOCK.RENEW");
+        hold.extend(ms(lease)).unwrap();
+        assert!(proxy.has_cut());
+        proxy.cut();
+        hold.extend(ms(lease)).unwrap();
+        let (left, valid) = (server.call::<u64>("PTTL a"), hold.valid_for());
+        // The question came later than the answer.
+        assert!(valid <= ms(left + 1) && valid > ms(lease / 2), "{valid:?} of {left} ms");
+        hold.release().unwrap();
+        server.assert_nothing_left("a");
+    }
+}
+
+#[test]
+fn of_two_extends_the_shorter_counts_before_it_is_answered() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let client = redis::Client::open(("127.0.0.1", listener.local_addr().unwrap().port())).unwrap();
+    let locks = Locks::new(&client).unwrap();
+    thread::scope(|scope| {
+        let acquire = scope.spawn(|| locks.lock("a").lease(ms(5000)).try_acquire());
+        let mut stream = listener.accept().unwrap().0;
+        let mut reader = stream.try_clone().unwrap();
+        let mut said = Vec::new();
+        // Whether that word is said in so long a time.
+        let mut hears = |word: &str, time: u64| {
+            reader.set_read_timeout(Some(ms(time))).unwrap();
+            let mut bytes = [0; 4096];
+            while !String::from_utf8_lossy(&said).contains(word) {
+                let Ok(count @ 1..) = reader.read(&mut bytes) else { return false };
+                said.extend_from_slice(&bytes[..count]);
+            }
+            true
+        };
+        assert!(hears("PING", 5000));
+        stream.write_all(b"+PONG\r\n").unwrap();
+        assert!(hears("LOCK.ACQUIRE", 5000));
+        stream.write_all(b":1\r\n").unwrap();
+        let hold = acquire.join().unwrap().unwrap().unwrap();
+        thread::scope(|scope| {
+            let long = scope.spawn(|| hold.extend(ms(60_000)));
+            assert!(hears("60000", 5000));
+            let short = scope.spawn(|| hold.extend(ms(10_000)));
+            hears("10000", 300);
+            stream.write_all(b":1\r\n").unwrap();
+            long.join().unwrap().unwrap();
+            assert!(hears("10000", 5000));
+            assert!(hold.valid_for() <= ms(10_000), "{:?}", hold.valid_for());
+            stream.write_all(b":1\r\n").unwrap();
+            short.join().unwrap().unwrap();
+        });
+        assert!(hold.valid_for() <= ms(10_000) && !hold.is_lost());
+    });
 }
 
 #[test]
@@ -990,14 +1061,30 @@ fn what_may_not_be_cancelled_is_given_back() {
 }
 
 #[test]
+fn what_is_refused_and_runs_out_is_not_asked_for_any_longer() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = locks_of_a_user(&server, server.port, "+lock.acquire", 5000);
+    let other = server.locks().lock("a").lease(ms(60_000)).acquire().unwrap();
+    let wait = locks.lock("a").lease(ms(400)).wait(ms(100)).acquire();
+    assert_eq!(wait.unwrap_err().kind(), "timed out");
+    thread::sleep(ms(1500));
+    let refusals = server.refusals("lock.cancel");
+    assert!(refusals > 0 && server.refusals("lock.release") > 0);
+    thread::sleep(ms(2500));
+    assert_eq!(server.refusals("lock.cancel"), refusals);
+    other.release().unwrap();
+}
+
+#[test]
 fn a_longer_lease_whose_answer_was_lost_is_given_back() {
     let Some(server) = Server::start(&[]) else { return };
     let proxy = Proxy::to(&server);
     let locks = proxy.locks(ms(2000));
     for drops in [false, true] {
         let hold = locks.lock("a").lease(ms(1500)).acquire().unwrap();
-        proxy.cut_reply_of("LOCK.RENEW");
+        proxy.cut_replies_of("LOCK.RENEW", true);
         assert_eq!(hold.extend(ms(3_600_000)).unwrap_err().kind(), "unavailable");
+        proxy.cut_replies_of("LOCK.RENEW", false);
         assert!(hold.wait_lost(ms(10_000)));
         let hold = (!drops).then_some(hold);
         until("it is given back", || !server.held("a"));

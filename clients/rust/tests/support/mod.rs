@@ -124,10 +124,19 @@ impl Server {
 
     /// How often a command was carried out.
     pub fn calls(&self, command: &str) -> usize {
-        let stats: String = self.call("INFO commandstats");
-        let begins = format!("cmdstat_{command}:calls=");
-        let line = stats.lines().find(|line| line.to_lowercase().starts_with(&begins));
-        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+        self.count(command, "calls=")
+    }
+
+    /// How often it was not permitted.
+    pub fn refusals(&self, command: &str) -> usize {
+        self.count(command, "rejected_calls=")
+    }
+
+    fn count(&self, command: &str, what: &str) -> usize {
+        let stats = self.call::<String>("INFO commandstats").to_lowercase();
+        let begins = format!("cmdstat_{command}:");
+        let line = stats.lines().find(|line| line.starts_with(&begins)).unwrap_or_default();
+        line.split([':', ',']).find_map(|field| field.strip_prefix(what)?.parse().ok()).unwrap_or(0)
     }
 
     pub fn held(&self, key: &str) -> bool {
@@ -198,6 +207,8 @@ struct Shared {
     frozen: AtomicBool,
     closed: AtomicBool,
     cut_reply_of: Mutex<Option<&'static str>>,
+    /// Not only that of the next such call.
+    cut_all: AtomicBool,
     /// Pairs before this one are half open.
     swallowed: AtomicUsize,
     /// What is said to the server on pairs before this one waits.
@@ -242,6 +253,12 @@ impl Proxy {
     /// The next such call comes to the server, and its connection ends before the reply.
     pub fn cut_reply_of(&self, command: &'static str) {
         *self.shared.cut_reply_of.lock().unwrap() = Some(command);
+    }
+
+    /// The same with all such calls, until this is called with false.
+    pub fn cut_replies_of(&self, command: &'static str, cut: bool) {
+        self.shared.cut_all.store(cut, Ordering::SeqCst);
+        *self.shared.cut_reply_of.lock().unwrap() = cut.then_some(command);
     }
 
     pub fn has_cut(&self) -> bool {
@@ -306,7 +323,9 @@ impl Shared {
                 let mut cut_reply_of = self.cut_reply_of.lock().unwrap();
                 let text = String::from_utf8_lossy(bytes);
                 if cut_reply_of.is_some_and(|command| text.contains(command)) {
-                    *cut_reply_of = None;
+                    if !self.cut_all.load(Ordering::SeqCst) {
+                        *cut_reply_of = None;
+                    }
                     cut.store(true, Ordering::SeqCst);
                 }
             } else if cut.load(Ordering::SeqCst) {
