@@ -723,3 +723,34 @@ func TestAWaitOnItsOwnConnectionDoesNotTrustALaterOne(t *testing.T) {
 		t.Fatal(err, s.connections()-received, "more connections")
 	}
 }
+
+// The server drops who waits when the connection ends, unless the same call has come on another.
+func TestWhoMovesToAYoungerConnectionKeepsThePlace(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks, others := locksAt(t, p.address(), lock.WithPatience(500*time.Millisecond)), locksAt(t, s.address())
+	first := must(others.Acquire(background, "a", lock.WithLease(time.Minute)))
+	granted := make(chan *lock.Hold, 2)
+	wait := func(locks *lock.Locks, options ...lock.Option) {
+		granted <- must(locks.Acquire(background, "a", options...))
+	}
+	go wait(locks, lock.WithOwnConnection(), lock.WithLease(time.Hour))
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	go wait(others, lock.WithLease(time.Minute))
+	until(t, "another", func() bool { return s.waiters("a") == 2 })
+	for round := int32(1); round <= 2; round++ {
+		kept := must(locks.Acquire(background, "kept"))
+		commands := s.boundTo("kept")
+		_ = kept.Release(background)
+		s.ask("CLIENT", "KILL", "ID", commands)
+		until(t, "the end of the old connection", func() bool { return p.resets.Load() == round })
+		until(t, "the call", func() bool { return p.count("BLOCK") == int(round)+1 && s.waiters("a") == 2 })
+	}
+	renewed := p.count("LOCK.RENEW")
+	_ = first.Release(background)
+	// It is confirmed: it may be as old as the first call.
+	if hold := <-granted; hold.ValidFor() < 30*time.Minute || p.count("LOCK.RENEW") != renewed+1 || hold.Release(background) != nil {
+		t.Fatal("the place is lost", hold.ValidFor(), p.count("LOCK.RENEW")-renewed)
+	}
+	_ = (<-granted).Release(background)
+}

@@ -14,6 +14,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -176,7 +177,7 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 	var failure error = broken(errSilent)
 	resent := false
 	for giveUp, pause := time.Now().Add(s.patience), tryAgain; ; {
-		settling := time.Now()
+		settling, begun := time.Now(), s.begunBy()
 		if err := settle(); err != nil {
 			return nil, said, err
 		}
@@ -205,11 +206,11 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 		value := got.value
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: got.sent}
-		unsure := own && (h.owner != "" || h.watchdog || time.Since(got.sent) > h.lease/20)
-		if granted && (resent || unsure || s.isGiving(claim{key, owner})) {
+		unsure := own && (h.watchdog || time.Since(got.sent) > h.lease/20)
+		if granted && (resent || got.again || unsure || h.owner != "" && (own || s.begunBy() != begun)) {
 			// The reply may be that of an earlier call, whose hold has ended since. Or what was given back by the owner's name was
-			// this. If the wait was long, nobody knows how long the lease runs already. And what is bound to a connection is to be
-			// bound to the session's.
+			// this, and that has been answered already. If the wait was long, nobody knows how long the lease runs already. And what
+			// is bound to a connection is to be bound to the session's.
 			if err = settle(); err == nil {
 				got, err = s.call(ctx, hold.renewal(h.lease, true)...)
 			}
@@ -273,25 +274,26 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 // undo takes back whatever an acquire has got, which the hold is if it is one. It says whether the server has answered by now.
 func (l *Locks) undo(hold *Hold, request string) bool {
 	s := l.session
-	done := make(chan bool, 1)
-	given := s.gives(claim{hold.key, hold.owner})
+	var answered atomic.Bool
+	done, given := make(chan struct{}), s.gives(claim{hold.key, hold.owner})
 	s.spawn(func() {
+		defer close(done)
 		defer given()
 		_, err := s.insist(s.gone, giveBackFor, "LOCK.CANCEL", hold.key, hold.owner, "ID", request)
+		// What the server refuses it has heard of.
+		answered.Store(!passes(err))
 		if says(err, "NOPERM") && !s.has(claim{hold.key, hold.owner}) {
 			hold.releaseID = random()
-			err = hold.letGo(s.gone, time.Now().Add(hold.how.lease), hold.how.lease)
+			_ = hold.letGo(s.gone, time.Now().Add(hold.how.lease), hold.how.lease)
 		}
-		done <- !passes(err)
 	})
 	timer := time.NewTimer(courtesy)
 	defer timer.Stop()
 	select {
-	case answered := <-done:
-		return answered
+	case <-done:
 	case <-timer.C:
-		return false
 	}
+	return answered.Load()
 }
 
 // Do carries out the body while it has the lock. The body's context ends when ctx does, or when the lock is lost: then

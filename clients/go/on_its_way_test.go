@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,6 +122,23 @@ func TestWhatIsLostMeanwhileIsNotHandedOver(t *testing.T) {
 	until(t, "it is free", func() bool { return s.free("a") })
 }
 
+// The answer to a renewal that is on its way says so.
+func TestWhatHasEndedIsNotHandedOver(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+	p.frozen.Store(true)
+	if err := hold.Extend(shortly(t), time.Minute); !errors.Is(err, lock.ErrTimeout) {
+		t.Fatal(err)
+	}
+	s.ask("LOCK.BREAK", "a")
+	time.AfterFunc(100*time.Millisecond, func() { p.frozen.Store(false) })
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrLost) || !lost(hold) {
+		t.Fatal(err)
+	}
+}
+
 // A late reply counts.
 func TestAnExtendWhoseCallerHasGoneExtends(t *testing.T) {
 	p := through(t, start(t).address())
@@ -184,6 +203,27 @@ func TestWhoMayNotCancelGivesBackWhatComesLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := hold.Release(background); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The server has heard of it: that somebody else has the lock is known.
+func TestATimeoutIsOneAlsoIfTheWaitMayNotBeTakenBack(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	s.ask("LOCK.ACQUIRE", "a", "somebody")
+	s.ask("ACL", "SETUSER", "default", "-lock.cancel", "-lock.release")
+	waited := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(background, "a", lock.WithOwnConnection(), lock.WithWait(400*time.Millisecond), lock.WithLease(time.Minute))
+		waited <- err
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	// What the server says of the wait comes too late.
+	p.frozen.Store(true)
+	time.AfterFunc(500*time.Millisecond, func() { p.frozen.Store(false) })
+	if err := <-waited; !errors.Is(err, lock.ErrTimeout) {
 		t.Fatal(err)
 	}
 }
@@ -320,6 +360,40 @@ func TestAReleaseThatIsOnItsWayCounts(t *testing.T) {
 	givenBack(t, err)
 	p.vanish(false)
 	hold := must(locks.Acquire(background, "a", next...))
+	if err := hold.Release(background); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// It may have come behind the call that was granted, and be answered before anybody has looked at that.
+func TestAReleaseAtTheMomentOfAGrantCounts(t *testing.T) {
+	// The last of two that are woken is the first that runs.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	me := lock.WithOwner("me")
+	old := must(locks.Acquire(background, "a", me, lock.WithLease(time.Minute)))
+	waited := make(chan *lock.Hold, 1)
+	go func() { waited <- must(locks.Acquire(background, "a", me, lock.WithLease(time.Second))) }()
+	until(t, "it asks again", func() bool { return p.count("LOCK.ACQUIRE") == 3 })
+	// And is answered.
+	time.Sleep(100 * time.Millisecond)
+	s.signal(syscall.SIGSTOP)
+	broken := make(chan error, 1)
+	go func() { broken <- s.admin.Do(background, "LOCK.BREAK", "a").Err() }()
+	until(t, "it asks again", func() bool { return p.count("LOCK.ACQUIRE") == 4 })
+	released := make(chan error, 1)
+	go func() { released <- old.Release(background) }()
+	until(t, "a release", func() bool { return p.count("LOCK.RELEASE") == 1 })
+	time.Sleep(50 * time.Millisecond)
+	s.signal(syscall.SIGCONT)
+	<-broken
+	<-released
+	hold := <-waited
+	if _, err := hold.Guard(background, "PING"); err != nil {
+		t.Fatal("it has been given back", err)
+	}
 	if err := hold.Release(background); err != nil {
 		t.Fatal(err)
 	}

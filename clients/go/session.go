@@ -65,8 +65,9 @@ type session struct {
 	waits map[string]chan struct{}
 	// watched holds are told when a connection broke.
 	watched map[*Hold]struct{}
-	// giving is what is given back, or taken back, behind everybody's back.
+	// giving is what is given back, or taken back, behind everybody's back. begun is how much of that was begun ever.
 	giving map[claim]*giving
+	begun  int
 }
 
 // A claim is all that an owner has of a lock.
@@ -90,6 +91,8 @@ type answered struct {
 	value any
 	link  *link
 	sent  time.Time
+	// again: the call was sent more than once.
+	again bool
 }
 
 func newSession(options *redis.Options) *session {
@@ -297,14 +300,17 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 	// TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one.
 	probe := time.NewTicker(s.lookAgain())
 	defer probe.Stop()
-	sent := time.Now()
+	looking, stop := context.WithCancel(ctx)
+	defer stop()
+	younger := make(chan *link)
+	sent, again := time.Now(), false
 	answer := l.send(append(words, "BLOCK", remaining(ctx)))
 	for {
 		select {
 		case got := <-answer:
 			if got.err == nil {
 				s.arrived()
-				return answered{got.value, l, sent}, nil
+				return answered{got.value, l, sent, again}, nil
 			}
 			if got.err.elsewhere {
 				s.moved(got.err)
@@ -315,7 +321,19 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 			}
 			return answered{sent: sent}, got.err
 		case <-probe.C:
-			s.spawn(func() { s.doubt(ctx, l) })
+			on := l
+			s.spawn(func() { s.doubt(looking, on, younger) })
+		case next := <-younger:
+			// The same call: so it keeps its place, if it comes before the end of the old connection.
+			old, said := l, answer
+			l, answer, again = next, next.send(append(words, "BLOCK", remaining(ctx))), true
+			s.spawn(func() {
+				select {
+				case <-said:
+				case <-time.After(courtesy):
+				}
+				old.giveUp(errOld)
+			})
 		case <-ctx.Done():
 			// The server hears of it, and drops the wait. If it has not heard of the wait, it must not later.
 			if s.closing.Err() == nil {
@@ -328,15 +346,27 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 	}
 }
 
-// doubt gives up the link of a wait if the other connection does not answer, or was made later and says nothing of this one: it
-// may lead to another server, or a firewall on the way may have forgotten this one.
-func (s *session) doubt(ctx context.Context, l *link) {
+// doubt asks on the other connection whether the server is there. If that was made later, its answer says nothing of the link of a
+// wait: it may lead to another server, or a firewall on the way may have forgotten this one. Then there is a younger one for the
+// wait. A link that may lead nowhere is given up.
+func (s *session) doubt(ctx context.Context, l *link, younger chan<- *link) {
 	other, err := s.connect(ctx, commands)
-	switch {
-	case err == nil && other.isOlder(l):
-		_, err = s.callOn(ctx, other, "PING")
-	case err == nil:
-		err = errOld
+	if err == nil && other.isOlder(l) {
+		// A refusal is an answer, too.
+		if _, err = s.callOn(ctx, other, "PING"); !passes(err) || refused(err) {
+			return
+		}
+	}
+	if !errors.Is(err, errSilent) {
+		var next *link
+		if next, err = s.ownLink(ctx); err == nil {
+			select {
+			case younger <- next:
+			case <-ctx.Done():
+				s.rest(next)
+			}
+			return
+		}
 	}
 	if passes(err) && !refused(err) {
 		l.giveUp(err)
@@ -557,7 +587,7 @@ func (s *session) callOn(ctx context.Context, l *link, words ...any) (answered, 
 		if words[0] != "PING" {
 			s.arrived()
 		}
-		return answered{got.value, l, sent}, nil
+		return answered{value: got.value, link: l, sent: sent}, nil
 	}
 	// What a guarded command says is its own word.
 	if got.err.elsewhere && words[0] != "LOCK.GUARD" && l.alive() {
@@ -605,6 +635,7 @@ func (s *session) note(what claim) (given func()) {
 		s.giving[what] = g
 	}
 	g.many++
+	s.begun++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -615,11 +646,11 @@ func (s *session) note(what claim) (given func()) {
 	}
 }
 
-// isGiving says whether anything of that claim is being given back.
-func (s *session) isGiving(what claim) bool {
+// begunBy is how much has been begun to be given back by now.
+func (s *session) begunBy() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.giving[what] != nil
+	return s.begun
 }
 
 // whenAnswered calls that when nothing is on its way any more on the link, or at once if there is none.

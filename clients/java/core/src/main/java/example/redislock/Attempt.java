@@ -35,6 +35,8 @@ final class Attempt {
     private long asked;
     /** What an own call waits on, and what it gets is bound to. */
     private Session.Link link;
+    /** What it is to wait on from when the call is sent there; null if it is not to move. */
+    private Session.Link next;
 
     private Hold hold;
     private String request;
@@ -189,27 +191,75 @@ final class Attempt {
     private void block() {
         // First that on which it is looked whether anybody is there: an answer on a younger one would say nothing, and
         // the wait would lose its place.
-        session.ready(patience())
-                .thenCompose(ready -> {
-                    if (ended) {
-                        return CompletableFuture.completedFuture(null);
-                    }
-                    link = link != null && !link.isGone() ? link : session.ownLink();
-                    return link.block(this::blocking, () -> Math.min(LONGEST, left()) + Session.SOON);
-                })
+        session.ready(patience()).whenComplete((ready, error) -> {
+            if (ended) {
+                return;
+            }
+            try {
+                if (error != null) {
+                    throw LockException.of(error);
+                }
+                link = link != null && !link.isGone() ? link : session.ownLink();
+                waitOn(link);
+            } catch (LockException notNow) {
+                failed(notNow);
+            }
+        });
+    }
+
+    private void waitOn(Session.Link on) {
+        on.block(() -> blocking(on), () -> Math.min(LONGEST, left()) + Session.SOON, () -> move(on))
                 .whenComplete((reply, error) -> {
-                    if (error == null) {
-                        answered(reply, asked);
+                    if (on == next) {
+                        // It cannot move: what it waits on may lead nowhere.
+                        next = null;
+                        link.giveUp();
+                    } else if (on != link) {
+                        // The server knows that it waits elsewhere, or nothing is to be waited for.
+                        on.giveUp();
                     } else {
-                        failed(LockException.of(error));
+                        stay();
+                        if (error == null) {
+                            answered(reply, asked);
+                        } else {
+                            failed(LockException.of(error));
+                        }
                     }
                 });
     }
 
+    private void stay() {
+        Session.Link other = next;
+        next = null;
+        if (other != null) {
+            other.giveUp();
+        }
+    }
+
+    /** An answer on the connection for commands says nothing of an older one. The same call on another keeps the place. */
+    private void move(Session.Link from) {
+        if (from != link || next != null) {
+            return;
+        }
+        try {
+            next = session.ownLink();
+            waitOn(next);
+        } catch (LockException notNow) {
+            link.giveUp();
+        }
+    }
+
     /** What is sent, now. */
-    private List<String> blocking() {
+    private List<String> blocking(Session.Link on) {
         sending();
-        asked = Session.now();
+        if (on == next) {
+            link.giveUpSoon();
+            link = on;
+            next = null;
+            broken = true;
+        } else {
+            asked = Session.now();
+        }
         List<String> blocking = new ArrayList<>(words);
         blocking.add("BLOCK");
         // 0 is without limit, and what is too long for a server comes to the same.
@@ -330,6 +380,7 @@ final class Attempt {
 
     /** After an outage the network would send the call again, when the server has forgotten that it was cancelled. */
     private void giveUpLink() {
+        stay();
         if (link != null) {
             link.giveUp();
             link = null;

@@ -21,6 +21,8 @@ import java.util.function.Supplier;
 
 /** A lock that is held. Any thread may use it. {@code close} gives it back. */
 public final class Hold implements AutoCloseable {
+    private static final String SILENT = "the server does not answer";
+
     private final Session session;
     private final How how;
     private final String owner;
@@ -168,7 +170,7 @@ public final class Hold implements AutoCloseable {
         if (!error.is(Kind.LOST) || over() != null || time <= 0) {
             return told;
         }
-        return renewed(now + time, () -> session.call(renewal(time, age()), session.patience))
+        return renewed(now + time, () -> ask(renewal(time, age())))
                 .handle((holds, lost) -> null)
                 .thenCompose(asked -> told);
     }
@@ -241,10 +243,10 @@ public final class Hold implements AutoCloseable {
             stop();
             // What comes after the other has attached would shorten its lease, or bind the hold to this process again.
             long within = Math.min(until - Session.now(), session.blockFor);
-            return session.quiet(within, key() + ": a renewal is on its way yet")
+            return session.limit(renewal, within, key() + ": a renewal is on its way yet")
                     .handle((done, late) -> {
                         handing = false;
-                        if (late != null) {
+                        if (late != null || isLost()) {
                             released = false;
                             watch();
                             throw isLost() ? why : LockException.of(late);
@@ -478,22 +480,33 @@ public final class Hold implements AutoCloseable {
     private CompletableFuture<Void> renew(long time, List<String> words) {
         long began = Session.now();
         long within = Math.max(0, Math.min(until - began, session.blockFor));
-        return renewed(
+        CompletableFuture<Void> done = renewed(
                 began + time,
-                () -> session.insist(
-                        () -> sendRenewal(time, words, began + within),
-                        within,
-                        error -> error instanceof Disconnected));
+                () -> session.insist(() -> sendRenewal(time, words), within, error -> error instanceof Disconnected));
+        return session.limit(done, Math.max(Session.SOON, within), SILENT);
     }
 
-    private CompletableFuture<Object> sendRenewal(long time, List<String> words, long deadline) {
+    private CompletableFuture<Object> sendRenewal(long time, List<String> words) {
         if (over() != null) {
             return CompletableFuture.failedFuture(over());
         }
         long now = Session.now();
         untilThere = Math.max(untilThere - now, time) + now;
         extensions++;
-        return session.call(words, Math.max(Session.SOON, deadline - now));
+        return ask(words);
+    }
+
+    /** The answer counts, also if nobody waits for it any more: so it has as long as an answer may take. */
+    private CompletableFuture<Object> ask(List<String> words) {
+        return session.call(words, session.patience).whenComplete((reply, error) -> {
+            // It may have been given back just before.
+            if (error != null
+                    && LockException.of(error) instanceof Lost told
+                    && releasing.get() == 0
+                    && (handing || over() == null)) {
+                lose(told);
+            }
+        });
     }
 
     private CompletableFuture<Void> renewed(long end, Supplier<CompletableFuture<Object>> call) {
@@ -502,7 +515,7 @@ public final class Hold implements AutoCloseable {
         int before = shortened;
         CompletableFuture<Object> reply = call.get();
         int last = extensions;
-        CompletableFuture<Void> done = orLose(reply).thenAccept(holds -> {
+        CompletableFuture<Void> done = reply.thenAccept(holds -> {
             until = before == shortened ? end : Math.min(until, end);
             bound |= binds;
             if (last == extensions) {
@@ -518,20 +531,8 @@ public final class Hold implements AutoCloseable {
         bound = false;
     }
 
-    private <T> CompletableFuture<T> orLose(CompletableFuture<T> call) {
-        return call.whenComplete((reply, error) -> {
-            // It may have been given back just before.
-            if (error != null
-                    && LockException.of(error) instanceof Lost told
-                    && releasing.get() == 0
-                    && over() == null) {
-                lose(told);
-            }
-        });
-    }
-
     private void lose(Lost told) {
-        if (isLost() || released) {
+        if (isLost() || (released && !handing)) {
             return;
         }
         why = told;
@@ -605,7 +606,7 @@ public final class Hold implements AutoCloseable {
         long now = Session.now();
         long rest = until - now;
         renewing = true;
-        renewed(now + lease, () -> session.call(renewal(lease, age()), rest <= 0 ? pause : rest))
+        session.limit(renewed(now + lease, () -> ask(renewal(lease, age()))), rest <= 0 ? pause : rest, SILENT)
                 .whenComplete((done, error) -> {
                     renewing = false;
                     if (error == null || isLost() || released || session.isClosed()) {

@@ -358,28 +358,25 @@ final class Session {
                 .filter(one -> one.getValue().equals(mine))
                 .map(Map.Entry::getKey)
                 .toArray(CompletableFuture<?>[]::new);
-        return ended(pending, within, key + ": the last hold of this owner could not be given back yet");
+        String text = key + ": the last hold of this owner could not be given back yet";
+        return limit(CompletableFuture.allOf(pending), within, text);
     }
 
-    /** Waits until nothing is on its way any more of what was sent before: it is answered, or its connection has ended. */
-    CompletableFuture<Void> quiet(long within, String late) {
-        Link link = links.get(Use.COMMANDS);
-        Set<Call> calls = link == null ? Set.of() : link.calls;
-        return ended(calls.stream().map(call -> call.over).toArray(CompletableFuture<?>[]::new), within, late);
-    }
-
-    /** Waits for them, and fails after so long. */
-    private CompletableFuture<Void> ended(CompletableFuture<?>[] pending, long within, String text) {
-        CompletableFuture<Void> all = CompletableFuture.allOf(pending);
-        if (all.isDone()) {
-            return all;
+    /** The same; who waits for it is told that it takes too long. It goes on. */
+    <T> CompletableFuture<T> limit(CompletableFuture<T> work, long within, String text) {
+        if (work.isDone()) {
+            return work;
         }
-        CompletableFuture<Void> result = new CompletableFuture<>();
+        CompletableFuture<T> result = new CompletableFuture<>();
         ScheduledFuture<?> late =
                 after(within, () -> result.completeExceptionally(new LockException(Kind.UNAVAILABLE, text)));
-        all.whenComplete((done, error) -> {
+        work.whenComplete((value, error) -> {
             late.cancel(false);
-            result.complete(null);
+            if (error == null) {
+                result.complete(value);
+            } else {
+                result.completeExceptionally(error);
+            }
         });
         return result;
     }
@@ -470,9 +467,6 @@ final class Session {
     private final class Call {
         private final Link link;
         private final CompletableFuture<Object> answer;
-        /** When it is answered, or its connection has ended. Whoever asked may have been told before. */
-        private final CompletableFuture<Void> over = new CompletableFuture<>();
-
         private List<String> undo = List.of();
         private ScheduledFuture<?> timer;
 
@@ -496,7 +490,6 @@ final class Session {
             if (timer != null) {
                 timer.cancel(false);
             }
-            over.complete(null);
             return first;
         }
 
@@ -587,8 +580,11 @@ final class Session {
             }
         }
 
-        /** The reply to a call that waits in the server. What it says, and for how long, is asked when there is a connection. */
-        CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within) {
+        /**
+         * The reply to a call that waits in the server. What it says, and for how long, is asked when there is a connection. It is
+         * told when that for commands is younger.
+         */
+        CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within, Runnable older) {
             CompletableFuture<Object> answer = new CompletableFuture<>();
             // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
             // this one. An answer on one that was made later says nothing: it may lead to another server.
@@ -597,12 +593,16 @@ final class Session {
                     return;
                 }
                 call(List.of("PING"), patience).whenComplete((pong, error) -> {
+                    if (answer.isDone()) {
+                        return;
+                    }
                     // One that is too many is told so: somebody is there.
                     boolean full =
                             error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
-                    boolean silent = error instanceof Disconnected ? !full : isOlder();
-                    if (silent && !answer.isDone()) {
+                    if (error instanceof Disconnected && !full) {
                         giveUp();
+                    } else if (isOlder()) {
+                        older.run();
                     }
                 });
             };
@@ -643,6 +643,11 @@ final class Session {
             } else {
                 close();
             }
+        }
+
+        /** The server is to hear that its call is elsewhere before it hears of its end: then it has answered. */
+        void giveUpSoon() {
+            silence = after(SOON, this::giveUp);
         }
 
         private void probe() {

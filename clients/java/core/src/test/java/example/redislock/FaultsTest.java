@@ -16,6 +16,7 @@ import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -421,6 +422,38 @@ class FaultsTest {
         }
     }
 
+    /** The server drops who waits when the connection ends, unless the same call has come on another. */
+    @ParameterizedTest
+    @EnumSource
+    void whoMovesToAYoungerConnectionKeepsTheirPlace(Library library) throws Exception {
+        try (Locks locks = locks(library, proxy.uri(), 1000);
+                Locks others = locks(library, server.uri(), 5000)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            CompletableFuture<Hold> first = locks.lock("k").ownConnection().acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
+            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            for (int round = 1; round <= 2; round++) {
+                server.call("CLIENT", "KILL", "ID", Long.toString(commands(locks)));
+                LocksTest.until("it has moved", () -> proxy.ends.contains("reset"));
+                proxy.ends.clear();
+                assertEquals("2", server.info("lock_waiters"));
+                assertEquals(2 + 2 * round, proxy.accepted.get());
+            }
+            server.call("LOCK.RELEASE", "k", "somebody");
+            Hold hold = first.get(10, TimeUnit.SECONDS);
+            assertFalse(second.isDone());
+            assertEquals("PONG", hold.guard("PING"));
+            hold.release();
+            second.get(10, TimeUnit.SECONDS).release();
+        }
+    }
+
+    private static long commands(Locks locks) {
+        Session session = locks.session;
+        return (Long) Hold.await(session.begin(() -> session.call(List.of("CLIENT", "ID"), session.patience)));
+    }
+
     /** It has got nothing, and a release would end the other. */
     @Test
     void whatMayNotBeCancelledLeavesAnotherHoldOfItsOwner() throws Exception {
@@ -473,6 +506,37 @@ class FaultsTest {
             server.signal("CONT");
             assertEquals(hold.owner(), handedOver.get(10, TimeUnit.SECONDS));
             locks.lock("k").lease(Duration.ofMinutes(10)).attach(hold.owner()).release();
+        }
+    }
+
+    /** The answer to a renewal that is on its way says so, whether its caller waits for it or not. */
+    @Test
+    void whatHasEndedIsNotHandedOver() throws Exception {
+        for (boolean keep : new boolean[] {true, false}) {
+            List<CompletableFuture<Object>> renewals = new CopyOnWriteArrayList<>();
+            Wire.Connector connector = LocksTest.changed(new LettuceConnector(server.uri()), (wire, words) -> {
+                if (!words.get(0).equals("LOCK.RENEW")) {
+                    return wire.call(words);
+                }
+                renewals.add(new CompletableFuture<>());
+                return renewals.get(renewals.size() - 1);
+            });
+            try (Locks locks = new Locks(connector)) {
+                RedisLock lock = locks.lock("k").lease(Duration.ofSeconds(keep ? 6 : 600));
+                Hold hold = lock.keep(keep).acquire();
+                if (!keep) {
+                    locks.session.blockFor = 1;
+                    assertThrows(LockException.class, hold::extend);
+                    locks.session.blockFor = TimeUnit.MINUTES.toNanos(1);
+                }
+                LocksTest.until("a renewal", () -> renewals.size() == 1);
+                CompletableFuture<String> handedOver = CompletableFuture.supplyAsync(hold::handOver);
+                assertThrows(TimeoutException.class, () -> handedOver.get(300, TimeUnit.MILLISECONDS));
+                server.jedis.del("k");
+                renewals.get(0).completeExceptionally(new Wire.ServerError("NOTOWNER on purpose"));
+                assertTrue(failure(handedOver).is(Kind.LOST));
+                assertTrue(hold.isLost());
+            }
         }
     }
 
