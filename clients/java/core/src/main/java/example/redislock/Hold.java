@@ -5,8 +5,10 @@ import example.redislock.LockException.Disconnected;
 import example.redislock.LockException.Kind;
 import example.redislock.LockException.Lost;
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Deque;
 import java.util.List;
 import java.util.OptionalLong;
 import java.util.UUID;
@@ -17,6 +19,7 @@ import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.LongBinaryOperator;
 import java.util.function.Supplier;
 
 /** A lock that is held. Any thread may use it. {@code close} gives it back. */
@@ -39,20 +42,16 @@ public final class Hold implements AutoCloseable {
     /** The server has bound it to the connection for commands that there is now. */
     private volatile boolean bound;
 
+    /** What each call makes of the lease, from the last that was confirmed on. The server has the end of one of these. */
+    private final Deque<Sent> sent = new ArrayDeque<>();
+    /** The earliest of them. */
     private volatile long until;
-    /** When it ends at the server at the latest: what was sent may have come there, and nobody was told. */
-    private long untilThere;
-    /** How many calls were sent that may make it later. */
-    private int extensions;
 
     private volatile Long token;
     private volatile long lease;
     private long granted;
     private final AtomicInteger releasing = new AtomicInteger();
     private boolean renewing;
-    /** How often its lease was made shorter: what was sent before that does not make it longer. */
-    private int shortened;
-
     private ScheduledFuture<?> timer;
     /** When no call that renews it is on its way. */
     private CompletableFuture<Void> renewal = CompletableFuture.completedFuture(null);
@@ -116,29 +115,19 @@ public final class Hold implements AutoCloseable {
      * @throws Lost if there is nothing to extend
      * @throws LockException of another kind if it is not known whether it was
      */
-    public void extend(Duration lease) {
-        long time = How.time("lease", lease, false);
+    public void extend(Duration anew) {
+        long time = How.time("lease", anew, false);
         await(session.begin(() -> {
-            shorten(time);
+            // If it is shorter, it may count though its reply is lost.
+            lease = Math.min(lease, time);
             return renew(time, renewal(time, age())).thenRun(() -> {
                 if (over() != null) {
                     throw over();
                 }
-                this.lease = time;
+                lease = time;
                 watch();
             });
         }));
-    }
-
-    /** The server may shorten the lease, and its reply may be lost. */
-    private void shorten(long time) {
-        long end = Session.now() + time;
-        if (over() == null && (time < lease || until - end > 0)) {
-            lease = Math.min(lease, time);
-            until = Math.min(until, end);
-            shortened++;
-            watch();
-        }
     }
 
     /** As the other, with the lease that it has. */
@@ -170,7 +159,7 @@ public final class Hold implements AutoCloseable {
         if (!error.is(Kind.LOST) || over() != null || time <= 0) {
             return told;
         }
-        return renewed(now + time, () -> ask(renewal(time, age())))
+        return renewed(() -> ask(time, renewal(time, age())))
                 .handle((holds, lost) -> null)
                 .thenCompose(asked -> told);
     }
@@ -211,16 +200,13 @@ public final class Hold implements AutoCloseable {
             throw bound("only one that is not kept can be left to its lease");
         }
         List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
-        await(session.begin(() -> {
-            shorten(time);
-            return renew(time, words).thenRun(() -> {
-                if (over() != null) {
-                    throw over();
-                }
-                released = true;
-                end("released");
-            });
-        }));
+        await(session.begin(() -> renew(time, words).thenRun(() -> {
+            if (over() != null) {
+                throw over();
+            }
+            released = true;
+            end("released");
+        })));
     }
 
     /**
@@ -317,7 +303,7 @@ public final class Hold implements AutoCloseable {
         }
         left = true;
         watch();
-        session.giveBack(key(), owner, giveBackLater(untilThere - Session.now()));
+        session.giveBack(key(), owner, giveBackLater(latest() - Session.now()));
     }
 
     /** Gives back what an acquire may have got that was given up. */
@@ -401,11 +387,11 @@ public final class Hold implements AutoCloseable {
     }
 
     /** It is ours, by a call that was sent then. What is kept was bound by the last one. */
-    void begin(long sent, long renewed, Long token) {
-        granted = sent;
+    void begin(long asked, long renewed, Long token) {
+        granted = asked;
         bound = true;
         until = renewed + lease;
-        untilThere = until;
+        sent.add(new Sent(until));
         this.token = token;
         session.holds.add(this);
         watch();
@@ -478,30 +464,28 @@ public final class Hold implements AutoCloseable {
 
     /** Not again, if the hold is over or another's by then. */
     private CompletableFuture<Void> renew(long time, List<String> words) {
-        long began = Session.now();
-        long within = Math.max(0, Math.min(until - began, session.blockFor));
-        CompletableFuture<Void> done = renewed(
-                began + time,
-                () -> session.insist(() -> sendRenewal(time, words), within, error -> error instanceof Disconnected));
+        long within = Math.max(0, Math.min(until - Session.now(), session.blockFor));
+        Supplier<CompletableFuture<Object>> again =
+                () -> over() == null ? ask(time, words) : CompletableFuture.failedFuture(over());
+        CompletableFuture<Void> done =
+                renewed(() -> session.insist(again, within, error -> error instanceof Disconnected));
         return session.limit(done, Math.max(Session.SOON, within), SILENT);
     }
 
-    private CompletableFuture<Object> sendRenewal(long time, List<String> words) {
-        if (over() != null) {
-            return CompletableFuture.failedFuture(over());
-        }
-        long now = Session.now();
-        untilThere = Math.max(untilThere - now, time) + now;
-        extensions++;
-        return ask(words);
-    }
-
     /** The answer counts, also if nobody waits for it any more: so it has as long as an answer may take. */
-    private CompletableFuture<Object> ask(List<String> words) {
+    private CompletableFuture<Object> ask(long time, List<String> words) {
+        Sent now = new Sent(Session.now() + time);
+        sent.add(now);
+        if (now.end - until < 0) {
+            // The server may set it, and its reply may be lost.
+            until = now.end;
+            watch();
+        }
         return session.call(words, session.patience).whenComplete((reply, error) -> {
-            // It may have been given back just before.
-            if (error != null
-                    && LockException.of(error) instanceof Lost told
+            if (error == null) {
+                confirmed(now);
+            } else if (LockException.of(error) instanceof Lost told
+                    // It may have been given back just before.
                     && releasing.get() == 0
                     && (handing || over() == null)) {
                 lose(told);
@@ -509,19 +493,30 @@ public final class Hold implements AutoCloseable {
         });
     }
 
-    private CompletableFuture<Void> renewed(long end, Supplier<CompletableFuture<Object>> call) {
+    /** Each of those that were sent since may have set another end. */
+    private void confirmed(Sent one) {
+        if (sent.contains(one)) {
+            while (sent.getFirst() != one) {
+                sent.removeFirst();
+            }
+            until = end(Math::min);
+        }
+    }
+
+    /** When its lease is over at the server, at the latest: what was sent may have come there, and nobody was told. */
+    private long latest() {
+        return end(Math::max);
+    }
+
+    private long end(LongBinaryOperator which) {
+        long now = Session.now();
+        return now + sent.stream().mapToLong(one -> one.end - now).reduce(which).orElse(0);
+    }
+
+    private CompletableFuture<Void> renewed(Supplier<CompletableFuture<Object>> call) {
         // Its words say so, and stay if it is sent again on another connection.
         boolean binds = !bound;
-        int before = shortened;
-        CompletableFuture<Object> reply = call.get();
-        int last = extensions;
-        CompletableFuture<Void> done = reply.thenAccept(holds -> {
-            until = before == shortened ? end : Math.min(until, end);
-            bound |= binds;
-            if (last == extensions) {
-                untilThere = until;
-            }
-        });
+        CompletableFuture<Void> done = call.get().thenAccept(holds -> bound |= binds);
         renewal = CompletableFuture.allOf(renewal, done).exceptionally(error -> null);
         return done;
     }
@@ -585,7 +580,7 @@ public final class Hold implements AutoCloseable {
     private void runOut(String text) {
         if (!isLost() && !released) {
             lose(new Lost(key() + ": " + text));
-            if (how.keep() || untilThere - Session.now() > 0) {
+            if (how.keep() || latest() - Session.now() > 0) {
                 leave();
             }
         }
@@ -603,10 +598,9 @@ public final class Hold implements AutoCloseable {
         // A process that slept through its lease asks once: the server may have renewed, and then nobody else had the
         // lock, as no other ever has this owner's name.
         long pause = pause();
-        long now = Session.now();
-        long rest = until - now;
+        long rest = until - Session.now();
         renewing = true;
-        session.limit(renewed(now + lease, () -> ask(renewal(lease, age()))), rest <= 0 ? pause : rest, SILENT)
+        session.limit(renewed(() -> ask(lease, renewal(lease, age()))), rest <= 0 ? pause : rest, SILENT)
                 .whenComplete((done, error) -> {
                     renewing = false;
                     if (error == null || isLost() || released || session.isClosed()) {
@@ -626,5 +620,14 @@ public final class Hold implements AutoCloseable {
         long later = failure instanceof Disconnected ? Session.TRY_AGAIN : failure.passes() ? Session.SOON : pause;
         stop();
         timer = session.after(Math.min(later, Math.min(pause, rest)), this::keep);
+    }
+
+    /** A call that sets the lease. */
+    private static final class Sent {
+        private final long end;
+
+        private Sent(long end) {
+            this.end = end;
+        }
     }
 }

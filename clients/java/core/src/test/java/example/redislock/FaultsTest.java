@@ -218,6 +218,35 @@ class FaultsTest {
     }
 
     @Test
+    void ofTwoExtensionsTheShorterCountsUntilItIsAnswered() throws Exception {
+        CompletableFuture<Void> answered = new CompletableFuture<>();
+        Set<String> asked = ConcurrentHashMap.newKeySet();
+        Wire.Connector connector = LocksTest.changed(Library.JEDIS.connector.apply(server.uri()), (wire, words) -> {
+            if (!words.get(0).equals("LOCK.RENEW")) {
+                return wire.call(words);
+            }
+            asked.add(words.get(4));
+            return wire.call(words)
+                    .thenCompose(reply -> words.get(4).equals("90000")
+                            ? answered.thenApply(now -> reply)
+                            : new CompletableFuture<>());
+        });
+        try (Locks locks = new Locks(connector)) {
+            Hold hold = locks.lock("k").lease(Duration.ofSeconds(30)).acquire();
+            CompletableFuture<Void> longer = CompletableFuture.runAsync(() -> hold.extend(Duration.ofSeconds(90)));
+            LocksTest.until("a call", () -> asked.contains("90000"));
+            CompletableFuture<Void> shorter = CompletableFuture.runAsync(() -> hold.extend(Duration.ofSeconds(60)));
+            LocksTest.until("another", () -> asked.contains("60000"));
+            answered.complete(null);
+            longer.get(10, TimeUnit.SECONDS);
+            long valid = hold.validFor().toSeconds();
+            assertTrue(valid >= 30 && valid < 60, valid + " s");
+            hold.release();
+            failure(shorter);
+        }
+    }
+
+    @Test
     void aPermissionThatComesBackFreesTheLock() throws Exception {
         server.call("ACL", "SETUSER", "default", "-lock.release", "-lock.renew");
         try (Locks locks = locks(Library.LETTUCE, server.uri(), 5000)) {
