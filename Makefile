@@ -21,8 +21,8 @@ DESTDIR :=
 at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
-# The packages in `clients/` with a script in `tests/`. That for Rust is a part of this workspace.
-CLIENTS := python go node java
+# The packages in `clients/` with a script in `tests/`, those first that take long. That for Rust is a part of this workspace.
+CLIENTS := java python node go
 
 # What is built already, as for the tests: the module, and the folder of lockrun and locktop.
 MODULE :=
@@ -83,12 +83,14 @@ test-all: setup clients ## All tests, with a part of them on the newest servers;
 test-clients: ## What the packages in `clients/` have of lints, types, tests, and tests that others wrote
 	@failed=()
 	cargo build --release
-	for client in $(CLIENTS); do
-		echo "== clients/$$client"
-		sh tests/client-$$client.sh || failed+=("$$client")
-	done
+	# Two at a time, as they wait most of the time; each says what it has to say in one piece.
+	$(MAKE) --jobs 2 --output-sync --keep-going $(CLIENTS:%=test-client-%) || failed+=("one of $(CLIENTS)")
 	cargo test --doc --package redis-lock-client || failed+=(rust)
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
+
+test-client-%:
+	@echo "== clients/$*"
+	sh tests/client-$*.sh || { echo "FAILED: clients/$*" >&2; exit 1; }
 
 test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)
