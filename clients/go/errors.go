@@ -93,6 +93,8 @@ func (text serverError) kind() *Error {
 		// Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
 		e.passes = strings.Contains(string(text), "instance state changed") || strings.Contains(string(text), "send the command")
 		e.elsewhere = e.passes
+		// A call that came late, on a connection that was given up, has taken the place of that which was sent after it.
+		e.passes = e.passes || strings.Contains(string(text), "the same request was sent again")
 	}
 	return e
 }

@@ -291,6 +291,17 @@ func TestAHoldIsAsOldAsItsGrant(t *testing.T) {
 	}
 }
 
+func TestMaxHoldIsCountedFromTheGrant(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	first := must(locksAt(t, s.address()).Acquire(background, "a", lock.WithLease(time.Minute)))
+	time.AfterFunc(1500*time.Millisecond, func() { _ = first.Release(background) })
+	must(locksAt(t, p.address()).Acquire(background, "a", lock.WithOwnConnection(), lock.WithMaxHold(time.Minute)))
+	if p.count("LOCK.RENEW") != 1 || p.count("\r\nMAX\r\n$5\r\n58") != 0 {
+		t.Fatalf("the wait counts, too: %q", p.last("LOCK.RENEW"))
+	}
+}
+
 func TestAServerThatSaysNothingIsUnavailable(t *testing.T) {
 	s := start(t)
 	p := through(t, s.address())
@@ -512,6 +523,33 @@ func TestTheReplyOfAReleaseIsLost(t *testing.T) {
 	}
 }
 
+// As after a signal, which has ended ctx: first `defer locks.Close()` was said, then `defer hold.Release(ctx)`.
+func TestWhatIsReleasedBeforeTheEndIsFree(t *testing.T) {
+	s := start(t)
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	for round := 0; round < 20; round++ {
+		locks := locksAt(t, s.address())
+		hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+		if err := hold.Release(ctx); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		if locks.Close(); !s.free("a") {
+			t.Fatal("it is held yet")
+		}
+	}
+	// Who gives no answer is not waited for.
+	p := through(t, s.address())
+	locks := locksAt(t, p.address())
+	hold := must(locks.Acquire(background, "a", lock.WithLease(time.Minute)))
+	p.frozen.Store(true)
+	_ = hold.Release(ctx)
+	began := time.Now()
+	if locks.Close(); time.Since(began) > 3*time.Second {
+		t.Fatal(time.Since(began))
+	}
+}
+
 func TestARestartedServerHasLostIt(t *testing.T) {
 	s := start(t)
 	locks := locksAt(t, s.address())
@@ -669,6 +707,32 @@ func TestWhoLostALockDoesNotGiveBackTheNextOfItsName(t *testing.T) {
 	}
 }
 
+// The server grants nothing to who has it.
+func TestWhatIsGrantedAnewIsTheOnlyOneOfItsName(t *testing.T) {
+	s := start(t)
+	locks, me := locksAt(t, s.address()), lock.WithOwner("me")
+	for _, keep := range []bool{false, true} {
+		how := []lock.Option{me, lock.WithLease(20 * time.Second), lock.WithKeep(keep)}
+		old, elsewhere := must(locks.Acquire(background, "a", how...)), must(locks.Acquire(background, "b", how...))
+		s.ask("LOCK.BREAK", "a")
+		hold := must(locks.Acquire(background, "a", how...))
+		if !lost(old) || old.ValidFor() != 0 || lost(elsewhere) || lost(hold) {
+			t.Fatal("both are held")
+		}
+		if err := old.Release(background); !errors.Is(err, lock.ErrLost) {
+			t.Fatal(err)
+		}
+		if _, err := hold.Guard(background, "PING"); err != nil {
+			t.Fatal("it was given back", err)
+		}
+		for _, one := range []*lock.Hold{hold, elsewhere} {
+			if err := one.Release(background); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // To take it over is tried twice: it is bound to the second connection.
 func TestWhatIsTakenOverAtTheSecondTryIsValid(t *testing.T) {
 	s := start(t)
@@ -753,4 +817,96 @@ func TestWhoMovesToAYoungerConnectionKeepsThePlace(t *testing.T) {
 		t.Fatal("the place is lost", hold.ValidFor(), p.count("LOCK.RENEW")-renewed)
 	}
 	_ = (<-granted).Release(background)
+}
+
+// No answer says as little as that of a later connection. The server remembers a call for 20 s, whatever the patience is.
+func TestWhoIsInDoubtKeepsThePlace(t *testing.T) {
+	for _, patience := range []time.Duration{500 * time.Millisecond, time.Minute} {
+		patience := patience
+		t.Run(fmt.Sprint(patience), func(t *testing.T) {
+			t.Parallel()
+			s := start(t)
+			p := through(t, s.address())
+			locks, others := locksAt(t, p.address(), lock.WithPatience(patience)), locksAt(t, s.address())
+			first := must(others.Acquire(background, "a", lock.WithLease(time.Minute)))
+			granted := make(chan *lock.Hold, 2)
+			wait := func(locks *lock.Locks, options ...lock.Option) {
+				granted <- must(locks.Acquire(background, "a", options...))
+			}
+			go wait(locks, lock.WithOwnConnection(), lock.WithLease(time.Hour))
+			until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+			go wait(others, lock.WithLease(time.Minute))
+			until(t, "another", func() bool { return s.waiters("a") == 2 })
+			p.vanish(true)
+			time.Sleep(min(8*time.Second, patience))
+			until(t, "the call on the next", func() bool { return p.count("BLOCK") == 2 && p.resets.Load() > 0 })
+			_ = first.Release(background)
+			// To confirm it.
+			p.vanish(false)
+			if hold := <-granted; hold.ValidFor() < 30*time.Minute || hold.Release(background) != nil {
+				t.Fatal("the place is lost", hold.ValidFor())
+			}
+			_ = (<-granted).Release(background)
+		})
+	}
+}
+
+// What it was granted on the old connection would end with that.
+func TestAGrantThatCrossesAMoveIsKept(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks, others := locksAt(t, p.address(), lock.WithPatience(500*time.Millisecond)), locksAt(t, s.address())
+	first := must(others.Acquire(background, "a", lock.WithLease(time.Minute)))
+	granted := make(chan string, 2)
+	wait := func(name string, locks *lock.Locks, options ...lock.Option) {
+		hold := must(locks.Acquire(background, "a", options...))
+		granted <- name
+		_ = hold.Release(background)
+	}
+	go wait("first", locks, lock.WithOwnConnection())
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	go wait("second", others)
+	until(t, "another", func() bool { return s.waiters("a") == 2 })
+	p.beforeEach("BLOCK", func() {
+		_ = first.Release(background)
+		time.Sleep(200 * time.Millisecond)
+	})
+	kept := must(locks.Acquire(background, "kept"))
+	s.ask("CLIENT", "KILL", "ID", s.boundTo("kept"))
+	<-kept.Lost()
+	if name := <-granted; name != "first" || p.count("BLOCK") != 2 {
+		t.Fatal("the place is lost", p.count("BLOCK"))
+	}
+	<-granted
+}
+
+// On a connection that was given up, by a proxy.
+func TestACallThatComesLateEndsNoWait(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	first := must(locksAt(t, s.address()).Acquire(background, "a", lock.WithLease(time.Minute)))
+	locks, waited := locksAt(t, p.address()), make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(background, "a", lock.WithOwnConnection())
+		waited <- err
+	}()
+	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
+	late := must(net.Dial("tcp", s.address()))
+	defer late.Close()
+	must(late.Write(p.last("LOCK.ACQUIRE")))
+	until(t, "it is sent again", func() bool { return len(waited) != 0 || p.count("BLOCK") == 2 })
+	_ = first.Release(background)
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestALeaseThatIsTooShortIsNotAskedForAllTheTime(t *testing.T) {
+	p := through(t, start(t).address())
+	locks := locksAt(t, p.address())
+	p.beforeEach("LOCK.RENEW", func() { time.Sleep(10 * time.Millisecond) })
+	_, err := locks.Acquire(background, "a", lock.WithOwnConnection(), lock.WithLease(time.Millisecond), lock.WithWait(time.Second))
+	if many := p.count("LOCK.ACQUIRE"); err == nil || many < 2 || many > 8 {
+		t.Fatal(err, many, "attempts")
+	}
 }

@@ -156,8 +156,13 @@ func (h *Hold) Release(ctx context.Context) error {
 // gives it back any more: for this process it has ended as by Release. If it is kept, it is bound to this process's connection until
 // the other has attached: so this process should live until then. ErrLost, if there is nothing to hand over. It waits for an
 // Extend or a renewal that is on its way, also if its caller has gone: for as long as the hold is valid, and 30 s at most. Then
-// it is ErrUnavailable, and the hold is still this process's.
+// it is ErrUnavailable, and the hold is still this process's. So it is if the connection of what is kept has ended, and no other
+// could be had.
 func (h *Hold) HandOver() (string, error) {
+	if h.locks.session.closing.Err() != nil {
+		// The connection of what is kept is about to end. The watch says that it is lost.
+		<-h.ctx.Done()
+	}
 	if err := h.over(); err != nil {
 		return "", err
 	}
@@ -168,6 +173,16 @@ func (h *Hold) HandOver() (string, error) {
 	case h.renewing <- struct{}{}:
 	case <-ctx.Done():
 		return "", of(h.key, ended(ctx))
+	}
+	h.mu.Lock()
+	adrift := h.how.watchdog && !h.bound.alive()
+	h.mu.Unlock()
+	if adrift {
+		// It has ended with its connection, unless the server says otherwise.
+		if err := h.renewAlone(ctx, 0); err != nil {
+			<-h.renewing
+			return "", of(h.key, err)
+		}
 	}
 	h.mu.Lock()
 	state := h.state
@@ -251,7 +266,7 @@ func (h *Hold) letGo(ctx context.Context, until time.Time, lease time.Duration) 
 // giveBackLater does so with a hold that has begun.
 func (h *Hold) giveBackLater(until time.Time, lease time.Duration) {
 	defer h.given()
-	_ = h.gaveBack(h.letGo(h.locks.session.closing, until, lease))
+	_ = h.gaveBack(h.letGo(h.locks.session.gone, until, lease))
 }
 
 // isLeft says whether it is to be given back behind everybody's back, and until when the server may have it, with which lease.
@@ -310,6 +325,27 @@ func (h *Hold) ended(end state, loss error) {
 		close(h.lost)
 	}
 	h.locks.tell(h.how.label, "held", name, h.since)
+}
+
+// replaces tells of the loss of all others here of the same key and owner. They have ended in the server, which grants nothing to an
+// owner that has it. Nothing of them may be given back: that would end this.
+func (h *Hold) replaces() {
+	if h.how.owner == "" {
+		// Nobody else ever had that name.
+		return
+	}
+	s := h.locks.session
+	var others []*Hold
+	s.mu.Lock()
+	for other := range s.watched {
+		if other.key == h.key && other.owner == h.owner {
+			others = append(others, other)
+		}
+	}
+	s.mu.Unlock()
+	for _, other := range others {
+		other.finish(lost, &Error{Kind: ErrLost, Key: h.key, Text: "its owner has got the lock anew"})
+	}
 }
 
 // begin is called in an acquire, when the lock is granted.
@@ -434,10 +470,11 @@ func (h *Hold) watch() {
 		}
 	}
 	defer func() {
-		giveBack()
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		delete(s.watched, h)
+		s.mu.Unlock()
+		// From now on nobody has it given back.
+		giveBack()
 	}()
 	// failed is why it could not be renewed, and again the pause after that.
 	again := tryAgain
@@ -456,11 +493,16 @@ func (h *Hold) watch() {
 			// At once, if it is late already.
 			pause, again = min(pause-lease/3, beat), tryAgain
 		}
+		wake := h.wake
+		if passes(failed) {
+			// The next connections may end at once, too.
+			wake = nil
+		}
 		timer := time.NewTimer(pause)
 		replan := false
 		select {
 		case <-timer.C:
-		case <-h.wake:
+		case <-wake:
 		case <-h.changed:
 			replan = true
 		case <-h.ctx.Done():

@@ -78,7 +78,8 @@ func New(client redis.UniversalClient, settings ...Setting) *Locks {
 }
 
 // Close ends all waits, and drops the connections: so the server ends what is held and kept. All holds are told that they are
-// lost. A hold that is not kept lasts to the end of its lease.
+// lost. A hold that is not kept lasts to the end of its lease. What has been released is given back before, also if Release has
+// failed: that is waited for, for a second.
 func (l *Locks) Close() { l.session.end() }
 
 // Try takes the lock if it is free. Busy is no error: then ok is false. WithWait means nothing here.
@@ -122,7 +123,7 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		ctx, stop = context.WithDeadlineCause(ctx, began.Add(h.wait), verdict{&Error{Kind: ErrTimeout, Text: "somebody else has it"}})
 		defer stop()
 	}
-	for ctx.Err() == nil {
+	for pause := tryAgain; ctx.Err() == nil; pause = min(2*pause, time.Second) {
 		owner, request := h.owner, random()
 		if owner == "" {
 			owner = newOwner()
@@ -148,6 +149,8 @@ func (l *Locks) acquire(ctx context.Context, key string, h how) (*Hold, error) {
 		if !errors.Is(err, ErrLost) {
 			return nil, err
 		}
+		// Also if that is so each time: a lease may be shorter than the way to the server.
+		_ = sleep(ctx, pause)
 	}
 	return nil, ended(ctx)
 }
@@ -206,6 +209,10 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 		value := got.value
 		granted := err == nil && value != nil && value != int64(0)
 		hold := &Hold{locks: l, key: key, owner: owner, how: h, token: token(value), since: got.sent}
+		if own {
+			// It was granted now, and not when it was asked for.
+			hold.since = time.Now()
+		}
 		unsure := own && (h.watchdog || time.Since(got.sent) > h.lease/20)
 		if granted && (resent || got.again || unsure || h.owner != "" && (own || s.begunBy() != begun)) {
 			// The reply may be that of an earlier call, whose hold has ended since. Or what was given back by the owner's name was
@@ -215,10 +222,6 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 				got, err = s.call(ctx, hold.renewal(h.lease, true)...)
 			}
 		}
-		if own {
-			// It was granted now, and not when it was asked for.
-			hold.since = time.Now()
-		}
 		if alone != nil && err == nil {
 			s.rest(alone)
 		} else if alone != nil {
@@ -226,6 +229,7 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 		}
 		switch {
 		case err == nil && granted:
+			hold.replaces()
 			hold.begin(ctx, got)
 			return hold, said, nil
 		case err == nil && value == nil && own:

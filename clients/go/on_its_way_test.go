@@ -139,6 +139,30 @@ func TestWhatHasEndedIsNotHandedOver(t *testing.T) {
 	}
 }
 
+// It is free, or somebody else's.
+func TestWhatHasNoConnectionIsNotHandedOver(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks := locksAt(t, p.address(), lock.WithPatience(500*time.Millisecond))
+	hold := must(locks.Acquire(background, "a"))
+	// Nobody answers on the next.
+	p.frozen.Store(true)
+	p.cut()
+	until(t, "its end", func() bool { return hold.ValidFor() == 0 })
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+	p.frozen.Store(false)
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrLost) || !lost(hold) {
+		t.Fatal(err)
+	}
+	hold = must(locks.Acquire(background, "a"))
+	locks.Close()
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrLost) {
+		t.Fatal(err)
+	}
+}
+
 // A late reply counts.
 func TestAnExtendWhoseCallerHasGoneExtends(t *testing.T) {
 	p := through(t, start(t).address())
@@ -296,6 +320,19 @@ func TestWhatIsKeptDoesNotTryAllTheTime(t *testing.T) {
 	time.Sleep(2 * time.Second)
 	if many := dialed.Load() - before; many < 2 || many > 12 {
 		t.Fatal(many, "attempts")
+	}
+}
+
+// As at a proxy behind which nobody is.
+func TestConnectionsThatEndAtOnceAreNotMadeAllTheTime(t *testing.T) {
+	p := through(t, start(t).address())
+	locks := locksAt(t, p.address())
+	must(locks.Acquire(background, "a"))
+	p.beforeEach("LOCK.RENEW", p.cut)
+	p.cut()
+	time.Sleep(2 * time.Second)
+	if many := p.count("SETNAME"); many < 3 || many > 12 {
+		t.Fatal(many, "connections")
 	}
 }
 

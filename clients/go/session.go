@@ -29,8 +29,12 @@ const tryAgain = 50 * time.Millisecond
 // giveBackFor is how long it is tried to give back what is kept, and to take back a wait, behind the back of who could not.
 const giveBackFor = 10 * time.Minute
 
-// lookAgain is how often who waits in the server looks whether it is there. With the patience after that, a server remembers a call
-// for longer.
+// lookFor is how long who waits in the server has at most for a look whether it is there, and again for a new connection, also if the
+// patience is longer.
+const lookFor = 5 * time.Second
+
+// lookAgain is how often who waits in the server looks whether it is there. With what follows, a server remembers a call for
+// longer.
 func (s *session) lookAgain() time.Duration { return min(8*time.Second, s.patience*8/5) }
 
 // A session is two connections that carry all waits and holds: made when they are needed, and again when they broke.
@@ -329,7 +333,11 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 			l, answer, again = next, next.send(append(words, "BLOCK", remaining(ctx))), true
 			s.spawn(func() {
 				select {
-				case <-said:
+				case got := <-said:
+					if got.err == nil {
+						// What is granted there would end with it, until the same call has come on the next.
+						_ = sleep(looking, courtesy)
+					}
 				case <-time.After(courtesy):
 				}
 				old.giveUp(errOld)
@@ -347,30 +355,36 @@ func (s *session) block(ctx context.Context, words ...any) (answered, error) {
 }
 
 // doubt asks on the other connection whether the server is there. If that was made later, its answer says nothing of the link of a
-// wait: it may lead to another server, or a firewall on the way may have forgotten this one. Then there is a younger one for the
-// wait. A link that may lead nowhere is given up.
+// wait: it may lead to another server, or a firewall on the way may have forgotten this one. Then, and if there is no answer, there
+// is a younger one for the wait. If that cannot be had, the link is given up: it may lead nowhere.
 func (s *session) doubt(ctx context.Context, l *link, younger chan<- *link) {
-	other, err := s.connect(ctx, commands)
+	looking, stop := s.look(ctx)
+	defer stop()
+	other, err := s.connect(looking, commands)
 	if err == nil && other.isOlder(l) {
 		// A refusal is an answer, too.
-		if _, err = s.callOn(ctx, other, "PING"); !passes(err) || refused(err) {
+		if _, err = s.callOn(looking, other, "PING"); !passes(err) || refused(err) {
 			return
 		}
 	}
-	if !errors.Is(err, errSilent) {
-		var next *link
-		if next, err = s.ownLink(ctx); err == nil {
-			select {
-			case younger <- next:
-			case <-ctx.Done():
-				s.rest(next)
-			}
-			return
+	moving, stop := s.look(ctx)
+	defer stop()
+	next, err := s.ownLink(moving)
+	switch {
+	case err == nil:
+		select {
+		case younger <- next:
+		case <-ctx.Done():
+			s.rest(next)
 		}
-	}
-	if passes(err) && !refused(err) {
+	case passes(err) && !refused(err):
 		l.giveUp(err)
 	}
+}
+
+// look is a context that ends before a server forgets a call.
+func (s *session) look(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, lookFor, verdict{broken(errSilent)})
 }
 
 // ownLink is younger than the other connection, which is made first for that.
@@ -705,7 +719,24 @@ func sleep(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// end takes back the waits, and then drops the connections. Nothing of the session is left after it.
+// settleAll waits until nothing at all is given back any more.
+func (s *session) settleAll() {
+	for {
+		var over chan struct{}
+		s.mu.Lock()
+		for _, g := range s.giving {
+			over = g.over
+		}
+		s.mu.Unlock()
+		if over == nil {
+			return
+		}
+		<-over
+	}
+}
+
+// end takes back the waits, has given back what is on its way, and then drops the connections. Nothing of the session is left after
+// it.
 func (s *session) end() {
 	s.mu.Lock()
 	s.closed = true
@@ -714,6 +745,7 @@ func (s *session) end() {
 	taken := make(chan struct{})
 	go func() {
 		s.acquires.Wait()
+		s.settleAll()
 		close(taken)
 	}()
 	select {

@@ -163,8 +163,10 @@ type proxy struct {
 	cutReply string
 	// meanwhile is done when a reply is there that is to be lost.
 	meanwhile func()
-	pairs     [][2]net.Conn
-	dead      []*atomic.Bool
+	// before is done when a client has said something, and that has not been passed on.
+	before func(said []byte)
+	pairs  [][2]net.Conn
+	dead   []*atomic.Bool
 	// said is what came from clients. ends and resets count how they ended connections.
 	said         bytes.Buffer
 	ends, resets atomic.Int32
@@ -232,7 +234,11 @@ func (p *proxy) pump(from, to net.Conn, cut, dead, over *atomic.Bool, calls bool
 		if calls {
 			p.mu.Lock()
 			p.said.Write(buffer[:n])
+			before := p.before
 			p.mu.Unlock()
+			if before != nil {
+				before(buffer[:n])
+			}
 		}
 		for p.frozen.Load() || dead.Load() {
 			time.Sleep(time.Millisecond)
@@ -267,6 +273,25 @@ func (p *proxy) loseReplyOf(command string, meanwhile func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cutReply, p.meanwhile = command, meanwhile
+}
+
+// beforeEach has that done when a client says that word.
+func (p *proxy) beforeEach(word string, do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.before = func(said []byte) {
+		if bytes.Contains(said, []byte(word)) {
+			do()
+		}
+	}
+}
+
+// last is the last call of that name.
+func (p *proxy) last(command string) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	said := p.said.Bytes()
+	return bytes.Clone(said[bytes.LastIndexByte(said[:bytes.LastIndex(said, []byte(command))], '*'):])
 }
 
 // count is how often that was said.

@@ -81,6 +81,8 @@ export function errorOf(cause: unknown, guarded = false): LockError {
     case 'LOADING':
       return new Broken(text, { cause });
     case 'UNBLOCKED':
+      // A call that comes late, on a connection that was given up, takes the place of that which was sent after it.
+      if (text.includes('the same request was sent again')) return new Disconnected(text, { cause });
       // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
       return new (/instance state changed|send the command/.test(text) ? Broken : UnavailableError)(text, { cause });
     case 'NOREPLICAS':

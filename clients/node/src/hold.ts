@@ -110,7 +110,7 @@ export class Hold {
     if (!this.#released && !(this.signal.aborted && (this.#how.owner !== undefined || this.#left))) {
       const release = this.#release();
       // By its owner's name: the next hold may have the same.
-      if (this.#how.owner !== undefined) this.#session.giveBack(this.name, this.owner, release);
+      this.#session.giveBack(this.name, this.owner, release);
       await release;
     }
     if (!this.signal.aborted) return;
@@ -122,6 +122,8 @@ export class Hold {
    *  `Locks.attach` there. What is kept is bound to this process until then, so this process should live so long. */
   async handOver(): Promise<string> {
     this.#stillHeld();
+    // It may have ended with its connection.
+    if (this.#how.keep && !this.#isBound) await this.extend();
     this.#handing = true;
     try {
       // A renewal that is on its way would bind it here again. No other is sent, and the own clock goes on.
@@ -313,6 +315,11 @@ export class Hold {
       if (error instanceof LostError && this.#releasing === 0 && !this.#left) this.#lose(error);
       throw error;
     }
+  }
+
+  /** By the next hold of its owner. @internal */
+  replaced(): void {
+    if (this.#releasing === 0 && !this.#left) this.#lose(new LostError(`${this.name}: its owner has the lock anew`));
   }
 
   #lose(why: LostError, byClock = false): void {

@@ -115,7 +115,7 @@ export class Locks {
 
   /** Ends all waits and all that is held with `keep`, and both connections. */
   async close(): Promise<void> {
-    this.#session.close();
+    await this.#session.close();
   }
 
   /** As `close`. */
@@ -147,7 +147,9 @@ export class Locks {
     const began = now();
     let outcome = 'unavailable';
     try {
-      const hold = await this.#untilGranted(name, how, began + (how.wait ?? Infinity));
+      const granted = this.#untilGranted(name, how, began + (how.wait ?? Infinity));
+      this.#session.attempts.add(granted);
+      const hold = await granted.finally(() => this.#session.attempts.delete(granted));
       outcome = hold !== null ? 'granted' : how.wait === 0 ? 'busy' : 'timed out';
       return hold;
     } catch (error) {
@@ -186,6 +188,7 @@ export class Locks {
         throw error;
       }
       if (grant !== null) {
+        if (how.owner !== undefined) this.#session.granted(name, how.owner);
         hold.begin(grant);
         if (!hold.signal.aborted) return hold;
         // Who slept through the whole lease begins nothing.
@@ -209,6 +212,7 @@ export class Locks {
     const own = waits && how.ownConnection === true;
     if (waits && !own) words.push('NOTIFY', session.inbox);
     const check = (): void => {
+      if (session.ending) throw new UnavailableError('closed');
       if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
     };
     const asked: { at: number; wire?: Wire | undefined } = { at: Infinity };

@@ -13,9 +13,10 @@ export const TRY_AGAIN = 50;
 /** A call that has no time to wait has so many milliseconds for its reply. */
 export const SOON = 1000;
 
-/** So often, in milliseconds and at most, who waits in the server looks whether it is there: in patiences, too. With another
- *  patience after that, a server remembers a call for longer. */
+/** So often, in milliseconds and at most, who waits in the server looks whether it is there: in patiences, too. With so many more
+ *  for the answer, a server remembers a call for longer. */
 const LOOK_AGAIN = { most: 8000, patiences: 1.6 };
+const LOOKS_FOR = 5000;
 
 /** What ends a call that waits in the server, and who hears that it is on its way. */
 export interface Blocking {
@@ -113,7 +114,10 @@ export class Session {
   /** Who waits, by the id of its request: a message rings. */
   readonly waits = new Map<string, Bell>();
   /** What is held, and by whom. A connection that breaks rings, here and there. */
-  readonly holds = new Map<Bell, { readonly name: string; readonly owner: string }>();
+  readonly holds = new Map<Bell, { readonly name: string; readonly owner: string; replaced(): void }>();
+  /** What acquires, and is to end before the connections do. */
+  readonly attempts = new Set<Promise<unknown>>();
+  ending = false;
   closed = false;
   /** What is being given back, by name and owner. */
   readonly #giving = new Map<Promise<unknown>, string>();
@@ -235,19 +239,16 @@ export class Session {
       send(on);
       setTimeout(() => old.reset(), TRY_AGAIN);
     };
-    // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one; an answer
-    // on one that was made later says nothing, as it may lead to another server. And a timer keeps the process alive.
+    // TCP may take long to find that nobody is there. An answer on the other connection tells that somebody is, unless that was
+    // made later: then it may lead to another server. If nothing tells, the wait moves. And a timer keeps the process alive.
     const look = async (): Promise<void> => {
       // While no connection may be made, nobody can be asked.
       if (this.pause > 0 || (next !== undefined && next !== wire)) return;
-      try {
-        await this.call(['PING']);
-      } catch (error) {
-        // One that is too many is told so: somebody is there.
-        if (error instanceof Disconnected && !error.message.includes(FULL)) drop();
-        return;
-      }
-      if (!isOver && this.#isOlder(wire)) await move().catch(drop);
+      // One that is too many is told so: somebody is there.
+      const isAway = (error: unknown): boolean => error instanceof Disconnected && !error.message.includes(FULL);
+      const isOther = (): boolean => this.#isOlder(wire);
+      const moves = await this.call(['PING'], Math.min(this.patience, LOOKS_FOR)).then(isOther, isAway);
+      if (moves && !isOver) await move().catch(drop);
     };
     let probe: NodeJS.Timeout | undefined;
     // What came while the process was busy is read first.
@@ -330,7 +331,16 @@ export class Session {
 
   /** Whether that owner has the lock by a call of this session. */
   has(name: string, owner: string): boolean {
-    return [...this.holds.values()].some((hold) => hold.name === name && hold.owner === owner);
+    return this.#of(name, owner).length > 0;
+  }
+
+  /** What this owner had has ended at the server, or it would not have been granted the lock. */
+  granted(name: string, owner: string): void {
+    for (const hold of this.#of(name, owner)) hold.replaced();
+  }
+
+  #of(name: string, owner: string): { replaced(): void }[] {
+    return [...this.holds.values()].filter((hold) => hold.name === name && hold.owner === owner);
   }
 
   /** Whether nothing of that owner is given back any more. Waits for that, so many milliseconds at most. */
@@ -344,11 +354,24 @@ export class Session {
     return Promise.race([Promise.all(pending).then(() => true), late]).finally(() => clearTimeout(timer));
   }
 
-  /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
-  close(): void {
+  /** Drops the connections: the server ends the holds that are bound to them. Before, what waits and what is being given back has a
+   *  moment to tell the server. */
+  async close(): Promise<void> {
+    this.ending = true;
+    for (const wire of this.#own) wire.reset();
+    for (const bell of this.waits.values()) bell.ring();
+    await inTime(this.#settled(), SOON, SILENT()).catch(() => undefined);
     this.closed = true;
     for (const wire of [...this.#wires.values(), ...this.#own]) wire.close();
     this.#ring();
+  }
+
+  async #settled(): Promise<void> {
+    for (;;) {
+      const pending = [...this.attempts, ...this.#giving.keys()];
+      if (pending.length === 0 || this.closed) return;
+      await Promise.allSettled(pending);
+    }
   }
 
   #wire(which: 'commands' | 'messages'): Wire {

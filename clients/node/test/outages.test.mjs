@@ -4,7 +4,7 @@
 
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, describe, test } from 'node:test';
-import { setTimeout as sleep } from 'node:timers/promises';
+import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises';
 import { Locks } from '@redis-lock/client';
 import { fields, LIBRARIES, Proxy, Server, until } from './support.mjs';
 
@@ -255,6 +255,68 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await free('k');
       await (await wait).release();
       await (await behind).release();
+    });
+
+    test('a wait on an own connection keeps its place when only that for commands falls silent', async () => {
+      await taken('k');
+      await (await impatient.acquire('other')).release();
+      proxy.freezeWhatIsThere();
+      const wait = impatient.acquire('k', { lease: 60_000, ownConnection: true });
+      await until(async () => (await server.waiters('k')) === 1);
+      const behind = locks.acquire('k', { lease: 60_000 });
+      await until(async () => (await server.waiters('k')) === 2);
+      const ids = async () => (await server.admin.call('LOCK.WAITERS', 'k')).map((one) => fields(one).client);
+      const [own, other] = await ids();
+      await until(async () => !(await ids()).includes(own), 'another own connection');
+      assert.equal((await ids())[1], other);
+      await free('k');
+      await (await wait).release();
+      await (await behind).release();
+    });
+
+    test('a wait whose call comes again late goes on', async () => {
+      await taken('k');
+      proxy.heard = '';
+      const wait = impatient.acquire('k', { lease: 60_000, ownConnection: true });
+      await until(async () => (await server.waiters('k')) === 1);
+      // As if a proxy had it yet.
+      await assert.rejects(server.admin.call(...proxy.said('LOCK.ACQUIRE')[0]), /was sent again/);
+      await free('k');
+      await (await wait).release();
+    });
+
+    test('close leaves nothing of what was being acquired or given back', async () => {
+      for (let turn = 0; turn < 40; turn++) {
+        const closing = new Locks(client);
+        await (await closing.acquire('other')).release();
+        const how = { lease: 600_000, ownConnection: turn % 4 === 1 };
+        const abort = new AbortController();
+        const work = turn % 4 === 0 ? (await closing.acquire(`k${turn}`, how)).release() : closing.acquire(`k${turn}`, { ...how, signal: abort.signal });
+        const over = Promise.allSettled([work]);
+        for (let step = 0; step < turn / 4; step++) await nextTurn();
+        if (turn % 4 > 1) abort.abort();
+        await closing.close();
+        const [{ status }] = await over;
+        if (turn % 4 > 0 && status === 'fulfilled') continue;
+        await until(async () => (await server.admin.call('EXISTS', `k${turn}`)) === 0, `the end of k${turn}`);
+      }
+    });
+
+    test('a grant ends what its owner had before', async () => {
+      const old = await locks.acquire('k', { lease: 60_000, owner: 'me' });
+      await server.admin.call('LOCK.BREAK', 'k');
+      const hold = await locks.acquire('k', { lease: 60_000, owner: 'me' });
+      assert.ok(old.signal.aborted && !hold.signal.aborted);
+      await assert.rejects(old.release(), { kind: 'lost' });
+      await hold.guard('PING');
+      await hold.release();
+    });
+
+    test('what may have ended with its connection is not handed over', async () => {
+      const hold = await impatient.acquire('k', { lease: 2000, keep: true });
+      server.process.kill('SIGKILL');
+      await until(() => hold.validFor === 0, 'the end of the connection');
+      await assert.rejects(hold.handOver(), (error) => ['lost', 'unavailable'].includes(error.kind));
     });
 
     test('silence on a new connection for messages ends no wait on an own connection', async () => {

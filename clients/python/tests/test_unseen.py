@@ -11,7 +11,7 @@ import redis
 import redis.asyncio
 from conftest import Call, pairs, until
 
-from redis_lock_client import Cancellation, Cancelled, LockError, Locks, Lost, Misuse, Unavailable, aio
+from redis_lock_client import Cancellation, Cancelled, LockError, Locks, Lost, Misuse, Unavailable, _session, aio
 
 
 @pytest.fixture
@@ -318,6 +318,83 @@ def test_a_wait_keeps_its_place_when_the_connection_for_commands_is_made_anew(se
         call.end().release()
 
 
+def test_a_wait_keeps_its_place_when_only_the_connection_for_commands_falls_silent(server, proxy, hasty, locks):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    hasty.lock("other").acquire().release()
+    of_commands = {id(pair) for pair in proxy._pairs}
+    waiting = Call(lambda: hasty.lock("a", lease=60, own_connection=True).acquire(60))
+    until(lambda: server.waiters("a") == 1)
+    behind = Call(lambda: locks.lock("a", lease=60).acquire(60))
+    until(lambda: server.waiters("a") == 2)
+    ids = lambda: [pairs(waiter)["client"] for waiter in server.admin.execute_command("LOCK.WAITERS", "a")]  # noqa: E731
+    own, next_one = ids()
+    proxy.deaf = of_commands
+    until(lambda: own not in ids())
+    assert ids()[1] == next_one
+    server.admin.execute_command("LOCK.RELEASE", "a", "x")
+    for call in (waiting, behind):
+        call.end().release()
+
+
+def test_a_wait_whose_call_comes_again_late_goes_on(server, locks, monkeypatch):
+    server.admin.execute_command("LOCK.ACQUIRE", "a", "x", "PX", 60000)
+    said, send = [], _session.Link.send
+    monkeypatch.setattr(_session.Link, "send", lambda link, *words: said.append(words) or send(link, *words))
+    waiting = Call(lambda: locks.lock("a", lease=60, own_connection=True).acquire(60))
+    until(lambda: server.waiters("a") == 1)
+    # As if a proxy had it yet.
+    call = next(words for words in said if "BLOCK" in words)
+    late = Call(lambda: redis.Redis(port=server.port).execute_command(*call))
+    late.join(10)
+    assert "was sent again" in str(late.error)
+    server.admin.execute_command("LOCK.RELEASE", "a", "x")
+    waiting.end().release()
+
+
+def test_whoever_gives_the_password_may_fail(server, locks):
+    class Provider(redis.CredentialProvider):
+        away = False
+
+        def get_credentials(self):
+            if self.away:
+                raise RuntimeError("no token today")
+            return "default", "any"
+
+    provider = Provider()
+    locks = Locks(redis.Redis(port=server.port, credential_provider=provider))
+    hold = locks.lock("a", lease=1, keep=True).acquire()
+    provider.away = True
+    kill_commands(server)
+    until(lambda: hold.lost)
+    with pytest.raises(Unavailable, match="no token today"):
+        locks.lock("b").acquire(0)
+    provider.away = False
+    locks.lock("b").acquire().release()
+    locks.close()
+
+
+def test_the_time_for_a_connection_is_a_part_of_a_calls_time(server, proxy):
+    async def body():
+        async with asynchronous(proxy.port, 1.0) as locks:
+            session = locks._session
+            await session.call("PING")
+            shared = session._shared
+
+            async def slowly(*how):
+                await asyncio.sleep(0.8)
+                return await shared(*how)
+
+            session._shared = slowly
+            proxy.frozen.set()
+            began = time.monotonic()
+            with pytest.raises(Unavailable):
+                await session.call("PING", patience=1.0)
+            assert time.monotonic() - began < 1.5
+            proxy.frozen.clear()
+
+    asyncio.run(body())
+
+
 def test_a_wait_without_limit_is_sent_again_after_silence(server, proxy, hasty):
     hasty.lock("other").acquire().release()
     server.admin.execute_command("LOCK.ACQUIRE", "b", "x", "PX", 60000)
@@ -391,3 +468,43 @@ def test_what_is_kept_is_renewed_often_though_its_lease_is_long(server, locks, m
     hold = locks.lock("a", lease=60, keep=True).acquire()
     until(lambda: calls(server, "lock.renew") > 2)
     hold.release()
+
+
+def test_close_leaves_nothing_of_what_was_being_acquired_or_given_back(server):
+    async def body():
+        async with redis.asyncio.Redis(port=server.port) as client:
+            for turn in range(40):
+                locks = aio.Locks(client)
+                await (await locks.lock("other").acquire()).release()
+                lock = locks.lock(f"a{turn}", lease=600, own_connection=turn % 4 == 1)
+                work = (await lock.acquire()).release() if turn % 4 == 0 else lock.acquire()
+                work = asyncio.ensure_future(work)
+                await asyncio.sleep(turn * 5e-5)
+                if turn % 4 > 1:
+                    work.cancel()
+                    await asyncio.sleep(0)
+                await locks.close()
+                await asyncio.gather(work, return_exceptions=True)
+                if turn % 4 == 0 or work.cancelled() or work.exception() is not None:
+                    await comes_about(lambda turn=turn: not server.admin.exists(f"a{turn}"))
+
+    asyncio.run(body())
+
+
+def test_a_grant_ends_what_its_owner_had_before(server, locks):
+    old = locks.lock("a", lease=60).acquire(owner="me")
+    server.admin.execute_command("LOCK.BREAK", "a")
+    new = locks.lock("a", lease=60).acquire(owner="me")
+    assert old.lost and not new.lost
+    with pytest.raises(Lost):
+        old.release()
+    assert new.guard("PING")
+    new.release()
+
+
+def test_what_may_have_ended_with_its_connection_is_not_handed_over(proxy, hasty):
+    hold = hasty.lock("a", lease=2, keep=True).acquire()
+    proxy.close()
+    until(lambda: hold.valid_for() == 0)
+    with pytest.raises(LockError):
+        hold.hand_over()

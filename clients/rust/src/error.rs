@@ -35,6 +35,9 @@ pub(crate) const FULL: &str = "max number of clients";
 
 pub(crate) const SILENT: &str = "no answer in time";
 
+/// How the module ends a wait whose call has come again: late, on a connection that was given up.
+const SENT_AGAIN: &str = "the same request was sent again";
+
 /// How Redis ends the waits of a server that is no primary any more.
 const DEMOTED: &str = "instance state changed";
 
@@ -83,6 +86,7 @@ impl Error {
         self.is_of_connection()
             || self.is_unblocked_by("send the command")
             || self.is_unblocked_by(DEMOTED)
+            || self.is_unblocked_by(SENT_AGAIN)
             || self.begins_with(&PASSING)
     }
 

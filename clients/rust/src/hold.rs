@@ -96,12 +96,12 @@ impl Held {
         let state = State {
             phase: Phase::Held,
             lease,
-            until: sent + lease,
-            may_last: sent + lease,
+            until: sent.saturating_add(lease),
+            may_last: sent.saturating_add(lease),
             bond,
-            deadline: sent + lease,
+            deadline: sent.saturating_add(lease),
             slept: false,
-            renew_at: sent + heartbeat(lease),
+            renew_at: sent.saturating_add(heartbeat(lease)),
             renewing: false,
             place: None,
             on_lost: Vec::new(),
@@ -205,11 +205,12 @@ impl Held {
         let (held, sent, fate) = (Arc::clone(self), now(), Arc::default());
         let mut command = renewal(&self.key, &self.owner, lease);
         let mut state = locked(&self.state);
-        state.may_last = state.may_last.max(sent + lease);
-        let shortens = !lease.is_zero() && sent + lease < state.until;
+        let end = sent.saturating_add(lease);
+        state.may_last = state.may_last.max(end);
+        let shortens = !lease.is_zero() && end < state.until;
         // A shorter one may count though the answer is lost. The server refuses one of no time.
         if shortens {
-            state.until = sent + lease;
+            state.until = end;
             state.deadline = state.deadline.min(state.until);
         }
         let bond = Arc::clone(&state.bond);
@@ -243,9 +244,9 @@ impl Held {
         match result {
             Ok(_) => {
                 state.lease = lease;
-                state.until = sent + lease;
+                state.until = sent.saturating_add(lease);
                 state.may_last = state.until;
-                state.renew_at = sent + heartbeat(lease);
+                state.renew_at = sent.saturating_add(heartbeat(lease));
                 state.deadline = state.until;
                 state.slept = false;
                 if binds {
@@ -521,6 +522,15 @@ impl Hold {
         }
     }
 
+    /// The same, asked once, with as much time for the answer as any call has.
+    ///
+    /// # Errors
+    ///
+    /// As [`Hold::extend`].
+    pub fn extend_once(&self, lease: Duration) -> Result<()> {
+        self.held.renew_now(Some(lease), after(self.held.session.patience.min(AT_MOST)))
+    }
+
     /// Carries out a command of Redis if the lock is still held, in the same step. It is never sent twice.
     ///
     /// # Errors
@@ -563,6 +573,13 @@ impl Hold {
     pub fn hand_over(&self) -> Result<String> {
         let held = &self.held;
         let mut state = locked(&held.state);
+        if held.how.keep && !state.bond.is_connected() {
+            // It may have ended with its connection.
+            let lease = state.lease;
+            drop(state);
+            self.extend(lease)?;
+            state = locked(&held.state);
+        }
         held.is_kept_here(&state)?;
         state.handing = true;
         // What is on its way would bind it here again, or change the lease that the other has asked for.

@@ -199,7 +199,7 @@ impl Locks {
         how.bind(&mut command, how.max_hold);
         let sent = now();
         let reply = call(&command);
-        if matches!(&reply, Err(error) if error.text() == SILENT) {
+        if matches!(&reply, Err(error) if error.text().ends_with(SILENT)) {
             // It may come to the server yet, and nobody would look after what is bound then.
             let last = hold::last_renewal(session, &key, owner, &how, how.lease);
             if let Some(last) = last.filter(|_| !session.has(&key, owner)) {

@@ -210,7 +210,8 @@ impl Link {
     /// Gives the connection up if a call has had no answer in its time. Else returns when to look again, if at all.
     pub(crate) fn expire(&self) -> Option<Moment> {
         let mut state = locked(&self.state);
-        let Some(&(until, _)) = state.replies.front() else {
+        // One may have less time than those before it.
+        let Some(until) = state.replies.iter().map(|(until, _)| *until).min() else {
             state.watched = false;
             return None;
         };

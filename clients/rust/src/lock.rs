@@ -14,7 +14,7 @@ use crate::clock::{after, left, now, Moment};
 use crate::error::{Error, Result};
 use crate::hold::{renewal, what_gives_back, Held, Hold};
 use crate::mailbox::{Canceller, Mailbox};
-use crate::session::{Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
+use crate::session::{closed, Alone, Errand, Fate, Session, A_MOMENT, IN_THE_END, TRY_AGAIN};
 use crate::talk::gone;
 use crate::{Event, Handle};
 
@@ -267,15 +267,15 @@ impl Lock {
             }
             self.session().waits_for(&attempt.request, &attempt.mailbox);
             let result = attempt.run();
+            if matches!(&result, Err(error) if !matches!(error, Error::Lost(_))) {
+                attempt.undo();
+            }
             self.session().waits_no_more(&attempt.request);
             match result {
                 // It was granted to a connection that broke, and ended with it.
                 Err(Error::Lost(_)) if !attempt.is_late() => {}
                 Err(Error::Lost(text)) => return Err(Error::Unavailable(text)),
-                Err(error) => {
-                    attempt.undo();
-                    return Err(error);
-                }
+                Err(Error::Cancelled(_)) if self.session().is_ending() => return Err(closed()),
                 result => return result,
             }
         }

@@ -90,7 +90,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         locked(&self.mail).cancelled = true;
         self.changed.notify_all();
     }

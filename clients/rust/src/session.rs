@@ -37,7 +37,8 @@ const ONE_BY_ONE: Duration = Duration::from_millis(20);
 /// that and the patience.
 const LOOK: Duration = Duration::from_secs(8);
 
-/// How long that may take, though other calls have less time: a server that stalls knows who waits, and in what order.
+/// How long that may take, though other calls have less time, or more: a server that stalls knows who waits, and in what order; but
+/// what it has granted it knows for 20 s only.
 const STALL: Duration = Duration::from_secs(5);
 
 /// How often a call goes on to where it is sent: to the owner of the slot, and to where that moves.
@@ -54,6 +55,8 @@ pub(crate) struct Session {
     brake: Mutex<Brake>,
     /// By request: who is to hear of messages.
     waits: Mutex<HashMap<String, Arc<Mailbox>>>,
+    /// Nothing is waited for any more: it closes.
+    ending: AtomicBool,
     /// Who is to hear of a broken connection, and of the end. By address, as two may have one owner.
     holds: Mutex<HashMap<usize, Arc<Held>>>,
     /// What is being given back or taken back, by key and owner, and how often.
@@ -275,6 +278,7 @@ impl Session {
             links: Mutex::new(links),
             brake: Mutex::default(),
             waits: Mutex::default(),
+            ending: AtomicBool::default(),
             holds: Mutex::default(),
             pending: Mutex::default(),
             done: Condvar::new(),
@@ -423,7 +427,7 @@ impl Session {
     /// Waits for the reply, and looks now and then whether the connection leads to somebody.
     fn reply_alone(self: &Arc<Self>, mailbox: &Mailbox, alone: &Alone, until: Moment) -> Result<Value> {
         loop {
-            let look = after(LOOK.min(self.patience * 8 / 5)).min(until);
+            let look = after(LOOK.min(self.patience.saturating_mul(8) / 5)).min(until);
             if let Some(reply) = mailbox.reply(look) {
                 return reply;
             }
@@ -452,7 +456,7 @@ impl Session {
                 own.answer(given_up(OUTDATED));
             }
         };
-        let until = after(self.patience.max(STALL));
+        let until = after(STALL);
         self.put(&commands, &cmd("PING").get_packed_command(), false, until, Box::new(then));
     }
 
@@ -691,11 +695,23 @@ impl Session {
     }
 
     pub(crate) fn waits_for(&self, request: &str, mailbox: &Arc<Mailbox>) {
-        locked(&self.waits).insert(request.to_owned(), Arc::clone(mailbox));
+        let mut waits = locked(&self.waits);
+        waits.insert(request.to_owned(), Arc::clone(mailbox));
+        if self.is_ending() {
+            mailbox.cancel();
+        }
     }
 
     pub(crate) fn waits_no_more(&self, request: &str) {
         locked(&self.waits).remove(request);
+        // Whoever closes does not look at that moment.
+        drop(locked(&self.pending));
+        self.done.notify_all();
+    }
+
+    /// Whether waits end because it closes.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
     }
 
     pub(crate) fn holds(&self, hold: &Arc<Held>) {
@@ -749,7 +765,12 @@ impl Session {
 
     /// Ends everything, and waits until it has ended. What was dropped a moment ago is given back before.
     pub(crate) fn close(&self) {
-        self.wait_for(after(A_MOMENT), |pending| pending.is_empty() || self.is_closed());
+        let waits = locked(&self.waits);
+        self.ending.store(true, Ordering::SeqCst);
+        waits.values().for_each(|mailbox| mailbox.cancel());
+        drop(waits);
+        let is_over = |pending: &HashMap<_, _>| pending.is_empty() && locked(&self.waits).is_empty();
+        self.wait_for(after(A_MOMENT), |pending| is_over(pending) || self.is_closed());
         let mut links = locked(&self.links);
         links.closed = true;
         let all: Vec<Arc<Link>> = links.all().cloned().collect();
@@ -854,7 +875,7 @@ fn given_up(why: &str) -> Error {
     Error::Unavailable(why.to_owned())
 }
 
-fn closed() -> Error {
+pub(crate) fn closed() -> Error {
     Error::Unavailable("closed".to_owned())
 }
 

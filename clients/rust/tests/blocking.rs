@@ -291,3 +291,57 @@ fn a_wait_that_changes_its_connection_keeps_its_place_and_is_not_disturbed() {
     assert!(!troubled.load(Ordering::SeqCst));
     server.assert_nothing_left("a");
 }
+
+#[test]
+fn a_wait_whose_call_comes_again_late_goes_on() {
+    let Some(server) = Server::start(&[]) else { return };
+    let locks = server.locks();
+    let first = locks.lock("a").lease(ms(60_000)).acquire().unwrap();
+    let mut monitor = server.client().get_connection().unwrap();
+    monitor.send_packed_command(&redis::cmd("MONITOR").get_packed_command()).unwrap();
+    assert_eq!(monitor.recv_response().unwrap(), Value::Okay);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| locks.lock("a").lease(ms(60_000)).wait(ms(30_000)).blocking().acquire());
+        let call = loop {
+            let line = String::from_redis_value(monitor.recv_response().unwrap()).unwrap();
+            if line.contains("\"BLOCK\"") {
+                let words = line.split('"').skip(1).step_by(2);
+                break words.map(str::to_owned).collect::<Vec<_>>().join(" ");
+            }
+        };
+        server.until_waiting("a", 1);
+        // As if a proxy had it yet.
+        let late = server.try_call::<Value>(&call).unwrap_err();
+        assert!(late.to_string().contains("was sent again"), "{late}");
+        first.release().unwrap();
+        second.join().unwrap().unwrap().release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}
+
+#[test]
+fn a_look_after_a_wait_keeps_no_other_call_waiting() {
+    let Some(server) = Server::start(&[]) else { return };
+    let proxy = Proxy::to(&server);
+    let (locks, near) = (proxy.locks(ms(500)), server.locks());
+    let first = near.lock("a").lease(ms(60_000)).acquire().unwrap();
+    let kept = locks.lock("kept").keep(true).lease(ms(5000)).acquire().unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| locks.lock("a").lease(ms(60_000)).wait(ms(30_000)).blocking().acquire());
+        server.until_waiting("a", 1);
+        // It is looked after the wait more often than the hold is renewed: the next that is said is a look.
+        for call in ["lock.renew", "ping"] {
+            let before = server.calls(call);
+            until(call, || server.calls(call) > before);
+        }
+        // Those for messages and for commands say nothing any more.
+        proxy.swallow_first(2);
+        let renewed = server.calls("lock.renew");
+        until("it is renewed on another connection", || server.calls("lock.renew") > renewed);
+        assert!(!kept.is_lost() && kept.valid_for() > ms(0));
+        first.release().unwrap();
+        second.join().unwrap().unwrap().release().unwrap();
+        kept.release().unwrap();
+    });
+    server.assert_nothing_left("a");
+}

@@ -81,8 +81,8 @@ fn a_renewal_that_comes_late_binds_nothing() {
 
 #[test]
 fn a_connection_that_is_given_up_is_reset_and_one_that_is_closed_is_not() {
-    // What ends a connection that says yes to `PING`, and nothing else.
-    let end_of = |blocks: bool, ends: fn(&Locks, &Canceller)| {
+    // What ends a connection that says yes to `PING`, and nothing else, or that the lock is busy.
+    let end_of = |blocks: bool, answers: bool, ends: fn(&Locks, &Canceller)| {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let client = redis::Client::open(("127.0.0.1", listener.local_addr().unwrap().port())).unwrap();
         let (locks, canceller) =
@@ -95,8 +95,12 @@ fn a_connection_that_is_given_up_is_reset_and_one_that_is_closed_is_not() {
             let mut bytes = [0; 4096];
             assert!(stream.read(&mut bytes).unwrap() > 0);
             stream.write_all(b"+PONG\r\n").unwrap();
-            // The call, which is never answered.
+            // The call.
             assert!(stream.read(&mut bytes).unwrap() > 0);
+            if answers {
+                stream.write_all(b"$-1\r\n").unwrap();
+                until("it is answered", || call.is_finished());
+            }
             scope.spawn(|| ends(&locks, &canceller));
             let end = loop {
                 match stream.read(&mut bytes) {
@@ -112,10 +116,10 @@ fn a_connection_that_is_given_up_is_reset_and_one_that_is_closed_is_not() {
         })
     };
     let reset = Err(std::io::ErrorKind::ConnectionReset);
-    assert_eq!(end_of(false, |_, _| ()), reset, "no answer");
-    assert_eq!(end_of(false, |locks, _| locks.close()), Ok(0));
-    assert_eq!(end_of(true, |locks, _| locks.close()), Ok(0));
-    assert_eq!(end_of(true, |_, canceller| canceller.cancel()), reset, "the wait was given up");
+    assert_eq!(end_of(false, false, |_, _| ()), reset, "no answer");
+    assert_eq!(end_of(false, true, |locks, _| locks.close()), Ok(0));
+    assert_eq!(end_of(true, false, |locks, _| locks.close()), reset, "what waits is given up");
+    assert_eq!(end_of(true, false, |_, canceller| canceller.cancel()), reset, "the wait was given up");
 }
 
 #[test]

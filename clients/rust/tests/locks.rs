@@ -8,7 +8,7 @@ mod support;
 
 use std::sync::{mpsc, Arc, Mutex};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redis::Value;
 use redis_lock_client::{Canceller, Error, Locks, Settings};
@@ -426,4 +426,25 @@ fn tls_is_refused() {
     // redis-rs may have been built without it, or with.
     let error = redis_lock_client::Server::alone("rediss://127.0.0.1:1/").unwrap_err().to_string();
     assert!(error.contains("TLS") || error.contains("tls"), "{error}");
+}
+
+#[test]
+fn close_leaves_nothing_of_what_was_being_acquired() {
+    let Some(server) = Server::start(&[]) else { return };
+    for turn in 0..60 {
+        let locks = server.locks();
+        locks.lock("other").acquire().unwrap().release().unwrap();
+        let key = format!("a{turn}");
+        thread::scope(|scope| {
+            let lock = locks.lock(key.as_str()).lease(ms(600_000));
+            let lock = if turn % 3 == 1 { lock.blocking() } else { lock };
+            let work = scope
+                .spawn(move || if turn % 3 == 2 { lock.try_acquire() } else { lock.acquire().map(Some) });
+            thread::sleep(Duration::from_micros(turn * 10));
+            locks.close();
+            if work.join().unwrap().is_err() {
+                until("it is free", || !server.held(&key));
+            }
+        });
+    }
 }

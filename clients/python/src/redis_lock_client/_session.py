@@ -12,9 +12,9 @@ import time
 import uuid
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from socket import AF_UNIX, SO_KEEPALIVE, SO_LINGER, SOL_SOCKET
-from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, NamedTuple, Optional, Set, Tuple, Type
+from typing import Any, Callable, Coroutine, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Type
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -31,9 +31,13 @@ SOON = 1.0
 
 SILENT = "no connection: the server does not answer"
 
-# So often, in seconds at most and in patiences, who waits in the server looks whether it is there. With another patience after
-# that, a server remembers a call for longer.
+# What a server says to one connection too many.
+FULL = "max number of clients"
+
+# So often, in seconds at most and in patiences, who waits in the server looks whether it is there, and has so many seconds for
+# that at most: a server remembers a call for longer than both.
 LOOK_AGAIN = (8.0, 1.6)
+LOOKS_FOR = 5.0
 
 # After a broken connection, in seconds; then twice as long, and so on up to this.
 TRY_AGAIN = 0.05
@@ -60,6 +64,9 @@ class Event(NamedTuple):
 Listener = Callable[[Event], None]
 
 _links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+
+# A loop alone keeps no task, and a connection that was given up is nobody's.
+_readers: "Set[asyncio.Task[None]]" = set()
 
 
 def text(value: Any) -> Any:
@@ -155,6 +162,8 @@ class Link:
         _links.add(self)
         self.made = time.monotonic()
         self._reader = asyncio.ensure_future(self._read())
+        _readers.add(self._reader)
+        self._reader.add_done_callback(_readers.discard)
 
     def limit(self, patience: float) -> None:
         """It is given up when a call was not answered for so long, whether anybody still waits for the reply or not."""
@@ -285,8 +294,8 @@ class Session:
         self.patience, self._listener = patience, listener
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
-        # Whom it concerns that a connection broke: the holds that are bound to it.
-        self.holds: Dict[asyncio.Event, Tuple[Iterable[Any], Any]] = {}
+        # Whom it concerns that a connection broke: the holds that are bound to it. And what tells each that it has ended.
+        self.holds: Dict[asyncio.Event, Tuple[Iterable[Any], Any, Callable[[], None]]] = {}
         self.tasks: Set["asyncio.Task[None]"] = set()
         # Whose hold of what is being given back, or whose wait is taken back.
         self._giving: Dict["asyncio.Future[None]", Tuple[Set[str], str]] = {}
@@ -299,7 +308,9 @@ class Session:
         self._why = SILENT
         # How often another server had the locks, since the last good reply; and until when nobody connects for that.
         self._elsewhere, self._not_before = 0, float("-inf")
-        self._closing = asyncio.Event()
+        # What acquires, and is to end before the connections do.
+        self._attempts: Set["asyncio.Future[None]"] = set()
+        self.ending, self._closing = False, asyncio.Event()
 
     async def _shared(self, name: str, make: Callable[[], Coroutine[Any, Any, Link]], patience: float) -> Link:
         """The connection that all share. Who has waited for another's attempt shares its failure, or leaves earlier."""
@@ -389,7 +400,8 @@ class Session:
                 await asyncio.gather(start, return_exceptions=True)
             finally:
                 link.break_off()
-            if isinstance(error, (*BROKEN, RedisError)):
+            # Also that of whoever gives the password.
+            if isinstance(error, Exception):
                 raise Disconnected(f"no connection: {error}") from error
             raise
         # One that never was concerns nobody.
@@ -455,8 +467,8 @@ class Session:
         link = await self._shared("commands", self._commands, most)
         reply = send(link)
         try:
-            # Who has the whole patience hears of the connection's own end.
-            result = await within(reply, deadline - time.monotonic() if most < self.patience else None)
+            # Who says nothing of patience hears of the connection's own end.
+            result = await within(reply, None if patience is None else deadline - time.monotonic())
             self._elsewhere = 0
             return result
         except asyncio.TimeoutError:
@@ -561,9 +573,9 @@ class Session:
     async def _open_own(self, patience: float) -> Link:
         self._may_connect()
         link = await self._open(None, self._forget, patience)
+        self._own.add(link)
         # Redis-py may have said nothing: then nobody may be there who answers. A refusal is an answer, too.
         await self._ask(link, patience, "PING")
-        self._own.add(link)
         return link
 
     def rest(self, link: Link) -> None:
@@ -582,23 +594,24 @@ class Session:
         return commands is not None and link.made < commands.made
 
     async def _probe(self, link: Callable[[], Link], move: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """TCP may take long to find that nobody is there. Who does not answer on the other connection does not on this one. An
-        answer on one that was made later says nothing: it may lead to another server."""
+        """TCP may take long to find that nobody is there. An answer on the other connection tells that somebody is, unless that
+        was made later: then it may lead to another server. If nothing tells, the wait moves."""
         while link().open:
             await asyncio.sleep(min(LOOK_AGAIN[0], LOOK_AGAIN[1] * self.patience))
             if self.pause() > 0:
                 continue
             try:
-                await self.call("PING")
+                await self.call("PING", patience=min(self.patience, LOOKS_FOR))
+                tells = not self._is_older(link())
             except LockError as error:
-                # One that is too many is told so: somebody is there.
-                if isinstance(error, Disconnected) and "max number of clients" not in str(error):
-                    link().break_off()
+                # A refusal does, too.
+                tells = not isinstance(error, Disconnected) or FULL in str(error)
+            if tells:
                 continue
-            if self._is_older(link()):
-                try:
-                    await move()
-                except LockError:
+            try:
+                await move()
+            except LockError as error:
+                if FULL not in str(error):
                     link().break_off()
 
     async def insist(
@@ -644,16 +657,43 @@ class Session:
 
     def has(self, keys: Iterable[Any], owner: Any) -> bool:
         """Whether that owner has any of them by a call of this session."""
-        names = {text(key) for key in keys}
-        return any(text(of) == text(owner) and names & {text(key) for key in held} for held, of in self.holds.values())
+        return len(self._of(keys, owner)) > 0
+
+    def granted(self, keys: Iterable[Any], owner: Any) -> None:
+        """What this owner had of them has ended at the server, or it would not have been granted them."""
+        for ended in self._of(keys, owner):
+            ended()
+
+    def _of(self, keys: Iterable[Any], owner: Any) -> List[Callable[[], None]]:
+        names, holds = {text(key) for key in keys}, self.holds.values()
+        return [ended for held, of, ended in holds if text(of) == text(owner) and names & {text(key) for key in held}]
 
     async def given_back(self, keys: Iterable[Any], owner: Any, seconds: float) -> bool:
         """Whether nothing of that owner is being given back any more; waits so long for it."""
         giving = self.giving(keys, owner)
         return not giving or not (await asyncio.wait(giving, timeout=seconds))[1]
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What acquires does so in here."""
+        over: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        self._attempts.add(over)
+        try:
+            yield
+        finally:
+            self._attempts.discard(over)
+            over.set_result(None)
+
     async def close(self) -> None:
-        """Drops the connections: the server ends the waits, and the holds that are bound to them."""
+        """Drops the connections: the server ends the holds that are bound to them. Before, what waits and what is being given
+        back has a moment to tell the server."""
+        self.ending, end = True, time.monotonic() + SOON
+        for own in list(self._own):
+            own.break_off()
+        for told in self.waits.values():
+            told.set()
+        while (pending := {*self._attempts, *self._giving}) and time.monotonic() < end:
+            await asyncio.wait(pending, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
         self._closing.set()
         made = list(self._made.values())
         for task in made:

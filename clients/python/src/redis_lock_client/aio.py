@@ -140,6 +140,9 @@ class Hold:
         """It is the affair of another process from now on, which calls `attach` with the owner that this returns. What is kept
         is bound to this process until then, and ends with it."""
         self._still_held()
+        if self._lock.ephemeral and not self._is_bound():
+            # It may have ended with its connection.
+            await self.extend()
         self._handing = True
         try:
             if self._renewals:
@@ -234,6 +237,11 @@ class Hold:
         if not self._releasing and not self.released:
             self._lose()
 
+    def _was_replaced(self) -> None:
+        """By the next hold of its owner. To give back the rest of several would give back that."""
+        if not isinstance(self._lock, AllOf):
+            self._was_lost()
+
     def _run_out(self) -> None:
         """By the own clock. The server may have it yet, and renew it for ever; or by an extension whose reply was lost."""
         if self._lock.keep or self._latest() > time.monotonic():
@@ -320,11 +328,13 @@ class Hold:
     def _is_bound(self) -> bool:
         return self._link is not None and self._link.open
 
-    def _begin(self, sent: float) -> None:
+    def _begin(self, sent: float, taken_over: bool = False) -> None:
         self._granted = sent
         self._ends_at.setdefault(sent, sent + self._lock.lease)
         self._confirmed(sent)
-        self._session.holds[self._wake] = self._lock.keys, self.owner
+        if self._named and not taken_over:
+            self._session.granted(self._lock.keys, self.owner)
+        self._session.holds[self._wake] = self._lock.keys, self.owner, self._was_replaced
         if not self._is_bound():
             # It may have ended just now.
             self._wake.set()
@@ -452,7 +462,8 @@ class Lock:
         started = time.monotonic()
         outcome = "cancelled"
         try:
-            hold = await self._until_granted(owner, limit, None if limit is None else started + limit)
+            with self._session.attempt():
+                hold = await self._until_granted(owner, limit, None if limit is None else started + limit)
             outcome = "granted" if hold is not None else "busy" if limit == 0 else "timed out"
             return hold
         except LockError as error:
@@ -491,11 +502,13 @@ class Lock:
         except BaseException:
             hold._disown()
             raise
-        hold._begin(sent)
+        hold._begin(sent, taken_over=True)
         return hold
 
     async def _given_back(self, hold: Hold, deadline: Optional[float]) -> None:
         """A release goes by the owner's name: one that goes on behind somebody's back would give back the next hold, too."""
+        if self._session.ending:
+            raise Unavailable("closed")
         patience = self._session.patience
         if deadline is not None:
             patience = min(patience, max(SOON, deadline - time.monotonic()))
@@ -535,6 +548,9 @@ class Lock:
         sent, link = 0.0, hold._link
         told = self._session.waits[request] = asyncio.Event()
 
+        def left() -> float:
+            return self._session.patience if deadline is None else max(SOON, deadline - time.monotonic())
+
         def send(on: Link) -> "asyncio.Future[Any]":
             nonlocal sent, link
             sent, link = time.monotonic(), on
@@ -545,10 +561,9 @@ class Lock:
                 told.clear()
                 try:
                     await self._given_back(hold, deadline)
-                    patience = self._session.patience if deadline is None else max(SOON, deadline - time.monotonic())
                     if waits:
-                        await self._session.listen(patience)
-                    reply = await self._session.ask(send, patience)
+                        await self._session.listen(left())
+                    reply = await self._session.ask(send, left())
                     if reply is not None and reply != 0:
                         hold.token = _token(reply)
                         if broken or self._is_giving(hold):
@@ -572,10 +587,10 @@ class Lock:
                     continue
                 # A grant that nobody confirms is over with its lease.
                 often = min(ASK_AGAIN, max(0.1, self.lease / 2))
-                left = often if deadline is None else min(often, deadline - time.monotonic())
-                if left <= 0:
+                pause = often if deadline is None else min(often, deadline - time.monotonic())
+                if pause <= 0:
                     return None
-                await told_within(told, left)
+                await told_within(told, pause)
                 if not told.is_set():
                     self._session.look()
         finally:

@@ -62,6 +62,9 @@ class Disconnected(Passing):
 PREFIXES = {"NOTOWNER", "DEADLOCK", "UNBLOCKED", "QUARANTINE", "WRONGTYPE", "NOREPLICAS", "MISCONF", "BUSY", "NOPERM", "DENIED"}
 
 
+MOVED = ("instance state changed", "send the command", "the same request was sent again")
+
+
 def of(error: ResponseError) -> LockError:
     """The error for what the server said, with the prefix that redis-py takes off those that it knows."""
     text = str(error)
@@ -71,7 +74,8 @@ def of(error: ResponseError) -> LockError:
         prefix = next(known, "ERR")
         text = f"{prefix} {text}"
     # Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
-    moved = prefix == "UNBLOCKED" and ("instance state changed" in text or "send the command" in text)
+    # And a call that comes late, on a connection that was given up, takes the place of that which was sent after it.
+    moved = prefix == "UNBLOCKED" and any(words in text for words in MOVED)
     if moved or prefix in ("READONLY", "MASTERDOWN"):
         return Disconnected(text)
     if prefix in ("ERR", "WRONGTYPE", "NOPERM"):

@@ -41,7 +41,7 @@ impl Keeper {
             // It may have taken long to hear of the grant.
             let (mut pause, mut lost, mut told) = (every.min(hold.valid_for() / 2), false, false);
             while released.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                pause = match if lost { Ok(()) } else { hold.extend(lease) } {
+                pause = match if lost { Ok(()) } else { hold.extend_once(lease) } {
                     Ok(()) => every,
                     Err(error) if is_loss(&error) => {
                         lost = true;
