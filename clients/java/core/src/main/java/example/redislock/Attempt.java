@@ -72,6 +72,10 @@ final class Attempt {
         if (ended) {
             return;
         }
+        if (session.isClosed()) {
+            end(null, Session.over());
+            return;
+        }
         String owner = how.owner() != null ? how.owner() : PROCESS + "/" + UUID.randomUUID();
         hold = new Hold(session, how, owner);
         request = UUID.randomUUID().toString();
@@ -107,11 +111,17 @@ final class Attempt {
         }
     }
 
-    /** Nothing waits and nothing is held when the result says that it is cancelled; unless it is there already. */
+    /** Nothing waits and nothing is held when the result says that it is cancelled. If it is there already, it is given back. */
     void cancel() {
         if (!ended) {
             fail(new LockException(Kind.CANCELLED, how.key() + ": the wait was cancelled"));
+            return;
         }
+        result.thenAccept(hold -> {
+            if (hold != null) {
+                hold.giveBackNow();
+            }
+        });
     }
 
     private long left() {
@@ -211,12 +221,17 @@ final class Attempt {
         on.block(() -> blocking(on), () -> Math.min(LONGEST, left()) + Session.SOON, () -> move(on))
                 .whenComplete((reply, error) -> {
                     if (on == next) {
-                        // It cannot move: what it waits on may lead nowhere.
-                        next = null;
-                        link.giveUp();
+                        stay();
+                        // It cannot move: what it waits on may lead nowhere. Or it may not yet, and keeps its place.
+                        if (!(LockException.of(error) instanceof LockException.NotYet)) {
+                            link.giveUp();
+                        }
                     } else if (on != link) {
-                        // The server knows that it waits elsewhere, or nothing is to be waited for.
-                        on.giveUp();
+                        // The server knows that it waits elsewhere, or nothing is to be waited for. But a grant may be
+                        // bound to this until the same call has come on the other.
+                        if (reply == null) {
+                            on.giveUp();
+                        }
                     } else {
                         stay();
                         if (error == null) {
@@ -242,7 +257,7 @@ final class Attempt {
             return;
         }
         try {
-            next = session.ownLink();
+            next = session.newLink();
             waitOn(next);
         } catch (LockException notNow) {
             link.giveUp();
@@ -335,6 +350,7 @@ final class Attempt {
             giveBack(() -> end(null, lost));
             return;
         }
+        session.outlived(how.key(), hold.owner());
         hold.begin(sent, renewed, token(reply));
         end(hold, null);
     }
@@ -401,7 +417,7 @@ final class Attempt {
         ask();
     }
 
-    private void fail(LockException error) {
+    void fail(LockException error) {
         if (error.is(Kind.LOST)) {
             // It was granted to a connection that broke, and ended with it.
             session.waits.remove(request);

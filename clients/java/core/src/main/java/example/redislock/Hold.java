@@ -220,27 +220,35 @@ public final class Hold implements AutoCloseable {
      * @throws LockException {@code UNAVAILABLE} if it took too long: then nothing has changed
      */
     public String handOver() {
-        return await(session.begin(() -> {
-            Lost over = releasing.get() > 0 ? notHeld() : over();
-            if (over != null) {
-                return CompletableFuture.failedFuture(over);
-            }
-            released = handing = true;
-            stop();
-            // What comes after the other has attached would shorten its lease, or bind the hold to this process again.
-            long within = Math.min(until - Session.now(), session.blockFor);
-            return session.limit(renewal, within, key() + ": a renewal is on its way yet")
-                    .handle((done, late) -> {
-                        handing = false;
-                        if (late != null || isLost()) {
-                            released = false;
-                            watch();
-                            throw isLost() ? why : LockException.of(late);
-                        }
+        return await(session.begin(this::handingOver));
+    }
+
+    private CompletableFuture<String> handingOver() {
+        Lost over = releasing.get() > 0 ? notHeld() : over();
+        if (over != null) {
+            return CompletableFuture.failedFuture(over);
+        }
+        released = handing = true;
+        stop();
+        // What comes after the other has attached would shorten its lease, or bind the hold to this process again.
+        long within = Math.min(until - Session.now(), session.blockFor);
+        return session.limit(renewal, within, key() + ": a renewal is on its way yet")
+                .handle((done, late) -> {
+                    handing = false;
+                    boolean ended = how.keep() && !bound;
+                    if (late == null && !isLost() && !ended && !session.isClosed()) {
                         end("released");
-                        return owner;
-                    });
-        }));
+                        return CompletableFuture.completedFuture(owner);
+                    }
+                    released = false;
+                    watch();
+                    if (isLost() || late != null) {
+                        throw isLost() ? why : LockException.of(late);
+                    }
+                    // With its connection, unless it is bound to the next.
+                    return renew(lease, renewal(lease, age())).thenCompose(again -> handingOver());
+                })
+                .thenCompose(next -> next);
     }
 
     /** As {@link #release}, without blocking. */
@@ -249,29 +257,31 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> releasing() {
-        return session.begin(() -> {
-            if (handing) {
-                throw new LockException(Kind.UNAVAILABLE, key() + ": it is being handed over");
-            }
-            // What is lost is given back already, if it must be, and another hold may have the same owner by now.
-            if (released || (isLost() && (how.owner() != null || left))) {
-                return ended();
-            }
-            CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.blockFor))
-                    .exceptionally(error -> {
-                        // What is lost may be impossible to give back.
-                        if (!isLost() || !LockException.of(error).is(Kind.UNAVAILABLE)) {
-                            leave();
-                            throw LockException.of(error);
-                        }
-                        return null;
-                    });
-            // It counts as pending until what goes on behind the caller's back does.
-            if (how.owner() != null) {
-                session.giveBack(key(), owner, work);
-            }
-            return work.thenCompose(done -> ended());
-        });
+        return session.begin(this::giveBackNow);
+    }
+
+    CompletableFuture<Void> giveBackNow() {
+        if (handing) {
+            throw new LockException(Kind.UNAVAILABLE, key() + ": it is being handed over");
+        }
+        // What is lost is given back already, if it must be, and another hold may have the same owner by now.
+        if (released || (isLost() && (how.owner() != null || left))) {
+            return ended();
+        }
+        CompletableFuture<Void> work = giveBack(isLost() ? 0 : Math.min(lease, session.blockFor))
+                .exceptionally(error -> {
+                    // What is lost may be impossible to give back.
+                    if (!isLost() || !LockException.of(error).is(Kind.UNAVAILABLE)) {
+                        leave();
+                        throw LockException.of(error);
+                    }
+                    return null;
+                });
+        // It counts as pending until what goes on behind the caller's back does.
+        if (how.owner() != null) {
+            session.giveBack(key(), owner, work);
+        }
+        return work.thenCompose(done -> ended());
     }
 
     private CompletableFuture<Void> giveBack(long within) {
@@ -533,6 +543,12 @@ public final class Hold implements AutoCloseable {
         why = told;
         end("lost");
         lost.complete(null);
+    }
+
+    /** Another hold of this owner has begun, which a release would end. */
+    void outlived() {
+        left = true;
+        lose(new Lost(key() + ": it had ended, as its owner has got the lock anew"));
     }
 
     /** A hold ends once. */

@@ -12,6 +12,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import javax.net.ssl.SSLSocket;
@@ -170,7 +171,15 @@ public final class JedisConnector implements Wire.Connector {
 
         Open connect(HostAndPort server, JedisClientConfig config) {
             JedisSocketFactory factory = new DefaultJedisSocketFactory(server, config);
-            Open connection = new Open(() -> socket = factory.createSocket(), config);
+            Open connection = new Open(
+                    () -> {
+                        // Jedis would connect again behind our back.
+                        if (socket != null) {
+                            throw new JedisConnectionException("it has ended");
+                        }
+                        return socket = factory.createSocket();
+                    },
+                    config);
             connection.connect();
             return connection;
         }
@@ -227,6 +236,9 @@ public final class JedisConnector implements Wire.Connector {
         private final Runnable ended;
         private final LinkedBlockingQueue<List<String>> toSend = new LinkedBlockingQueue<>();
         private final Queue<CompletableFuture<Object>> answers = new ConcurrentLinkedQueue<>();
+        /** All that was to be sent before the end. */
+        private final CompletableFuture<Void> written = new CompletableFuture<>();
+
         private volatile boolean closed;
 
         JedisWire(Open connection, Sockets sockets, Consumer<String> told, Runnable ended) {
@@ -259,20 +271,27 @@ public final class JedisConnector implements Wire.Connector {
             if (!closed) {
                 closed = true;
                 toSend.add(END);
-                sockets.close(orderly);
+                if (orderly) {
+                    written.orTimeout(1, TimeUnit.SECONDS).whenComplete((done, late) -> sockets.close(true));
+                } else {
+                    sockets.close(false);
+                }
             }
         }
 
         void write() {
             try {
-                for (List<String> words = toSend.take(); words != END && !closed; words = toSend.take()) {
+                for (List<String> words = toSend.take(); words != END; words = toSend.take()) {
                     connection.send(words);
                     if (toSend.isEmpty()) {
                         connection.flush();
                     }
                 }
+                connection.flush();
             } catch (RuntimeException | InterruptedException error) {
                 giveUp();
+            } finally {
+                written.complete(null);
             }
         }
 

@@ -97,6 +97,8 @@ public class LockException extends RuntimeException {
     /** What the server says to one connection too many. The next may be let in. */
     static final String FULL = "max number of clients";
 
+    private static final String SENT_AGAIN = "the same request was sent again";
+
     /** Of what the server or the client library said. */
     static LockException of(Throwable cause) {
         if (cause instanceof CompletionException && cause.getCause() != null) {
@@ -114,12 +116,14 @@ public class LockException extends RuntimeException {
         Matcher matcher = WORD.matcher(text);
         return switch (matcher.matches() ? matcher.group(1) : "") {
             case "READONLY", "MASTERDOWN", "LOADING" -> new Disconnected(text, true);
-            // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told
-            // otherwise.
+            // An older call has come after the last; or another server has the lock now, in Redis' words and in the
+            // module's. Whom somebody unblocks is told otherwise.
             case "UNBLOCKED" ->
-                text.contains("instance state changed") || text.contains("send the command")
-                        ? new Disconnected(text, true)
-                        : new LockException(Kind.UNAVAILABLE, text);
+                text.contains(SENT_AGAIN)
+                        ? new Disconnected(text)
+                        : text.contains("instance state changed") || text.contains("send the command")
+                                ? new Disconnected(text, true)
+                                : new LockException(Kind.UNAVAILABLE, text);
             case "NOTOWNER" -> new Lost(text);
             case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
             case "ERR", "WRONGTYPE", "NOPERM" ->

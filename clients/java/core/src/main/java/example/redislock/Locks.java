@@ -70,7 +70,7 @@ public final class Locks implements AutoCloseable {
         };
     }
 
-    /** Ends all waits and all that is renewed, both connections, and the thread. */
+    /** Ends all waits and all that is renewed, both connections, and the thread. Takes a second if the server does not answer. */
     @Override
     public void close() {
         session.close();

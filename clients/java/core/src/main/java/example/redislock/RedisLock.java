@@ -313,10 +313,8 @@ public final class RedisLock implements Lock {
             return get(attempt);
         } catch (InterruptedException interrupted) {
             locks.session.run(attempt::cancel);
-            // That takes a second at most; it may have been granted just before.
-            attempt.result
-                    .handle((hold, error) -> hold == null ? null : hold.releaseAsync())
-                    .join();
+            // That takes a second at most.
+            attempt.result.handle((hold, error) -> null).join();
             throw interrupted;
         }
     }

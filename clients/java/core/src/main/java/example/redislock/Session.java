@@ -38,6 +38,9 @@ final class Session {
     /** So often at most who waits in the server looks whether it is there. With the patience, a server remembers a call for longer. */
     private static final long LOOK_AGAIN = Duration.ofSeconds(8).toNanos();
 
+    /** Who is not answered in so long moves: later the server may have forgotten the request. */
+    private static final long LOOK_FOR = Duration.ofSeconds(5).toNanos();
+
     /** What could not be given back is tried for so long behind the caller's back. */
     static final long TRY_FOR = Duration.ofMinutes(10).toNanos();
 
@@ -120,12 +123,14 @@ final class Session {
         return closed;
     }
 
-    /** Does something in the loop. Nothing, if that has ended. */
-    void run(Runnable work) {
+    /** Does something in the loop. Nothing, and false, if that has ended. */
+    boolean run(Runnable work) {
         try {
             loop.execute(work);
+            return true;
         } catch (RejectedExecutionException ended) {
             // What was waited for has been ended by close.
+            return false;
         }
     }
 
@@ -246,15 +251,18 @@ final class Session {
             link.giveUp();
             link = null;
         }
-        if (link == null) {
-            LockException unable = unable();
-            if (unable != null) {
-                throw unable;
-            }
-            link = new Link(Use.OWN);
-            own.add(link);
-            link.open();
+        return link != null ? link : newLink();
+    }
+
+    /** The same, and always a new one. */
+    Link newLink() {
+        LockException unable = unable();
+        if (unable != null) {
+            throw unable;
         }
+        Link link = new Link(Use.OWN);
+        own.add(link);
+        link.open();
         return link;
     }
 
@@ -387,6 +395,13 @@ final class Session {
                 .anyMatch(hold -> hold.key().equals(key) && hold.owner().equals(owner));
     }
 
+    /** That owner has got the lock anew: so its other holds here have ended. */
+    void outlived(String key, String owner) {
+        List.copyOf(holds).stream()
+                .filter(hold -> hold.key().equals(key) && hold.owner().equals(owner))
+                .forEach(Hold::outlived);
+    }
+
     void heard(String label, String name, String outcome, long since) {
         if (listener == null) {
             return;
@@ -399,20 +414,11 @@ final class Session {
         }
     }
 
-    /** Drops the connections: the server ends the waits, and the holds that are bound to them. */
+    /** Takes back the waits, and drops the connections: the server ends the holds that are bound to them. */
     void close() {
         closed = true;
-        run(() -> {
-            List.copyOf(links.values()).forEach(Link::close);
-            List.copyOf(own).forEach(Link::close);
-            // Each ends now, as there is nothing to ask any more.
-            ring();
-            List.copyOf(insisting.keySet()).forEach(result -> result.completeExceptionally(over()));
-            loop.shutdown();
-        });
+        run(this::takeBack);
         if (Thread.currentThread() == thread) {
-            connector.close();
-            users.shutdown();
             return;
         }
         boolean interrupted = false;
@@ -425,11 +431,35 @@ final class Session {
                 interrupted = true;
             }
         }
-        connector.close();
-        users.shutdown();
         if (interrupted) {
             Thread.currentThread().interrupt();
         }
+    }
+
+    /** A lease that nobody knows of would go on. So what takes it back, or gives it back, has a second for its answer. */
+    private void takeBack() {
+        List.copyOf(waits.values()).forEach(attempt -> attempt.fail(over()));
+        Link commands = links.get(Use.COMMANDS);
+        if (commands == null || commands.calls.isEmpty()) {
+            drop();
+        } else {
+            // Its answer comes after those.
+            call(List.of("PING"), SOON).whenComplete((pong, late) -> drop());
+        }
+    }
+
+    private void drop() {
+        if (loop.isShutdown()) {
+            return;
+        }
+        List.copyOf(links.values()).forEach(Link::close);
+        List.copyOf(own).forEach(Link::close);
+        // Each ends now, as there is nothing to ask any more.
+        ring();
+        List.copyOf(insisting.keySet()).forEach(result -> result.completeExceptionally(over()));
+        loop.shutdown();
+        users.shutdown();
+        connector.close();
     }
 
     private void ring() {
@@ -449,7 +479,7 @@ final class Session {
     private CompletableFuture<Object> use(Use use, long within, Consumer<Call> work) {
         CompletableFuture<Object> answer = new CompletableFuture<>();
         Link link = links.get(use);
-        LockException unable = link == null || closed ? unable() : null;
+        LockException unable = link == null ? unable() : null;
         if (unable != null) {
             answer.completeExceptionally(unable);
             return answer;
@@ -555,10 +585,9 @@ final class Session {
                                 }),
                                 () -> run(this::giveUp))
                         .whenComplete((wire, error) -> {
-                            if (wire != null && closed) {
+                            if (!run(() -> opened(wire, error)) && wire != null) {
                                 wire.close();
                             }
-                            run(() -> opened(wire, error));
                         });
             } catch (RuntimeException | LinkageError error) {
                 // Two versions of Netty, say, of which the library has got the wrong one.
@@ -582,9 +611,9 @@ final class Session {
 
         /**
          * The reply to a call that waits in the server. What it says, and for how long, is asked when there is a connection. It is
-         * told when that for commands is younger.
+         * told when that for commands is younger, or nobody answers there.
          */
-        CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within, Runnable older) {
+        CompletableFuture<Object> block(Supplier<List<String>> words, LongSupplier within, Runnable move) {
             CompletableFuture<Object> answer = new CompletableFuture<>();
             // TCP may take long to find that nobody is there. Who does not answer on the other connection does not on
             // this one. An answer on one that was made later says nothing: it may lead to another server.
@@ -592,17 +621,12 @@ final class Session {
                 if (calmFor() > 0) {
                     return;
                 }
-                call(List.of("PING"), patience).whenComplete((pong, error) -> {
-                    if (answer.isDone()) {
-                        return;
-                    }
+                call(List.of("PING"), Math.min(patience, LOOK_FOR)).whenComplete((pong, error) -> {
                     // One that is too many is told so: somebody is there.
                     boolean full =
                             error != null && String.valueOf(error.getMessage()).contains(LockException.FULL);
-                    if (error instanceof Disconnected && !full) {
-                        giveUp();
-                    } else if (isOlder()) {
-                        older.run();
+                    if (!answer.isDone() && !full && (error instanceof Disconnected || isOlder())) {
+                        move.run();
                     }
                 });
             };

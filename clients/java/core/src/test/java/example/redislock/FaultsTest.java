@@ -22,6 +22,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -478,6 +479,106 @@ class FaultsTest {
         }
     }
 
+    /** Its connection is alive, and only that for commands is not. */
+    @ParameterizedTest
+    @EnumSource
+    void whoHearsNothingMovesAndKeepsTheirPlace(Library library) throws Exception {
+        AtomicBoolean silent = new AtomicBoolean();
+        Set<Wire> dead = ConcurrentHashMap.newKeySet();
+        Wire.Connector connector = LocksTest.changed(library.connector.apply(proxy.uri()), (wire, words) -> {
+            if (!silent.get()) {
+                dead.add(wire);
+            }
+            return silent.get() && dead.contains(wire) && words.get(0).equals("PING")
+                    ? new CompletableFuture<>()
+                    : wire.call(words);
+        });
+        try (Locks locks = new Locks(connector, Duration.ofSeconds(1), null);
+                Locks others = locks(library, server.uri(), 5000)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            CompletableFuture<Hold> first = locks.lock("k").ownConnection().acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
+            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            commands(locks);
+            silent.set(true);
+            // That for commands, and the old one.
+            LocksTest.until("it has moved", () -> proxy.ends.size() == 2);
+            server.call("LOCK.RELEASE", "k", "somebody");
+            first.get(10, TimeUnit.SECONDS).release();
+            second.get(10, TimeUnit.SECONDS).release();
+        }
+    }
+
+    /** It would get what a cancel of that owner takes back, and waits where it is until that is over. */
+    @ParameterizedTest
+    @EnumSource
+    void whoMayNotMoveYetKeepsTheirPlace(Library library) throws Exception {
+        AtomicInteger refusals = new AtomicInteger(Integer.MAX_VALUE);
+        Wire.Connector refusing = LocksTest.changed(
+                library.connector.apply(proxy.uri()),
+                (wire, words) -> words.get(0).equals("LOCK.CANCEL") && refusals.getAndDecrement() > 0
+                        ? CompletableFuture.failedFuture(new Wire.ServerError("NOREPLICAS on purpose"))
+                        : wire.call(words));
+        try (Locks locks = new Locks(refusing, Duration.ofSeconds(1), null);
+                Locks others = locks(library, server.uri(), 5000)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            RedisLock lock = locks.lock("k").owner("me");
+            CompletableFuture<Hold> first = lock.ownConnection().acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
+            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            RedisLock hurried = lock.waiting(Duration.ofMillis(100));
+            assertTrue(assertThrows(LockException.class, hurried::acquire).is(Kind.TIMED_OUT));
+            server.call("CLIENT", "KILL", "ID", Long.toString(commands(locks)));
+            LocksTest.until("it has tried to move twice", () -> proxy.accepted.get() >= 6);
+            assertFalse(first.isDone());
+            LocksTest.until("nothing is left of that", () -> proxy.connections.size() <= 3);
+            refusals.set(0);
+            server.call("LOCK.RELEASE", "k", "somebody");
+            first.get(10, TimeUnit.SECONDS).release();
+            second.get(10, TimeUnit.SECONDS).release();
+        }
+    }
+
+    /** What is kept is bound to the old connection, until the same call has come on the new one. */
+    @ParameterizedTest
+    @EnumSource
+    void aGrantThatCrossesAMoveIsKept(Library library) throws Exception {
+        AtomicInteger calls = new AtomicInteger();
+        Wire.Connector slow = LocksTest.changed(library.connector.apply(proxy.uri()), (wire, words) -> {
+            if (!words.contains("BLOCK") || calls.incrementAndGet() != 2) {
+                return wire.call(words);
+            }
+            return CompletableFuture.runAsync(() -> server.call("LOCK.RELEASE", "k", "somebody"))
+                    .thenRunAsync(() -> {}, CompletableFuture.delayedExecutor(300, TimeUnit.MILLISECONDS))
+                    .thenCompose(later -> wire.call(words));
+        });
+        try (Locks locks = new Locks(slow, Duration.ofSeconds(1), null);
+                Locks others = locks(library, server.uri(), 5000)) {
+            server.call("LOCK.ACQUIRE", "k", "somebody");
+            CompletableFuture<Hold> first = locks.lock("k").ownConnection().acquireAsync();
+            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
+            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            server.call("CLIENT", "KILL", "ID", Long.toString(commands(locks)));
+            Hold hold = first.get(10, TimeUnit.SECONDS);
+            assertFalse(second.isDone());
+            hold.release();
+            second.get(10, TimeUnit.SECONDS).release();
+        }
+    }
+
+    /** By a network that brings the older call after the last. */
+    @Test
+    void whatIsSaidToHaveBeenSentAgainIsSentAgain() throws Exception {
+        String text = "UNBLOCKED the same request was sent again, on another connection";
+        Wire.Connector refusing = LocksTest.refusing(server, "LOCK.ACQUIRE", text, new AtomicInteger(1));
+        try (Locks locks = new Locks(refusing)) {
+            locks.lock("k").ownConnection().acquire().release();
+        }
+    }
+
     private static long commands(Locks locks) {
         Session session = locks.session;
         return (Long) Hold.await(session.begin(() -> session.call(List.of("CLIENT", "ID"), session.patience)));
@@ -566,6 +667,43 @@ class FaultsTest {
                 assertTrue(failure(handedOver).is(Kind.LOST));
                 assertTrue(hold.isLost());
             }
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void whatIsKeptIsHandedOverWithAConnection(Library library) throws Exception {
+        AtomicReference<CompletableFuture<Object>> answer = new AtomicReference<>();
+        Wire.Connector connector = LocksTest.changed(
+                library.connector.apply(proxy.uri()),
+                (wire, words) ->
+                        words.get(0).equals("LOCK.RENEW") && answer.get() != null ? answer.get() : wire.call(words));
+        Locks locks = new Locks(connector);
+        try (Locks other = locks(library, server.uri(), 5000)) {
+            RedisLock lock = locks.lock("k").keep(true).lease(Duration.ofSeconds(20));
+            Hold hold = lock.acquire();
+            answer.set(CompletableFuture.failedFuture(new java.io.IOException("on purpose")));
+            proxy.reset();
+            LocksTest.until("it is not bound", () -> hold.validFor().isZero());
+            locks.session.blockFor = 1;
+            LockException error = assertThrows(LockException.class, hold::handOver);
+            assertTrue(error.is(Kind.UNAVAILABLE), error::toString);
+            answer.set(null);
+            locks.session.blockFor = TimeUnit.MINUTES.toNanos(1);
+            Hold next = locks.lock("other").acquire();
+            String owner = next.handOver();
+            other.lock("other").keep(true).attach(owner).release();
+            answer.set(new CompletableFuture<>());
+            Hold last = lock.lease(Duration.ofSeconds(3))
+                    .waiting(Duration.ofSeconds(10))
+                    .acquire();
+            Thread.sleep(1200);
+            CompletableFuture<String> handedOver = CompletableFuture.supplyAsync(last::handOver);
+            assertThrows(TimeoutException.class, () -> handedOver.get(100, TimeUnit.MILLISECONDS));
+            locks.close();
+            assertTrue(failure(handedOver).is(Kind.LOST));
+        } finally {
+            locks.close();
         }
     }
 

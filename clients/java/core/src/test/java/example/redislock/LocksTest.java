@@ -100,6 +100,13 @@ class LocksTest {
         until(count + " wait", () -> server.info("lock_waiters").equals("" + count));
     }
 
+    private static void spin(long time) {
+        long until = System.nanoTime() + time;
+        while (System.nanoTime() - until < 0) {
+            Thread.onSpinWait();
+        }
+    }
+
     private static <T> FutureTask<T> thread(Callable<T> work) {
         FutureTask<T> task = new FutureTask<>(work);
         new Thread(task).start();
@@ -203,10 +210,7 @@ class LocksTest {
                         locks.lock("k").lease(Duration.ofMinutes(10)).acquireAsync();
                 untilWaiters(1);
                 CompletableFuture<Void> released = first.releaseAsync();
-                long until = System.nanoTime() + round * 5_000L;
-                while (System.nanoTime() - until < 0) {
-                    Thread.onSpinWait();
-                }
+                spin(round * 5_000L);
                 if (!waits.cancel(true)) {
                     granted++;
                     waits.get().release();
@@ -621,6 +625,26 @@ class LocksTest {
         }
     }
 
+    /** It was told: the other was granted, so nothing of that owner was held. */
+    @Test
+    void whatANewHoldOfTheOwnerFollowsIsLost() throws Exception {
+        try (Locks locks = Library.LETTUCE.locks(server)) {
+            for (boolean own : new boolean[] {false, true}) {
+                RedisLock lock = locks.lock("k").owner("me").lease(Duration.ofMinutes(10));
+                Hold old = lock.acquire();
+                server.jedis.del("k");
+                Hold hold = (own ? lock.ownConnection() : lock).acquire();
+                assertTrue(old.isLost());
+                assertTrue(old.awaitLost(Duration.ZERO));
+                assertThrows(Lost.class, old::release);
+                assertEquals("PONG", hold.guard("PING"));
+                locks.lock("k").lease(Duration.ofMinutes(10)).attach("me");
+                assertFalse(hold.isLost());
+                hold.release();
+            }
+        }
+    }
+
     /** With a renewal that is due. */
     @Test
     void aReleaseThatFailedGoesOn() throws Exception {
@@ -927,6 +951,43 @@ class LocksTest {
         until("the hold is gone", () -> !server.jedis.exists("k"));
     }
 
+    /** Nobody knows of a lease that is left, and it may be long. */
+    @ParameterizedTest
+    @EnumSource
+    void aCloseLeavesNoLeaseToNobody(Library library) throws Exception {
+        try (Locks other = library.locks(server)) {
+            for (int round = 0; round < 120; round++) {
+                Locks locks = library.locks(server);
+                locks.lock("other").acquire().release();
+                RedisLock lock = locks.lock("k").lease(Duration.ofMinutes(10));
+                lock = round % 4 == 0 ? lock.ownConnection() : round % 4 == 1 ? lock.waiting(Duration.ZERO) : lock;
+                CompletableFuture<?> over;
+                if (round % 4 == 3) {
+                    over = lock.acquire().releaseAsync();
+                } else if (round % 8 < 4) {
+                    over = lock.acquireAsync();
+                    spin(round * 10_000L);
+                    over.cancel(true);
+                } else {
+                    Hold first = other.lock("k").acquire();
+                    over = lock.acquireAsync();
+                    if (round % 4 != 1) {
+                        untilWaiters(1);
+                    }
+                    first.releaseAsync();
+                    spin(round * 5_000L);
+                }
+                locks.close();
+                if (over.handle((got, error) -> got instanceof Hold).get(5, TimeUnit.SECONDS)) {
+                    server.jedis.del("k");
+                }
+                untilWaiters(0);
+                String left = "round " + round;
+                until(left, () -> !server.jedis.exists("k"));
+            }
+        }
+    }
+
     /** What is begun while it closes ends as well. */
     @Test
     void aCloseEndsWhatIsBegunMeanwhile() throws Exception {
@@ -953,6 +1014,22 @@ class LocksTest {
             }
         }
         until("nobody holds it", () -> !server.jedis.exists("k"));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void twoMayCloseAtOnce(Library library) throws Exception {
+        for (int round = 0; round < 30; round++) {
+            Locks locks = library.locks(server);
+            locks.lock("k").acquire().release();
+            List<CompletableFuture<Void>> closes = new ArrayList<>();
+            for (int number = 0; number < 4; number++) {
+                closes.add(CompletableFuture.runAsync(locks::close));
+            }
+            for (CompletableFuture<Void> close : closes) {
+                close.get(10, TimeUnit.SECONDS);
+            }
+        }
     }
 
     @Test
