@@ -731,6 +731,11 @@ func TestWhatIsGrantedAnewIsTheOnlyOneOfItsName(t *testing.T) {
 			}
 		}
 	}
+	// Of readers, each counts.
+	one, other := must(locks.Acquire(background, "c", me, lock.Shared())), must(locks.Acquire(background, "c", me, lock.Shared()))
+	if lost(one) || one.Release(background) != nil || other.Release(background) != nil || !s.free("c") {
+		t.Fatal("a reader has ended another")
+	}
 }
 
 // To take it over is tried twice: it is bound to the second connection.

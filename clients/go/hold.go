@@ -327,8 +327,8 @@ func (h *Hold) ended(end state, loss error) {
 	h.locks.tell(h.how.label, "held", name, h.since)
 }
 
-// replaces tells of the loss of all others here of the same key and owner. They have ended in the server, which grants nothing to an
-// owner that has it. Nothing of them may be given back: that would end this.
+// replaces tells of the loss of others here of the same key and owner. They have ended in the server, which grants nothing to an owner
+// that has it, unless both are shared. Nothing of them may be given back: that would end this.
 func (h *Hold) replaces() {
 	if h.how.owner == "" {
 		// Nobody else ever had that name.
@@ -338,7 +338,7 @@ func (h *Hold) replaces() {
 	var others []*Hold
 	s.mu.Lock()
 	for other := range s.watched {
-		if other.key == h.key && other.owner == h.owner {
+		if other.key == h.key && other.owner == h.owner && !(other.how.shared && h.how.shared) {
 			others = append(others, other)
 		}
 	}

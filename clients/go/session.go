@@ -719,7 +719,7 @@ func sleep(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// settleAll waits until nothing at all is given back any more.
+// settleAll waits until nothing at all is given back any more, or the session is gone.
 func (s *session) settleAll() {
 	for {
 		var over chan struct{}
@@ -731,7 +731,11 @@ func (s *session) settleAll() {
 		if over == nil {
 			return
 		}
-		<-over
+		select {
+		case <-over:
+		case <-s.gone.Done():
+			return
+		}
 	}
 }
 
@@ -742,14 +746,15 @@ func (s *session) end() {
 	s.closed = true
 	s.mu.Unlock()
 	s.close()
-	taken := make(chan struct{})
+	taken, settled := make(chan struct{}), make(chan struct{})
 	go func() {
 		s.acquires.Wait()
-		s.settleAll()
 		close(taken)
+		s.settleAll()
+		close(settled)
 	}()
 	select {
-	case <-taken:
+	case <-settled:
 	case <-time.After(courtesy):
 	}
 	s.mu.Lock()

@@ -318,7 +318,8 @@ export class Hold {
   }
 
   /** By the next hold of its owner. @internal */
-  replaced(): void {
+  replaced(byShared: boolean): void {
+    if (byShared && this.#how.shared) return;
     if (this.#releasing === 0 && !this.#left) this.#lose(new LostError(`${this.name}: its owner has the lock anew`));
   }
 

@@ -188,7 +188,7 @@ export class Locks {
         throw error;
       }
       if (grant !== null) {
-        if (how.owner !== undefined) this.#session.granted(name, how.owner);
+        if (how.owner !== undefined) this.#session.granted(name, how.owner, how.shared);
         hold.begin(grant);
         if (!hold.signal.aborted) return hold;
         // Who slept through the whole lease begins nothing.

@@ -5,7 +5,7 @@
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import type { Open, Wire } from './adapters.js';
-import { Disconnected, Elsewhere, errorOf, FULL, UnavailableError } from './errors.js';
+import { Disconnected, Elsewhere, errorOf, FULL, LockError, UnavailableError } from './errors.js';
 
 /** After a connection broke, in milliseconds. */
 export const TRY_AGAIN = 50;
@@ -114,7 +114,7 @@ export class Session {
   /** Who waits, by the id of its request: a message rings. */
   readonly waits = new Map<string, Bell>();
   /** What is held, and by whom. A connection that breaks rings, here and there. */
-  readonly holds = new Map<Bell, { readonly name: string; readonly owner: string; replaced(): void }>();
+  readonly holds = new Map<Bell, { readonly name: string; readonly owner: string; replaced(byShared: boolean): void }>();
   /** What acquires, and is to end before the connections do. */
   readonly attempts = new Set<Promise<unknown>>();
   ending = false;
@@ -248,7 +248,14 @@ export class Session {
       const isAway = (error: unknown): boolean => error instanceof Disconnected && !error.message.includes(FULL);
       const isOther = (): boolean => this.#isOlder(wire);
       const moves = await this.call(['PING'], Math.min(this.patience, LOOKS_FOR)).then(isOther, isAway);
-      if (moves && !isOver) await move().catch(drop);
+      if (!moves || isOver) return;
+      await move().catch((error: unknown) => {
+        // An owner of whom something is given back says nothing yet.
+        if (error instanceof LockError && !(error instanceof Disconnected)) {
+          next?.close();
+          next = undefined;
+        } else drop();
+      });
     };
     let probe: NodeJS.Timeout | undefined;
     // What came while the process was busy is read first.
@@ -334,12 +341,12 @@ export class Session {
     return this.#of(name, owner).length > 0;
   }
 
-  /** What this owner had has ended at the server, or it would not have been granted the lock. */
-  granted(name: string, owner: string): void {
-    for (const hold of this.#of(name, owner)) hold.replaced();
+  /** What this owner had has ended at the server, unless both are shared: it would not have been granted the lock. */
+  granted(name: string, owner: string, shared: boolean): void {
+    for (const hold of this.#of(name, owner)) hold.replaced(shared);
   }
 
-  #of(name: string, owner: string): { replaced(): void }[] {
+  #of(name: string, owner: string): { replaced(byShared: boolean): void }[] {
     return [...this.holds.values()].filter((hold) => hold.name === name && hold.owner === owner);
   }
 

@@ -310,6 +310,12 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await assert.rejects(old.release(), { kind: 'lost' });
       await hold.guard('PING');
       await hold.release();
+      // Of readers, each counts.
+      const [one, other] = [await locks.acquire('k', { mode: 'shared', owner: 'me' }), await locks.acquire('k', { mode: 'shared', owner: 'me' })];
+      assert.ok(!one.signal.aborted);
+      await one.release();
+      await other.release();
+      assert.ok(await server.isEmpty('k'));
     });
 
     test('what may have ended with its connection is not handed over', async () => {

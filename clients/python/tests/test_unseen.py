@@ -500,6 +500,12 @@ def test_a_grant_ends_what_its_owner_had_before(server, locks):
         old.release()
     assert new.guard("PING")
     new.release()
+    # Of readers, each counts.
+    one, other = (locks.lock("b", shared=True, lease=60).acquire(owner="me") for _ in range(2))
+    assert not one.lost
+    one.release()
+    other.release()
+    assert not server.admin.exists("b")
 
 
 def test_what_may_have_ended_with_its_connection_is_not_handed_over(proxy, hasty):

@@ -446,7 +446,12 @@ impl Session {
     fn look_at(self: &Arc<Self>, node: &Node, own: &Arc<Link>) {
         let Ok(commands) = self.link(node, true) else { return };
         let (asked, own) = (Arc::clone(&commands), Arc::clone(own));
+        let is_over = Arc::new(AtomicBool::default());
+        let (late, stalled) = (Arc::clone(&own), Arc::clone(&is_over));
         let then = move |result: Result<Value>| {
+            if is_over.swap(true, Ordering::SeqCst) {
+                return;
+            }
             let is_older = asked.was_up_before(&own);
             let moves = match result.err().filter(Error::is_of_connection) {
                 Some(error) => is_older && error.text().ends_with(SILENT),
@@ -456,8 +461,17 @@ impl Session {
                 own.answer(given_up(OUTDATED));
             }
         };
-        let until = after(STALL);
+        // Others may wait for longer on that connection.
+        let until = after(self.patience.max(STALL));
         self.put(&commands, &cmd("PING").get_packed_command(), false, until, Box::new(then));
+        if self.patience > STALL {
+            let stalls = move |_| {
+                if !stalled.swap(true, Ordering::SeqCst) {
+                    late.answer(given_up(OUTDATED));
+                }
+            };
+            let _ = self.timer.at(after(STALL), Box::new(stalls));
+        }
     }
 
     /// The idle connection, or a new one.

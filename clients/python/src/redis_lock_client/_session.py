@@ -295,7 +295,7 @@ class Session:
         self.inbox = f"inbox-{uuid.uuid4()}"
         self.waits: Dict[str, asyncio.Event] = {}
         # Whom it concerns that a connection broke: the holds that are bound to it. And what tells each that it has ended.
-        self.holds: Dict[asyncio.Event, Tuple[Iterable[Any], Any, Callable[[], None]]] = {}
+        self.holds: Dict[asyncio.Event, Tuple[Iterable[Any], Any, Callable[[bool], None]]] = {}
         self.tasks: Set["asyncio.Task[None]"] = set()
         # Whose hold of what is being given back, or whose wait is taken back.
         self._giving: Dict["asyncio.Future[None]", Tuple[Set[str], str]] = {}
@@ -611,7 +611,8 @@ class Session:
             try:
                 await move()
             except LockError as error:
-                if FULL not in str(error):
+                # An owner of whom something is given back says nothing yet.
+                if isinstance(error, Disconnected) and FULL not in str(error):
                     link().break_off()
 
     async def insist(
@@ -659,12 +660,12 @@ class Session:
         """Whether that owner has any of them by a call of this session."""
         return len(self._of(keys, owner)) > 0
 
-    def granted(self, keys: Iterable[Any], owner: Any) -> None:
-        """What this owner had of them has ended at the server, or it would not have been granted them."""
+    def granted(self, keys: Iterable[Any], owner: Any, shared: bool) -> None:
+        """What this owner had of them has ended at the server, unless both are shared: it would not have been granted them."""
         for ended in self._of(keys, owner):
-            ended()
+            ended(shared)
 
-    def _of(self, keys: Iterable[Any], owner: Any) -> List[Callable[[], None]]:
+    def _of(self, keys: Iterable[Any], owner: Any) -> List[Callable[[bool], None]]:
         names, holds = {text(key) for key in keys}, self.holds.values()
         return [ended for held, of, ended in holds if text(of) == text(owner) and names & {text(key) for key in held}]
 
@@ -692,8 +693,14 @@ class Session:
             own.break_off()
         for told in self.waits.values():
             told.set()
-        while (pending := {*self._attempts, *self._giving}) and time.monotonic() < end:
-            await asyncio.wait(pending, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            while (pending := {*self._attempts, *self._giving}) and time.monotonic() < end:
+                await asyncio.wait(pending, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Also for those who do not wait for that.
+            await self._drop()
+
+    async def _drop(self) -> None:
         self._closing.set()
         made = list(self._made.values())
         for task in made:

@@ -237,9 +237,9 @@ class Hold:
         if not self._releasing and not self.released:
             self._lose()
 
-    def _was_replaced(self) -> None:
+    def _was_replaced(self, by_shared: bool) -> None:
         """By the next hold of its owner. To give back the rest of several would give back that."""
-        if not isinstance(self._lock, AllOf):
+        if not isinstance(self._lock, AllOf) and not (by_shared and self._lock.shared):
             self._was_lost()
 
     def _run_out(self) -> None:
@@ -333,7 +333,7 @@ class Hold:
         self._ends_at.setdefault(sent, sent + self._lock.lease)
         self._confirmed(sent)
         if self._named and not taken_over:
-            self._session.granted(self._lock.keys, self.owner)
+            self._session.granted(self._lock.keys, self.owner, self._lock.shared)
         self._session.holds[self._wake] = self._lock.keys, self.owner, self._was_replaced
         if not self._is_bound():
             # It may have ended just now.
@@ -599,6 +599,8 @@ class Lock:
     def _ask(self, hold: Hold, link: Link, words: Sequence[Any]) -> "asyncio.Future[Any]":
         if self._is_giving(hold):
             raise Passing(self._not_yet())
+        if self._session.ending:
+            raise Unavailable("closed")
         reply = link.send(*words)
         hold._said = True
         return reply

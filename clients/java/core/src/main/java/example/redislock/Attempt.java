@@ -350,7 +350,7 @@ final class Attempt {
             giveBack(() -> end(null, lost));
             return;
         }
-        session.outlived(how.key(), hold.owner());
+        session.outlived(how.key(), hold.owner(), how.shared());
         hold.begin(sent, renewed, token(reply));
         end(hold, null);
     }

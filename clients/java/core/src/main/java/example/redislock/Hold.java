@@ -546,9 +546,11 @@ public final class Hold implements AutoCloseable {
     }
 
     /** Another hold of this owner has begun, which a release would end. */
-    void outlived() {
-        left = true;
-        lose(new Lost(key() + ": it had ended, as its owner has got the lock anew"));
+    void outlived(boolean byShared) {
+        if (!byShared || !how.shared()) {
+            left = true;
+            lose(new Lost(key() + ": it had ended, as its owner has got the lock anew"));
+        }
     }
 
     /** A hold ends once. */

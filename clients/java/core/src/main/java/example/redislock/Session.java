@@ -395,11 +395,11 @@ final class Session {
                 .anyMatch(hold -> hold.key().equals(key) && hold.owner().equals(owner));
     }
 
-    /** That owner has got the lock anew: so its other holds here have ended. */
-    void outlived(String key, String owner) {
+    /** That owner has got the lock anew: so its other holds here have ended, unless both are shared. */
+    void outlived(String key, String owner, boolean shared) {
         List.copyOf(holds).stream()
                 .filter(hold -> hold.key().equals(key) && hold.owner().equals(owner))
-                .forEach(Hold::outlived);
+                .forEach(hold -> hold.outlived(shared));
     }
 
     void heard(String label, String name, String outcome, long since) {
@@ -436,6 +436,8 @@ final class Session {
         }
     }
 
+    private boolean dropping;
+
     /** A lease that nobody knows of would go on. So what takes it back, or gives it back, has a second for its answer. */
     private void takeBack() {
         List.copyOf(waits.values()).forEach(attempt -> attempt.fail(over()));
@@ -449,9 +451,10 @@ final class Session {
     }
 
     private void drop() {
-        if (loop.isShutdown()) {
+        if (dropping) {
             return;
         }
+        dropping = true;
         List.copyOf(links.values()).forEach(Link::close);
         List.copyOf(own).forEach(Link::close);
         // Each ends now, as there is nothing to ask any more.

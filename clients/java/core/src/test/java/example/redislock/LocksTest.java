@@ -642,6 +642,14 @@ class LocksTest {
                 assertFalse(hold.isLost());
                 hold.release();
             }
+            // Of readers, each counts.
+            RedisLock shared = locks.lock("k").owner("me").shared();
+            Hold one = shared.acquire();
+            Hold other = shared.acquire();
+            assertFalse(one.isLost());
+            one.release();
+            other.release();
+            assertFalse(server.jedis.exists("k"));
         }
     }
 
