@@ -115,9 +115,10 @@ func TestWhatIsLostMeanwhileIsNotHandedOver(t *testing.T) {
 	hold := must(locks.Acquire(background, "a", lock.WithLease(600*time.Millisecond), lock.WithKeep(true)))
 	p.frozen.Store(true)
 	until(t, "a renewal", func() bool { return p.count("LOCK.RENEW") == 1 })
-	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrLost) || !lost(hold) {
+	if _, err := hold.HandOver(); !errors.Is(err, lock.ErrLost) {
 		t.Fatal(err)
 	}
+	until(t, "it is told of", func() bool { return lost(hold) })
 	p.frozen.Store(false)
 	until(t, "it is free", func() bool { return s.free("a") })
 }
