@@ -793,13 +793,10 @@ func TestAWaitOnItsOwnConnectionDoesNotTrustALaterOne(t *testing.T) {
 	}
 }
 
-// The server drops who waits when the connection ends, unless the same call has come on another.
-func TestWhoMovesToAYoungerConnectionKeepsThePlace(t *testing.T) {
-	s := start(t)
-	p := through(t, s.address())
-	locks, others := locksAt(t, p.address(), lock.WithPatience(500*time.Millisecond)), locksAt(t, s.address())
-	first := must(others.Acquire(background, "a", lock.WithLease(time.Minute)))
-	granted := make(chan *lock.Hold, 2)
+// inLine has two wait for a lock that is held: one on a connection of its own, for an hour, and another behind it.
+func inLine(t *testing.T, s *server, locks, others *lock.Locks) (first *lock.Hold, granted chan *lock.Hold) {
+	first = must(others.Acquire(background, "a", lock.WithLease(time.Minute)))
+	granted = make(chan *lock.Hold, 2)
 	wait := func(locks *lock.Locks, options ...lock.Option) {
 		granted <- must(locks.Acquire(background, "a", options...))
 	}
@@ -807,6 +804,15 @@ func TestWhoMovesToAYoungerConnectionKeepsThePlace(t *testing.T) {
 	until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
 	go wait(others, lock.WithLease(time.Minute))
 	until(t, "another", func() bool { return s.waiters("a") == 2 })
+	return first, granted
+}
+
+// The server drops who waits when the connection ends, unless the same call has come on another.
+func TestWhoMovesToAYoungerConnectionKeepsThePlace(t *testing.T) {
+	s := start(t)
+	p := through(t, s.address())
+	locks, others := locksAt(t, p.address(), lock.WithPatience(500*time.Millisecond)), locksAt(t, s.address())
+	first, granted := inLine(t, s, locks, others)
 	for round := int32(1); round <= 2; round++ {
 		kept := must(locks.Acquire(background, "kept"))
 		commands := s.boundTo("kept")
@@ -833,15 +839,7 @@ func TestWhoIsInDoubtKeepsThePlace(t *testing.T) {
 			s := start(t)
 			p := through(t, s.address())
 			locks, others := locksAt(t, p.address(), lock.WithPatience(patience)), locksAt(t, s.address())
-			first := must(others.Acquire(background, "a", lock.WithLease(time.Minute)))
-			granted := make(chan *lock.Hold, 2)
-			wait := func(locks *lock.Locks, options ...lock.Option) {
-				granted <- must(locks.Acquire(background, "a", options...))
-			}
-			go wait(locks, lock.WithOwnConnection(), lock.WithLease(time.Hour))
-			until(t, "a waiter", func() bool { return s.waiters("a") == 1 })
-			go wait(others, lock.WithLease(time.Minute))
-			until(t, "another", func() bool { return s.waiters("a") == 2 })
+			first, granted := inLine(t, s, locks, others)
 			p.vanish(true)
 			time.Sleep(min(8*time.Second, patience))
 			until(t, "the call on the next", func() bool { return p.count("BLOCK") == 2 && p.resets.Load() > 0 })

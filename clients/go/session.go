@@ -366,6 +366,10 @@ func (s *session) doubt(ctx context.Context, l *link, younger chan<- *link) {
 		if _, err = s.callOn(looking, other, "PING"); !passes(err) || refused(err) {
 			return
 		}
+		if s.patience <= lookFor {
+			// The time of that connection is over, too. The wait would move again behind the next.
+			other.giveUp(err)
+		}
 	}
 	moving, stop := s.look(ctx)
 	defer stop()

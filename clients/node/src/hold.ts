@@ -109,7 +109,7 @@ export class Hold {
     // What is lost is given back already, if it must be, and another hold may have the same owner by now.
     if (!this.#released && !(this.signal.aborted && (this.#how.owner !== undefined || this.#left))) {
       const release = this.#release();
-      // By its owner's name: the next hold may have the same.
+      // That goes by its owner's name, and the next hold may have the same. And `close` waits for it.
       this.#session.giveBack(this.name, this.owner, release);
       await release;
     }

@@ -121,9 +121,6 @@ public final class Hold implements AutoCloseable {
             // If it is shorter, it may count though its reply is lost.
             lease = Math.min(lease, time);
             return renew(time, renewal(time, age())).thenRun(() -> {
-                if (over() != null) {
-                    throw over();
-                }
                 lease = time;
                 watch();
             });
@@ -201,9 +198,6 @@ public final class Hold implements AutoCloseable {
         }
         List<String> words = List.of("LOCK.RENEW", key(), owner, "PX", How.ms(time));
         await(session.begin(() -> renew(time, words).thenRun(() -> {
-            if (over() != null) {
-                throw over();
-            }
             released = true;
             end("released");
         })));
@@ -472,14 +466,18 @@ public final class Hold implements AutoCloseable {
         return words;
     }
 
-    /** Not again, if the hold is over or another's by then. */
+    /** Not again, if the hold is over or another's by then. It fails if the hold is over when the answer comes. */
     private CompletableFuture<Void> renew(long time, List<String> words) {
         long within = Math.max(0, Math.min(until - Session.now(), session.blockFor));
         Supplier<CompletableFuture<Object>> again =
                 () -> over() == null ? ask(time, words) : CompletableFuture.failedFuture(over());
         CompletableFuture<Void> done =
                 renewed(() -> session.insist(again, within, error -> error instanceof Disconnected));
-        return session.limit(done, Math.max(Session.SOON, within), SILENT);
+        return session.limit(done, Math.max(Session.SOON, within), SILENT).thenRun(() -> {
+            if (over() != null) {
+                throw over();
+            }
+        });
     }
 
     /** The answer counts, also if nobody waits for it any more: so it has as long as an answer may take. */

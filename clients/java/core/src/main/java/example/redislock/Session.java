@@ -95,6 +95,9 @@ final class Session {
     private long notBefore;
     private long pause;
     private volatile boolean closed;
+    /** The connections are being dropped, or have been. */
+    private boolean dropping;
+
     private volatile Thread thread;
 
     Session(Wire.Connector connector, Duration patience, Consumer<LockEvent> listener) {
@@ -370,7 +373,7 @@ final class Session {
         return limit(CompletableFuture.allOf(pending), within, text);
     }
 
-    /** The same; who waits for it is told that it takes too long. It goes on. */
+    /** What that work comes to; or, after so long, the error with that text. The work goes on. */
     <T> CompletableFuture<T> limit(CompletableFuture<T> work, long within, String text) {
         if (work.isDone()) {
             return work;
@@ -435,8 +438,6 @@ final class Session {
             Thread.currentThread().interrupt();
         }
     }
-
-    private boolean dropping;
 
     /** A lease that nobody knows of would go on. So what takes it back, or gives it back, has a second for its answer. */
     private void takeBack() {

@@ -79,7 +79,7 @@ class FaultsTest {
         RedisLock lock = locks.lock("k").lease(Duration.ofMinutes(10));
         Hold hold = lock.acquire();
         CompletableFuture<Hold> waits = lock.ownConnection().acquireAsync();
-        LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+        LocksTest.untilWaiters(server, 1);
         // Or the proxy may hear of it by what it cannot write any more.
         server.signal("STOP");
         waits.cancel(true);
@@ -321,7 +321,7 @@ class FaultsTest {
                 holds.add(locks.lock("h" + number).acquire());
                 waits.add(lock.acquireAsync().thenCompose(Hold::releaseAsync));
             }
-            LocksTest.until("they wait", () -> server.info("lock_waiters").equals("10"));
+            LocksTest.untilWaiters(server, 10);
             long before = made();
             server.call("REPLICAOF", "127.0.0.1", "1");
             Thread.sleep(2500);
@@ -412,7 +412,7 @@ class FaultsTest {
                 old.add(lock.lease(Duration.ofSeconds(3)).acquire());
                 again.add(lock.lease(Duration.ofMinutes(10)).acquireAsync());
             }
-            LocksTest.until("they wait", () -> server.info("lock_waiters").equals("2"));
+            LocksTest.untilWaiters(server, 2);
             Thread.sleep(1500);
             old.forEach(Hold::releaseAsync);
             Thread.sleep(1900);
@@ -438,7 +438,7 @@ class FaultsTest {
             server.call("LOCK.ACQUIRE", "k", "somebody");
             RedisLock lock = locks.lock("k").lease(Duration.ofMinutes(10)).ownConnection();
             CompletableFuture<Hold> wait = lock.acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            LocksTest.untilWaiters(server, 1);
             proxy.silencePresent();
             locks.lock("other").waiting(Duration.ofSeconds(20)).acquire().release();
             server.call("LOCK.RELEASE", "k", "somebody");
@@ -452,17 +452,25 @@ class FaultsTest {
         }
     }
 
+    private record Line(CompletableFuture<Hold> first, CompletableFuture<Hold> second) {}
+
+    /** Somebody has it; one waits for it on a connection of its own, and one behind. */
+    private Line inLine(RedisLock lock, Locks others) throws Exception {
+        server.call("LOCK.ACQUIRE", "k", "somebody");
+        CompletableFuture<Hold> first = lock.ownConnection().acquireAsync();
+        LocksTest.untilWaiters(server, 1);
+        CompletableFuture<Hold> second = others.lock("k").acquireAsync();
+        LocksTest.untilWaiters(server, 2);
+        return new Line(first, second);
+    }
+
     /** The server drops who waits when the connection ends, unless the same call has come on another. */
     @ParameterizedTest
     @EnumSource
     void whoMovesToAYoungerConnectionKeepsTheirPlace(Library library) throws Exception {
         try (Locks locks = locks(library, proxy.uri(), 1000);
                 Locks others = locks(library, server.uri(), 5000)) {
-            server.call("LOCK.ACQUIRE", "k", "somebody");
-            CompletableFuture<Hold> first = locks.lock("k").ownConnection().acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
-            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
-            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            Line line = inLine(locks.lock("k"), others);
             for (int round = 1; round <= 2; round++) {
                 server.call("CLIENT", "KILL", "ID", Long.toString(commands(locks)));
                 LocksTest.until("it has moved", () -> proxy.ends.contains("reset"));
@@ -471,11 +479,11 @@ class FaultsTest {
                 assertEquals(2 + 2 * round, proxy.accepted.get());
             }
             server.call("LOCK.RELEASE", "k", "somebody");
-            Hold hold = first.get(10, TimeUnit.SECONDS);
-            assertFalse(second.isDone());
+            Hold hold = line.first.get(10, TimeUnit.SECONDS);
+            assertFalse(line.second.isDone());
             assertEquals("PONG", hold.guard("PING"));
             hold.release();
-            second.get(10, TimeUnit.SECONDS).release();
+            line.second.get(10, TimeUnit.SECONDS).release();
         }
     }
 
@@ -495,18 +503,14 @@ class FaultsTest {
         });
         try (Locks locks = new Locks(connector, Duration.ofSeconds(1), null);
                 Locks others = locks(library, server.uri(), 5000)) {
-            server.call("LOCK.ACQUIRE", "k", "somebody");
-            CompletableFuture<Hold> first = locks.lock("k").ownConnection().acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
-            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
-            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            Line line = inLine(locks.lock("k"), others);
             commands(locks);
             silent.set(true);
             // That for commands, and the old one.
             LocksTest.until("it has moved", () -> proxy.ends.size() == 2);
             server.call("LOCK.RELEASE", "k", "somebody");
-            first.get(10, TimeUnit.SECONDS).release();
-            second.get(10, TimeUnit.SECONDS).release();
+            line.first.get(10, TimeUnit.SECONDS).release();
+            line.second.get(10, TimeUnit.SECONDS).release();
         }
     }
 
@@ -522,22 +526,18 @@ class FaultsTest {
                         : wire.call(words));
         try (Locks locks = new Locks(refusing, Duration.ofSeconds(1), null);
                 Locks others = locks(library, server.uri(), 5000)) {
-            server.call("LOCK.ACQUIRE", "k", "somebody");
             RedisLock lock = locks.lock("k").owner("me");
-            CompletableFuture<Hold> first = lock.ownConnection().acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
-            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
-            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            Line line = inLine(lock, others);
             RedisLock hurried = lock.waiting(Duration.ofMillis(100));
             assertTrue(assertThrows(LockException.class, hurried::acquire).is(Kind.TIMED_OUT));
             server.call("CLIENT", "KILL", "ID", Long.toString(commands(locks)));
             LocksTest.until("it has tried to move twice", () -> proxy.accepted.get() >= 6);
-            assertFalse(first.isDone());
+            assertFalse(line.first.isDone());
             LocksTest.until("nothing is left of that", () -> proxy.connections.size() <= 3);
             refusals.set(0);
             server.call("LOCK.RELEASE", "k", "somebody");
-            first.get(10, TimeUnit.SECONDS).release();
-            second.get(10, TimeUnit.SECONDS).release();
+            line.first.get(10, TimeUnit.SECONDS).release();
+            line.second.get(10, TimeUnit.SECONDS).release();
         }
     }
 
@@ -556,16 +556,12 @@ class FaultsTest {
         });
         try (Locks locks = new Locks(slow, Duration.ofSeconds(1), null);
                 Locks others = locks(library, server.uri(), 5000)) {
-            server.call("LOCK.ACQUIRE", "k", "somebody");
-            CompletableFuture<Hold> first = locks.lock("k").ownConnection().acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
-            CompletableFuture<Hold> second = others.lock("k").acquireAsync();
-            LocksTest.until("both wait", () -> server.info("lock_waiters").equals("2"));
+            Line line = inLine(locks.lock("k"), others);
             server.call("CLIENT", "KILL", "ID", Long.toString(commands(locks)));
-            Hold hold = first.get(10, TimeUnit.SECONDS);
-            assertFalse(second.isDone());
+            Hold hold = line.first.get(10, TimeUnit.SECONDS);
+            assertFalse(line.second.isDone());
             hold.release();
-            second.get(10, TimeUnit.SECONDS).release();
+            line.second.get(10, TimeUnit.SECONDS).release();
         }
     }
 
@@ -593,7 +589,7 @@ class FaultsTest {
             RedisLock lock = locks.lock("k").owner("me");
             Hold hold = lock.acquire();
             CompletableFuture<Hold> next = others.lock("k").acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            LocksTest.untilWaiters(server, 1);
             RedisLock hurried = lock.waiting(Duration.ofMillis(100));
             assertThrows(LockException.class, hurried::acquire);
             untilNothingGoesOn(locks);
@@ -826,7 +822,7 @@ class FaultsTest {
             Hold first = other.lock("k").acquire();
             CompletableFuture<Hold> waits =
                     locks.lock("k").lease(Duration.ofSeconds(1)).acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            LocksTest.untilWaiters(server, 1);
             proxy.silenceMessages();
             first.release();
             waits.get(2, TimeUnit.SECONDS).release();
@@ -875,7 +871,7 @@ class FaultsTest {
             server.call("LOCK.ACQUIRE", "k", "somebody");
             CompletableFuture<Hold> wait =
                     locks.lock("k").lease(Duration.ofMillis(400)).acquireAsync();
-            LocksTest.until("it waits", () -> server.info("lock_waiters").equals("1"));
+            LocksTest.untilWaiters(server, 1);
             server.signal("STOP");
             long before = System.nanoTime();
             assertEquals(Kind.UNAVAILABLE, failure(wait).kind());
@@ -883,8 +879,7 @@ class FaultsTest {
             server.signal("CONT");
             // The last try has a second, and so has the end of the wait.
             assertTrue(took > 1900 && took < 8000, () -> took + " ms");
-            LocksTest.until(
-                    "it does not wait", () -> server.info("lock_waiters").equals("0"));
+            LocksTest.untilWaiters(server, 0);
             server.call("LOCK.RELEASE", "k", "somebody");
         }
     }

@@ -97,6 +97,10 @@ class LocksTest {
     }
 
     private void untilWaiters(int count) throws Exception {
+        untilWaiters(server, count);
+    }
+
+    static void untilWaiters(Server server, int count) throws Exception {
         until(count + " wait", () -> server.info("lock_waiters").equals("" + count));
     }
 
