@@ -19,7 +19,7 @@ flock 9 2>/dev/null || true
 
 maven() {
     # A test that hangs must not keep the others waiting for ever.
-    (cd clients/java && timeout --kill-after=5 420 mvn --batch-mode --quiet -Dout="$out" "$@") >"$out/why" 2>&1 && return
+    (cd clients/java && timeout --kill-after=5 1200 mvn --batch-mode --quiet -Dout="$out" "$@") >"$out/why" 2>&1 && return
     cat "$out/why" >&2
     # What does not compile or pass is no reason to skip; what it needs may be impossible to have.
     grep -q "Could not \(resolve\|transfer\|find\)" "$out/why" || exit 1
@@ -34,6 +34,6 @@ fi
 [ "${1:-}" != build ] || exit 0
 
 # With more checks in the compiler than users get who build it.
-# What fails on a busy machine is tried once more.
-maven -Plint -Dsurefire.rerunFailingTestsCount=1 verify
+# What fails on a busy machine is tried again.
+maven -Plint -Dsurefire.rerunFailingTestsCount=2 verify
 grep -h "^Tests run" "$out"/*/surefire-reports/*.txt

@@ -59,9 +59,13 @@ final class Proxy implements AutoCloseable {
     }
 
     /** Ends all connections in the hardest way. */
-    void reset() throws IOException {
+    void reset() {
         for (Connection one : connections) {
-            one.client.setSoLinger(true, 0);
+            try {
+                one.client.setSoLinger(true, 0);
+            } catch (SocketException closed) {
+                // It has ended at this moment.
+            }
             one.close();
         }
     }
