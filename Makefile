@@ -28,8 +28,8 @@ CLIENTS := java python node go
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-all test-clients test-matrix sanitize fuzz mutants porcupine soak evidence bench guard guard-record \
-	lint install install-module install-tools uninstall dist tools clean
+.PHONY: help run setup clients test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine soak evidence bench \
+	guard guard-record lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -74,9 +74,12 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 test: setup clients ## The tests on one Redis and one Valkey, with every client
 	@python3 tests/run.py short
 
-test-all: setup clients ## All tests, with a part of them on the newest servers; with REST=1 only what `make test` leaves out
+test-long: setup clients ## Those that `make test` leaves out, with a part of them on the newest servers
+	@python3 tests/run.py long
+
+test-all: setup clients ## All tests, with a part of them on the newest servers
 	@failed=()
-	python3 tests/run.py $(if $(REST),long,all) || failed+=("the tests")
+	python3 tests/run.py all || failed+=("the tests")
 	$(MAKE) test-clients || failed+=("the clients' own tests")
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 

@@ -9,7 +9,7 @@ missing() {
     echo "SKIPPED: clients/go: $1: $(tail -n 1 "$out/why")" >&2
     [ "${REQUIRE_ALL_SERVERS:-}" != 1 ] || exit 1
 }
-out=$PWD/target/client-go
+out=$PWD/target/client-go once_more=$PWD/tests/once_more.sh
 mkdir -p "$out"
 command -v go >"$out/why" || { missing "there is no go"; exit; }
 export GOTOOLCHAIN=local
@@ -37,10 +37,12 @@ for module in . gocron bench ../../examples/go; do
         ! [ -x "$staticcheck" ] || "$staticcheck" ./...
         # A test that hangs must not keep the others waiting for ever. What fails on a busy machine is tried again.
         if [ -x "$gotestsum" ]; then
-            timeout --kill-after=5 1200 "$gotestsum" --format=pkgname --rerun-fails=2 --packages=./... -- -race -timeout 500s
+            set -- "$gotestsum" --format=pkgname --rerun-fails=2 --packages=./... --
         else
-            timeout --kill-after=5 600 go test -race -timeout 500s ./...
+            set -- go test
         fi
+        # Once more all, as after a panic nobody knows which have not run.
+        sh "$once_more" timeout --kill-after=5 900 "$@" -race -timeout 400s ./...
     else
         missing "what $module needs cannot be had"
     fi

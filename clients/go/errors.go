@@ -68,6 +68,9 @@ type serverError string
 // full is what who connects is told in place of a reply, if it is one too many. The next connection may be let in.
 const full = "max number of clients"
 
+// busy is what all are told while a script runs for long.
+const busy = "BUSY"
+
 // kind sorts what the server said. What is not known is a server that grants nothing now.
 func (text serverError) kind() *Error {
 	e := &Error{Kind: ErrUnavailable, Text: string(text)}
@@ -84,7 +87,7 @@ func (text serverError) kind() *Error {
 		if !e.passes && !strings.Contains(string(text), "too many") {
 			e.Kind = ErrMisuse
 		}
-	case "LOADING", "NOREPLICAS", "TRYAGAIN":
+	case "LOADING", "NOREPLICAS", "TRYAGAIN", busy:
 		// NOREPLICAS: after a failover the replicas need some seconds to find the new primary.
 		e.passes = true
 	case "READONLY":
@@ -121,11 +124,11 @@ func says(err error, word string) bool {
 	return errors.As(err, &e) && strings.HasPrefix(e.Text, word)
 }
 
-// refused says whether it is the word of a server, which is there: to who is one too many, or some moments ago, as it is not the
-// primary.
+// refused says whether it is the word of a server, which is there: to who is one too many, while a script runs, or some moments
+// ago, as it is not the primary.
 func refused(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && (e.elsewhere || strings.Contains(e.Text, full))
+	return errors.As(err, &e) && (e.elsewhere || strings.Contains(e.Text, full) || strings.HasPrefix(e.Text, busy))
 }
 
 // verdict is what a context of this package's own ends with: the error of whatever was done under it.

@@ -14,9 +14,10 @@
 //! * `owners` or `waiters` of a lock, `are`: waits until there are so many.
 //! * `server`, `says`: a command on a connection of ours.
 //! * `calls` of a command, `at_least` (waits for them) or `at_most`, since the scenario began.
-//! * `fault`: `freeze`, `freeze old`, `thaw`, `break` and `lose the reply to` a `command` concern the connections of a driver,
-//!   `kill` itself;
-//!   `restart` and `failover` the server.
+//! * `connections` of a driver, `at_most`, since the scenario began.
+//! * `fault`: `freeze`, `freeze old`, `thaw`, `break`, `sick` (each ends by its first call), `well`, and `lose the reply to` a
+//!   `command` concern the connections of a driver, `kill` itself;
+//!   `restart`, `failover` and `busy` (with a script, `for` so many ms) the server.
 //! * `repeat`, `steps`; and `pause` in ms, where what must not happen needs time to happen.
 
 use std::collections::{BTreeMap, HashMap};
@@ -102,6 +103,8 @@ scenarios!(
     s37_a_release_waits_until_the_server_can_write,
     s38_what_is_lost_by_the_own_clock_is_given_back,
     s39_a_call_that_comes_late_does_no_harm,
+    s40_a_script_that_runs_for_long_ends_nothing,
+    s41_connections_that_end_at_once_make_no_storm,
 );
 
 fn scenarios() -> &'static BTreeMap<String, Value> {
@@ -228,6 +231,9 @@ impl Stage {
             if let Some(most) = step["at_most"].as_u64() {
                 assert!(calls() <= most, "{command} was called {} times", calls());
             }
+        } else if let Some(driver) = text("connections") {
+            let (made, most) = (self.drivers[driver].1.made(), step["at_most"].as_u64().unwrap());
+            assert!(made <= most, "{driver} made {made} connections");
         } else if let Some(ms) = step["pause"].as_u64() {
             std::thread::sleep(Duration::from_millis(ms));
         } else if let Some(fault) = text("fault") {
@@ -286,6 +292,11 @@ impl Stage {
             "freeze old" => self.drivers[to].1.freeze_old(),
             "thaw" => self.drivers[to].1.thaw(),
             "break" => self.drivers[to].1.break_all(),
+            "sick" => {
+                self.drivers[to].1.be_sick(true);
+                self.drivers[to].1.break_all();
+            }
+            "well" => self.drivers[to].1.be_sick(false),
             "lose the reply to" => self.drivers[to].1.lose_the_reply_to(step["command"].as_str().unwrap()),
             "happened" => assert!(self.drivers[to].1.has_lost_a_reply(), "no reply was lost"),
             "kill" => self.drivers.get_mut(to).unwrap().0.kill(),
@@ -311,6 +322,16 @@ impl Stage {
                 until("the replica is the primary", || theirs.info("replication", "role") == "master");
                 self.replica = Some(std::mem::replace(&mut self.primary, replica));
                 self.lead_to_primary();
+            }
+            "busy" => {
+                let mut runs = self.primary.client();
+                let time = step["for"].to_string();
+                let script = b"local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end \
+                    local till = now() + ARGV[1] while now() < till do end";
+                assert_eq!(self.client.call("CONFIG SET busy-reply-threshold 50"), "OK");
+                runs.send_args(&[b"EVAL", script, b"0", time.as_bytes()]);
+                until("the server says so", || self.client.call("PING").contains("BUSY"));
+                // The script goes on without who began it.
             }
             other => panic!("an unknown fault: {other}"),
         }

@@ -86,7 +86,8 @@ export function errorOf(cause: unknown, guarded = false): LockError {
       // Another server has the lock now, in Redis' words and in the module's. Whom somebody unblocks is told otherwise.
       return new (/instance state changed|send the command/.test(text) ? Broken : UnavailableError)(text, { cause });
     case 'NOREPLICAS':
-      // After a failover the new primary has none for some seconds.
+    case 'BUSY':
+      // After a failover the new primary has none for some seconds; and a script may run for long.
       return new Passing(text, { cause });
     case 'NOTOWNER':
       return new LostError(text, { cause });

@@ -5,7 +5,7 @@
 import { randomUUID } from 'node:crypto';
 import { setMaxListeners } from 'node:events';
 import type { Open, Wire } from './adapters.js';
-import { Disconnected, Elsewhere, errorOf, FULL, LockError, UnavailableError } from './errors.js';
+import { Disconnected, Elsewhere, errorOf, FULL, LockError, Passing, UnavailableError } from './errors.js';
 
 /** After a connection broke, in milliseconds. */
 export const TRY_AGAIN = 50;
@@ -179,10 +179,10 @@ export class Session {
     return reply;
   }
 
-  /** A call that may be sent twice, and is, for so long, when its connection breaks; through `UnavailableError` also when the
-   *  server can do nothing now. */
+  /** A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing now; through
+   *  `UnavailableError` whatever it says. */
   async insist(words: Words, ms: number, how: Insisting = {}): Promise<unknown> {
-    const { through = Disconnected, most = SOON / 5, alive = ms, sinceFailure = false } = how;
+    const { through = Passing, most = SOON / 5, alive = ms, sinceFailure = false } = how;
     let began = sinceFailure ? undefined : now();
     for (let pause = TRY_AGAIN; ; pause = Math.min(2 * pause, most)) {
       try {

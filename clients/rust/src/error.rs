@@ -80,9 +80,9 @@ impl Error {
     /// Whether the same call may go well in a moment: there is no connection, the server starts or is no primary, or a cluster
     /// sorts itself out. What else a server says stands; it begins with a word in capitals.
     pub(crate) fn may_pass(&self) -> bool {
-        // A new primary has no replicas for a moment.
-        const PASSING: [&str; 7] =
-            ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "NOREPLICAS"];
+        // A new primary has no replicas for a moment, and a script may run for long.
+        const PASSING: [&str; 8] =
+            ["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "NOREPLICAS", "BUSY"];
         self.is_of_connection()
             || self.is_unblocked_by("send the command")
             || self.is_unblocked_by(DEMOTED)

@@ -416,7 +416,8 @@ impl Session {
                 }
                 (None, Err(error)) => {
                     // Sentinels may know another by now.
-                    let stays = error.code() == Some("NOREPLICAS") && !self.server.is_watched();
+                    let stays = error.code() == Some("BUSY")
+                        || error.code() == Some("NOREPLICAS") && !self.server.is_watched();
                     *kept = Some(alone).filter(|_| stays);
                     return Err(error);
                 }

@@ -22,6 +22,8 @@ struct Shared {
     /// Both ends of each connection.
     streams: Mutex<Vec<TcpStream>>,
     is_over: AtomicBool,
+    /// A connection ends by a call of ours.
+    is_sick: AtomicBool,
     /// How many connections have been made.
     made: AtomicU64,
     /// Nothing is passed on of connections with smaller numbers.
@@ -63,6 +65,7 @@ impl Proxy {
             has_sprung: AtomicBool::new(false),
             streams: Mutex::default(),
             is_over: AtomicBool::new(false),
+            is_sick: AtomicBool::new(false),
             made: AtomicU64::new(0),
             frozen: Mutex::new(0),
             thawed: Condvar::new(),
@@ -119,9 +122,19 @@ impl Proxy {
         }
     }
 
+    /// Connections can be made, and each ends by the first call of ours: with `false` they are of use again.
+    pub fn be_sick(&self, yes: bool) {
+        self.shared.is_sick.store(yes, Ordering::SeqCst);
+    }
+
     /// New connections are made to another server.
     pub fn lead_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::SeqCst);
+    }
+
+    /// How many connections programs have made.
+    pub fn made(&self) -> u64 {
+        self.shared.made.load(Ordering::SeqCst)
     }
 
     pub fn has_lost_a_reply(&self) -> bool {
@@ -158,6 +171,9 @@ fn pass_on(number: u64, program: TcpStream, server: TcpStream, shared: Arc<Share
     let (will_be_trapped, to_shared) = (trapped.clone(), shared.clone());
     thread::spawn(move || {
         copy(from_program, to_server, (&to_shared, number), |bytes| {
+            if to_shared.is_sick.load(Ordering::SeqCst) && bytes.windows(5).any(|part| part == b"LOCK.") {
+                return None;
+            }
             if let Some(trap) = to_shared.trap.lock().unwrap().as_mut().filter(|trap| !trap.called) {
                 trap.called = bytes.windows(trap.command.len()).any(|part| part == trap.command.as_bytes());
                 will_be_trapped.fetch_or(trap.called, Ordering::SeqCst);

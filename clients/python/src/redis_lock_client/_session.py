@@ -616,10 +616,10 @@ class Session:
                     link().break_off()
 
     async def insist(
-        self, seconds: float, send: Send, through: Type[Unavailable] = Disconnected, patience: Optional[float] = None
+        self, seconds: float, send: Send, through: Type[Unavailable] = Passing, patience: Optional[float] = None
     ) -> Any:
-        """A call that may be sent twice, and is, for so long, when its connection breaks; through `Unavailable` also when the
-        server can do nothing now."""
+        """A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing now;
+        through `Unavailable` whatever it says."""
         deadline, pause = time.monotonic() + seconds, TRY_AGAIN
         while True:
             try:

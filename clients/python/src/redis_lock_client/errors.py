@@ -51,7 +51,7 @@ class Unavailable(LockError, RedisConnectionError):
 
 
 class Passing(Unavailable):
-    """In a moment the same call may go well: a server after a failover has no replicas yet."""
+    """In a moment the same call may go well: a server after a failover has no replicas yet, or carries out a long script."""
 
 
 class Disconnected(Passing):
@@ -80,4 +80,4 @@ def of(error: ResponseError) -> LockError:
         return Disconnected(text)
     if prefix in ("ERR", "WRONGTYPE", "NOPERM"):
         return (Unavailable if "too many" in text else Misuse)(text)
-    return {"NOTOWNER": Lost, "DEADLOCK": Deadlock, "NOREPLICAS": Passing}.get(prefix, Unavailable)(text)
+    return {"NOTOWNER": Lost, "DEADLOCK": Deadlock, "NOREPLICAS": Passing, "BUSY": Passing}.get(prefix, Unavailable)(text)

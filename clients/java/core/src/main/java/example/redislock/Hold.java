@@ -424,7 +424,7 @@ public final class Hold implements AutoCloseable {
             // One that comes late would bind the hold to a process that does not know of it.
             // What is looked after here by another call must go on.
             List<String> undo = how.keep() && !session.has(key(), owner) ? lastRenewal() : List.of();
-            return session.insist(renewal(lease, 0), session.patience, error -> error instanceof Disconnected, undo)
+            return session.insist(renewal(lease, 0), session.patience, LockException::passes, undo)
                     .thenApply(holds -> {
                         begin(sent, sent, null);
                         return this;
@@ -471,8 +471,7 @@ public final class Hold implements AutoCloseable {
         long within = Math.max(0, Math.min(until - Session.now(), session.blockFor));
         Supplier<CompletableFuture<Object>> again =
                 () -> over() == null ? ask(time, words) : CompletableFuture.failedFuture(over());
-        CompletableFuture<Void> done =
-                renewed(() -> session.insist(again, within, error -> error instanceof Disconnected));
+        CompletableFuture<Void> done = renewed(() -> session.insist(again, within, LockException::passes));
         return session.limit(done, Math.max(Session.SOON, within), SILENT).thenRun(() -> {
             if (over() != null) {
                 throw over();

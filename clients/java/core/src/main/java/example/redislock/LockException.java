@@ -54,9 +54,9 @@ public class LockException extends RuntimeException {
         return String.valueOf(getMessage()).startsWith(word);
     }
 
-    /** Who waits goes on: on the next connection, or when replicas have come back after a failover. */
+    /** Who waits goes on. */
     boolean passes() {
-        return this instanceof Disconnected || this instanceof NotYet || says("NOREPLICAS ");
+        return this instanceof Disconnected || this instanceof NotYet || this instanceof Passing;
     }
 
     /** The hold ended before it was given back. */
@@ -73,6 +73,15 @@ public class LockException extends RuntimeException {
         private static final long serialVersionUID = 1;
 
         NotYet(String text) {
+            super(Kind.UNAVAILABLE, text);
+        }
+    }
+
+    /** A server that is there can do nothing now: after a failover it has no replicas yet, or a script runs for long. */
+    static final class Passing extends LockException {
+        private static final long serialVersionUID = 1;
+
+        Passing(String text) {
             super(Kind.UNAVAILABLE, text);
         }
     }
@@ -124,6 +133,7 @@ public class LockException extends RuntimeException {
                         : text.contains("instance state changed") || text.contains("send the command")
                                 ? new Disconnected(text, true)
                                 : new LockException(Kind.UNAVAILABLE, text);
+            case "NOREPLICAS", "BUSY" -> new Passing(text);
             case "NOTOWNER" -> new Lost(text);
             case "DEADLOCK" -> new LockException(Kind.DEADLOCK, text);
             case "ERR", "WRONGTYPE", "NOPERM" ->

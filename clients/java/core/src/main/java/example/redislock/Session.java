@@ -296,9 +296,9 @@ final class Session {
         }
     }
 
-    /** A call that may be sent twice, and is, for so long, when its connection breaks. */
+    /** A call that may be sent twice, and is, for so long, when its connection breaks or the server can do nothing. */
     CompletableFuture<Object> insist(List<String> words, long within) {
-        return insist(words, within, error -> error instanceof Disconnected, List.of());
+        return insist(words, within, LockException::passes, List.of());
     }
 
     /** The same also after other errors, and with what undoes it. */
@@ -446,8 +446,14 @@ final class Session {
         if (commands == null || commands.calls.isEmpty()) {
             drop();
         } else {
-            // Its answer comes after those.
-            call(List.of("PING"), SOON).whenComplete((pong, late) -> drop());
+            // Its answer comes after those. While a script runs, they are sent again.
+            call(List.of("PING"), SOON).whenComplete((pong, error) -> {
+                if (error != null && LockException.of(error) instanceof LockException.Passing) {
+                    after(SOON, this::drop);
+                } else {
+                    drop();
+                }
+            });
         }
     }
 
@@ -514,6 +520,7 @@ final class Session {
             run(() -> {
                 if (error == null) {
                     refusal = null;
+                    link.useful = true;
                 }
                 end(reply, error == null ? null : LockException.of(error));
             });
@@ -567,6 +574,9 @@ final class Session {
 
         private Wire wire;
         private boolean answered;
+        /** A server has carried out a call on it, or it hears messages. */
+        private boolean useful;
+
         private boolean gone;
         /** When it has been silent for too long after a question, on the connection for messages; null if nobody asked. */
         private ScheduledFuture<?> silence;
@@ -608,6 +618,7 @@ final class Session {
                 wire.giveUp();
             } else {
                 this.wire = wire;
+                useful = use == Use.MESSAGES;
                 queue.forEach(Runnable::run);
                 queue.clear();
             }
@@ -777,8 +788,9 @@ final class Session {
             }
             LockException lost = new Disconnected("the connection is lost");
             List.copyOf(calls).forEach(call -> call.end(null, lost));
-            // Who waited for one that never was has been told, and pauses.
-            if (use != Use.OWN && wire != null) {
+            // Who waited for one that never was of use has been told, and pauses. All others would make the next at
+            // once.
+            if (use != Use.OWN && useful) {
                 ring();
             }
         }
