@@ -71,7 +71,7 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 		sh tests/client-$$client.sh build
 	done
 
-test: setup clients ## The tests on one Redis and one Valkey, with every client
+test: setup clients ## The tests on one Redis and one Valkey, and every client on Redis
 	@python3 tests/run.py short
 
 test-long: setup clients ## Those that `make test` leaves out, with a part of them on the newest servers

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
 
-    tests/run.py short        what `make test` runs: one server of each kind, with every client
+    tests/run.py short        what `make test` runs: one server of each kind, and every client
     tests/run.py long         what else belongs to every change
     tests/run.py all          both
     tests/run.py rest         what is left: all other tests on all other servers
@@ -31,10 +31,11 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 
 # Most tests wait for something most of the time.
-AT_A_TIME = 7 * (os.cpu_count() or 1) // 2
+AT_A_TIME = 3 * (os.cpu_count() or 1)
 
-# As many tests as this may fail on a busy machine and pass when nothing else runs. They are named at the end.
-SECOND_CHANCES = 5
+# Of the thousands of a run, as many tests as this may fail on a busy machine and pass when nothing else runs. They are named at
+# the end.
+SECOND_CHANCES = 8
 
 # In seconds. No test is as slow as this, not on a busy machine either, but for one that is told how long to go on.
 PATIENCE = 900 + int(os.environ.get("SOAK_SECONDS", "0"))
@@ -57,15 +58,20 @@ class Result(NamedTuple):
 
 
 def servers(run):
-    """The names of the lines of servers.rs that belong to a run."""
+    """The names of the lines of servers.rs that belong to a run, in their order."""
     lines = (ROOT / "tests/server/support/servers.rs").read_text().splitlines()
     found = [line.split() for line in lines if re.match(r" *\{ [a-z0-9_]+ .*\}$", line)]
     assert found, "no servers in the list"
-    return {words[1] for words in found if words[-2] == run}
+    return [words[1] for words in found if words[-2] == run]
 
 
 LONG_SERVERS = servers("long")
 MATRIX_SERVERS = servers("matrix")
+# `make test` plays with clients on the first.
+OTHER_SHORT_SERVERS = servers("short")[1:]
+
+# Files whose tests start clients in other languages, or many of them.
+WITH_CLIENTS = ("clients", "examples", "histories", "package_examples", "redisson", "redlock")
 
 # Files whose tests belong to every change on those servers, too: those on what differs most between servers.
 SMOKE = (
@@ -84,11 +90,13 @@ RUNS = {
 
 
 def run_of(name):
-    """Short ones, but for a test of another server than one of each kind, or of an older version of a client, or one that says
-    so. Of some servers only a part of the tests belongs to every change."""
-    last = name.rsplit("::", 1)[-1]
+    """Short ones, but for a test of another server than one of each kind, or of clients with another than the first, or of an
+    older version of a client, or one that says so. Of some servers only a part of the tests belongs to every change."""
+    file, last = name.split("::", 1)[0], name.rsplit("::", 1)[-1]
     if last in MATRIX_SERVERS:
-        return "long" if name.split("::", 1)[0] in SMOKE else "rest"
+        return "long" if file in SMOKE else "rest"
+    if last in OTHER_SHORT_SERVERS and file in WITH_CLIENTS:
+        return "long"
     return "long" if last in LONG_SERVERS or last.startswith(("redisson_", "long_")) else "short"
 
 

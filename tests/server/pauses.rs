@@ -67,12 +67,12 @@ fn nothing_is_granted_while(server: &Server, error: &str, refuse: impl Fn(), all
         assert_eq!(a.call(&format!("DEL {key}")).len(), 1);
     }
     // The first two become free meanwhile, by a lease that ends and by a client that goes; the third is renewed.
-    assert_eq!(a.call("LOCK.ACQUIRE ends a PX 300"), "1");
+    assert_eq!(a.call("LOCK.ACQUIRE ends a PX 1000"), "1");
     let mut gone = server.client();
     assert_eq!(gone.call("LOCK.ACQUIRE left gone EPHEMERAL PX 100000"), "1");
     let mut keeper = server.client();
     assert_eq!(keeper.call("LOCK.ACQUIRE kept keeper WATCHDOG PX 3000"), "1");
-    let mut impatient = server.waiting("LOCK.ACQUIRE ends b BLOCK 500");
+    let mut impatient = server.waiting("LOCK.ACQUIRE ends b BLOCK 1500");
     let mut first = server.waiting("LOCK.ACQUIRE ends c BLOCK 0 PX 50000");
     let mut heir = server.waiting("LOCK.ACQUIRE left d BLOCK 0 PX 50000");
     refuse();

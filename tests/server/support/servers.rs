@@ -8,8 +8,9 @@
 //! * The package is Debian's, with the release that it comes from. `required` ones are to be there if `REQUIRE_ALL_SERVERS`
 //!   is set. Debian 11 is at the end of its life: the one test that wants a server which is too old may do without. Redict is
 //!   in no release yet, and may leave Debian again.
-//! * The tests of `short` lines run in `make test`, those of `long` ones in `make test-all` too, and those of `matrix` ones in
-//!   `make test-matrix`, of which `make test-all` runs a few: `SMOKE` in `tests/run.py`. What is `too_old` must refuse the module.
+//! * The tests of `short` lines run in `make test` (with clients in other languages those of the first), those of `long` ones in
+//!   `make test-all` too, and those of `matrix` ones in `make test-matrix`, of which `make test-all` runs a few: `SMOKE` in
+//!   `tests/run.py`. What is `too_old` must refuse the module.
 //!
 //! What a server can do follows from its kind and its version, see [`Flavor`].
 //!
