@@ -128,7 +128,7 @@ func says(err error, word string) bool {
 // ago, as it is not the primary.
 func refused(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && (e.elsewhere || strings.Contains(e.Text, full) || strings.HasPrefix(e.Text, busy))
+	return errors.As(err, &e) && (e.elsewhere || strings.Contains(e.Text, full)) || says(err, busy)
 }
 
 // verdict is what a context of this package's own ends with: the error of whatever was done under it.

@@ -191,7 +191,7 @@ fn any_words_are_answered(flavor: Flavor) {
             }
         }
         println!("{answered} calls were answered, {blocked} waited; errors: {refused:?}");
-        assert!(answered > 100 && refused.len() > 1, "{answered} {refused:?}");
+        assert!(answered > 100 && refused.len() > 2, "{answered} {refused:?}");
     });
 }
 
