@@ -49,9 +49,9 @@ npm run --silent build
 command -v redis-server >/dev/null || skip "there is no redis-server"
 [ -f "$REDIS_LOCK_MODULE" ] || skip "there is no $REDIS_LOCK_MODULE"
 # What hangs must not keep the others waiting for ever.
-timeout --kill-after=5 120 npm run --silent lint
-timeout --kill-after=5 120 sh test/types/check.sh
-sh "$once_more" timeout --kill-after=5 600 npm run --silent test
+timeout --kill-after=5 600 npm run --silent lint
+timeout --kill-after=5 600 sh test/types/check.sh
+timeout --kill-after=5 1200 npm run --silent test
 for library in ioredis node-redis; do
-    LIBRARY=$library timeout --kill-after=5 120 node test/verrou/run.mjs
+    LIBRARY=$library sh "$once_more" timeout --kill-after=5 300 node test/verrou/run.mjs
 done

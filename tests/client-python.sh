@@ -41,4 +41,4 @@ export PYTHONDONTWRITEBYTECODE=1
 # What hangs must not keep the others waiting for ever, and what fails on a busy machine is tried again.
 PYTHONPATH=src timeout --kill-after=10 1200 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio \
     --timeout=100 --reruns=2 -rR tests
-exec timeout --kill-after=10 300 "$python" acceptance/run.py "$up"
+exec timeout --kill-after=10 900 "$python" acceptance/run.py "$up"
