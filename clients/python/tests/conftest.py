@@ -87,9 +87,14 @@ class Proxy:
         while True:
             try:
                 near, _ = self.listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                # The server is away.
+                near.close()
+                continue
             pair = {"near": near, "far": far, "cut": False, "hears": False}
             self._pairs.append(pair)
             threading.Thread(target=self._pump, args=(pair, near, far, True), daemon=True).start()

@@ -185,16 +185,20 @@ public final class LettuceConnector implements Wire.Connector {
         isClosed = true;
         // What opens is closed then. What is about to close the client would close again, and complain of it.
         for (int rounds = 0; rounds < 2; rounds++) {
-            CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new))
-                    .orTimeout(1, TimeUnit.SECONDS)
-                    .exceptionally(late -> null)
-                    .join();
+            await(CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new)));
         }
-        client.shutdown();
+        // Without a limit of ours, as in `shutdown`, this would at times never end:
+        // https://github.com/redis/lettuce/issues/2278.
+        await(client.shutdownAsync(0, 0, TimeUnit.MILLISECONDS));
         resources.shutdown(0, 0, TimeUnit.MILLISECONDS);
         if (ours != null) {
-            ours.shutdown();
+            await(ours.shutdownAsync(0, 0, TimeUnit.MILLISECONDS));
         }
+    }
+
+    /** For a second at most. What ends later ends behind our back. */
+    private static void await(CompletableFuture<?> work) {
+        work.orTimeout(1, TimeUnit.SECONDS).exceptionally(late -> null).join();
     }
 
     private void begun(CompletableFuture<?> work) {

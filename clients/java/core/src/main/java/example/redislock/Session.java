@@ -129,8 +129,8 @@ final class Session {
     /** Does something in the loop. Nothing, and false, if that has ended. */
     boolean run(Runnable work) {
         try {
-            loop.execute(work);
-            return true;
+            // What comes in while the loop ends is dropped, and nothing is thrown.
+            return !loop.schedule(work, 0, TimeUnit.NANOSECONDS).isCancelled();
         } catch (RejectedExecutionException ended) {
             // What was waited for has been ended by close.
             return false;
@@ -140,21 +140,20 @@ final class Session {
     /** Begins something in the loop. */
     <T> CompletableFuture<T> begin(Supplier<CompletableFuture<T>> work) {
         CompletableFuture<T> result = new CompletableFuture<>();
-        try {
-            loop.execute(() -> {
-                try {
-                    work.get().whenComplete((value, error) -> {
-                        if (error == null) {
-                            result.complete(value);
-                        } else {
-                            result.completeExceptionally(LockException.of(error));
-                        }
-                    });
-                } catch (RuntimeException defect) {
-                    result.completeExceptionally(defect);
-                }
-            });
-        } catch (RejectedExecutionException ended) {
+        boolean begun = run(() -> {
+            try {
+                work.get().whenComplete((value, error) -> {
+                    if (error == null) {
+                        result.complete(value);
+                    } else {
+                        result.completeExceptionally(LockException.of(error));
+                    }
+                });
+            } catch (RuntimeException defect) {
+                result.completeExceptionally(defect);
+            }
+        });
+        if (!begun) {
             result.completeExceptionally(over());
         }
         return result;
@@ -413,8 +412,12 @@ final class Session {
             listener.accept(new LockEvent(label, name, outcome, Duration.ofNanos(now() - since)));
         } catch (RuntimeException error) {
             // It must not keep a lock from being granted or given back.
-            System.getLogger(Session.class.getName()).log(System.Logger.Level.WARNING, "the listener failed", error);
+            warn("the listener failed", error);
         }
+    }
+
+    private static void warn(String text, Throwable error) {
+        System.getLogger(Session.class.getName()).log(System.Logger.Level.WARNING, text, error);
     }
 
     /** Takes back the waits, and drops the connections: the server ends the holds that are bound to them. */
@@ -783,8 +786,13 @@ final class Session {
             if (idle == this) {
                 idle = null;
             }
-            if (wire != null) {
-                how.accept(wire);
+            try {
+                if (wire != null) {
+                    how.accept(wire);
+                }
+            } catch (RuntimeException | LinkageError failed) {
+                // It may be of a user's own kind. Those who wait for its answers must be told all the same.
+                warn("a connection could not be closed", failed);
             }
             LockException lost = new Disconnected("the connection is lost");
             List.copyOf(calls).forEach(call -> call.end(null, lost));

@@ -12,6 +12,15 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import example.redislock.LockException.Kind;
 import example.redislock.LockException.Lost;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.DefaultEventLoopGroupProvider;
+import io.lettuce.core.resource.EventLoopGroupProvider;
+import io.netty.util.concurrent.DefaultPromise;
+import io.netty.util.concurrent.EventExecutorGroup;
+import io.netty.util.concurrent.ImmediateEventExecutor;
+import io.netty.util.concurrent.Promise;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -61,6 +70,9 @@ class LocksTest {
         }
     }
 
+    /** Of a test that failed, maybe. */
+    private final Set<Thread> before = threads();
+
     private Server server;
 
     @BeforeEach
@@ -71,20 +83,25 @@ class LocksTest {
     /** Each test leaves nothing on the server, and no thread. */
     @AfterEach
     void nothingStays() throws Exception {
+        try (Server used = server) {
+            nothingStays(used);
+        }
+        until("the threads have ended", () -> before.containsAll(threads()));
+    }
+
+    static void nothingStays(Server server) throws Exception {
         until(
                 "the connections are closed",
                 () -> server.info("connected_clients").equals("1"));
         assertEquals("0", server.info("lock_waiters"));
         assertEquals("0", server.info("lock_internal_errors"));
         assertEquals(0, server.jedis.exists("k", "other"));
-        server.close();
-        until("the threads have ended", () -> threads().isEmpty());
     }
 
-    static Set<String> threads() {
+    static Set<Thread> threads() {
         return Thread.getAllStackTraces().keySet().stream()
-                .map(Thread::getName)
-                .filter(name -> name.startsWith("redis-lock") || name.startsWith("lettuce-nio"))
+                .filter(thread -> thread.getName().startsWith("redis-lock")
+                        || thread.getName().startsWith("lettuce-nio"))
                 .collect(Collectors.toSet());
     }
 
@@ -1001,10 +1018,11 @@ class LocksTest {
     }
 
     /** What is begun while it closes ends as well. */
-    @Test
-    void aCloseEndsWhatIsBegunMeanwhile() throws Exception {
+    @ParameterizedTest
+    @EnumSource
+    void aCloseEndsWhatIsBegunMeanwhile(Library library) throws Exception {
         for (int round = 0; round < 100; round++) {
-            Locks locks = Library.LETTUCE.locks(server);
+            Locks locks = library.locks(server);
             List<FutureTask<Boolean>> others = new ArrayList<>();
             for (int number = 0; number < 4; number++) {
                 others.add(thread(() -> {
@@ -1028,6 +1046,29 @@ class LocksTest {
         until("nobody holds it", () -> !server.jedis.exists("k"));
     }
 
+    /** The loop's executor drops what comes in as it ends, and says nothing. */
+    @Test
+    void noCallIsForgottenByAClose() throws Exception {
+        for (int round = 0; round < 1000; round++) {
+            Locks locks = Library.JEDIS.locks(server);
+            List<FutureTask<Void>> others = new ArrayList<>();
+            for (int number = 0; number < 3; number++) {
+                others.add(thread(() -> {
+                    CompletableFuture<Void> begun;
+                    do {
+                        begun = locks.session.begin(() -> CompletableFuture.completedFuture(null));
+                        begun.handle((done, closed) -> done).get(10, TimeUnit.SECONDS);
+                    } while (!begun.isCompletedExceptionally());
+                    return null;
+                }));
+            }
+            locks.close();
+            for (FutureTask<Void> other : others) {
+                other.get(20, TimeUnit.SECONDS);
+            }
+        }
+    }
+
     @ParameterizedTest
     @EnumSource
     void twoMayCloseAtOnce(Library library) throws Exception {
@@ -1042,6 +1083,63 @@ class LocksTest {
                 close.get(10, TimeUnit.SECONDS);
             }
         }
+    }
+
+    /** Lettuce's own shutdown may wait for what never ends. */
+    @Test
+    void aCloseEndsThoughItsLibraryDoesNot() throws Exception {
+        EventLoopGroupProvider threads = new DefaultEventLoopGroupProvider(1) {
+            @Override
+            public Promise<Boolean> release(EventExecutorGroup group, long quiet, long time, TimeUnit unit) {
+                return new DefaultPromise<>(ImmediateEventExecutor.INSTANCE);
+            }
+        };
+        ClientResources resources =
+                ClientResources.builder().eventLoopGroupProvider(threads).build();
+        RedisClient client = RedisClient.create(resources);
+        try {
+            Locks locks = new Locks(new LettuceConnector(client, RedisURI.create(server.uri())));
+            locks.lock("k").acquire().release();
+            CompletableFuture.runAsync(locks::close).get(10, TimeUnit.SECONDS);
+            assertEquals("1", server.info("connected_clients"));
+        } finally {
+            threads.shutdown(0, 0, TimeUnit.SECONDS);
+            resources.shutdown(0, 0, TimeUnit.SECONDS);
+        }
+    }
+
+    @Test
+    void aCloseEndsThoughAConnectionFails() throws Exception {
+        Wire.Connector connector = new JedisConnector(server.uri());
+        Locks locks = new Locks(new Wire.Connector() {
+            @Override
+            public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
+                return connector.open(channel, told, ended).thenApply(wire -> new Wire() {
+                    @Override
+                    public CompletionStage<Object> call(List<String> words) {
+                        return wire.call(words);
+                    }
+
+                    @Override
+                    public void close() {
+                        wire.close();
+                        throw new IllegalStateException("on purpose");
+                    }
+
+                    @Override
+                    public void giveUp() {
+                        close();
+                    }
+                });
+            }
+
+            @Override
+            public void close() {
+                connector.close();
+            }
+        });
+        locks.lock("k").acquire().release();
+        CompletableFuture.runAsync(locks::close).get(10, TimeUnit.SECONDS);
     }
 
     @Test

@@ -36,7 +36,7 @@ final class Proxy implements AutoCloseable {
                 try {
                     Socket client = listener.accept();
                     accepted.incrementAndGet();
-                    connections.add(new Connection(client));
+                    new Connection(client).open();
                 } catch (IOException closed) {
                     // By the test, or the server is away.
                 }
@@ -92,6 +92,11 @@ final class Proxy implements AutoCloseable {
             this.client = client;
             client.setTcpNoDelay(true);
             upstream.setTcpNoDelay(true);
+        }
+
+        /** It may end at once: so it is known before. */
+        private void open() {
+            connections.add(this);
             start(() -> carry(client, upstream));
             start(() -> carry(upstream, client));
         }
