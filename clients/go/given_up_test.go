@@ -364,3 +364,31 @@ func TestTCPLooksWhetherTheServerIsThere(t *testing.T) {
 		})
 	}
 }
+
+// It is bound to the connection of the wait, which must not end before the other has it.
+func TestAGrantIsKeptUntilItCanBeConfirmed(t *testing.T) {
+	s := start(t)
+	s.ask("LOCK.ACQUIRE", "a", "me", "PX", 60_000)
+	granted := make(chan string, 2)
+	for number, name := range []string{"first", "second"} {
+		locks, name := locksAt(t, s.address()), name
+		go func() {
+			if hold, err := locks.Acquire(background, "a", lock.WithOwnConnection(), lock.WithKeep(true)); err == nil {
+				granted <- name
+				_ = hold.Release(background)
+			}
+		}()
+		until(t, name, func() bool { return s.waiters("a") == number+1 })
+	}
+	must(s.admin.TxPipelined(background, func(both redis.Pipeliner) error {
+		both.Do(background, "LOCK.RELEASE", "a", "me")
+		both.ConfigSet(background, "min-replicas-to-write", "1")
+		return nil
+	}))
+	time.Sleep(200 * time.Millisecond)
+	s.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+	if name := <-granted; name != "first" {
+		t.Fatal("the place is lost")
+	}
+	<-granted
+}

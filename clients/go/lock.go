@@ -220,6 +220,10 @@ func (l *Locks) ask(ctx context.Context, key, owner, request string, h how, sett
 			// is bound to a connection is to be bound to the session's.
 			if err = settle(); err == nil {
 				got, err = s.call(ctx, hold.renewal(h.lease, true)...)
+				// The server is there. The end of the connection, which it has granted this to, would be that of the hold.
+				for alone != nil && (says(err, busy) || says(err, "NOREPLICAS")) && sleep(ctx, tryAgain) == nil {
+					got, err = s.call(ctx, hold.renewal(h.lease, true)...)
+				}
 			}
 		}
 		if alone != nil && err == nil {

@@ -309,7 +309,7 @@ export class Locks {
     if (reply !== null && (isAgain || how.keep || how.owner !== undefined || now() - sent > how.lease / 20)) {
       try {
         await this.#givenBack(hold.name, how, left());
-        renewed = await hold.confirm(0);
+        renewed = await this.#confirm(hold, how, left);
       } catch (error) {
         wire.close();
         throw error;
@@ -318,6 +318,20 @@ export class Locks {
     session.rest(wire);
     if (how.signal?.aborted === true) throw cancelled(hold.name, how.signal);
     return reply === null ? null : { sent: renewed, renewed, token: tokenOf(reply) };
+  }
+
+  /** While the server is there, and does not do it now, it is asked again: the end of the connection that it has granted this to would
+   *  be that of the hold. */
+  async #confirm(hold: Hold, how: How, left: () => number): Promise<number> {
+    for (;;) {
+      try {
+        return await hold.confirm(0);
+      } catch (error) {
+        const goesOn = error instanceof Passing && !(error instanceof Disconnected);
+        if (!goesOn || left() <= 0 || how.signal?.aborted === true) throw error;
+        await sleep(TRY_AGAIN);
+      }
+    }
   }
 
   /** Whatever the acquire has got. Where the server cannot do it now, this goes on behind the caller's back. It does not keep the

@@ -83,6 +83,23 @@ for (const [name, library] of Object.entries(LIBRARIES)) {
       await until(() => server.isEmpty('k'), 'what is taken back later', 1000);
     });
 
+    // It is bound to the connection of the wait, which must not end before the other has it.
+    test('a grant is kept until it can be confirmed', async () => {
+      await server.admin.call('LOCK.ACQUIRE', 'k', 'me', 'PX', 60_000);
+      const served = [];
+      const waits = [];
+      for (const name of ['first', 'second']) {
+        const wait = locks.acquire('k', { ownConnection: true, keep: true });
+        waits.push(wait.then((hold) => served.push(name) && hold.release()));
+        await until(async () => (await server.waiters('k')) === waits.length);
+      }
+      await server.admin.multi().call('LOCK.RELEASE', 'k', 'me').config('SET', 'min-replicas-to-write', 1).exec();
+      await sleep(200);
+      await server.writes(true);
+      await Promise.all(waits);
+      assert.deepEqual(served, ['first', 'second']);
+    });
+
     // A release goes by the owner's name.
     test('an owner that is used again keeps what it gets', async () => {
       const writes = (yes) => server.admin.config('SET', 'min-replicas-to-write', yes ? 0 : 1);

@@ -33,7 +33,8 @@ def run(name, at, server, words):
     given = {"PYTHONPATH": folders, "EXPECTED": str(HERE / f"{name}.skips"), "PORT": str(server.port)}
     given["TOOZ_TEST_URL"] = f"redis-lock://127.0.0.1:{server.port}"
     quiet = ["-q", "--no-header", "--tb=short", "--disable-warnings", "-o", "asyncio_default_fixture_loop_scope=function"]
-    words = [*quiet, "-p", "no:cacheprovider", "-p", "expected", "--timeout=100", "--reruns=2", "-rR", "--rootdir", str(at), *words]
+    again = ["--timeout=100", "--reruns=2", "-rR"]
+    words = [*quiet, *again, "-p", "no:cacheprovider", "-p", "expected", "--rootdir", str(at), *words]
     return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=at, env={**os.environ, **given}).returncode
 
 
