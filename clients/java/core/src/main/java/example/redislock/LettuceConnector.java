@@ -46,6 +46,8 @@ import java.util.function.Consumer;
 /** Connections of Lettuce, 6.5 or later. A URI for Sentinel leads to the primary, also after a failover. */
 public final class LettuceConnector implements Wire.Connector {
     private static final Duration SOON = Duration.ofMillis(1500);
+    /** What begins in a silence is given up after that, and not after Lettuce's minute, unless the URI names a time. */
+    private static final Duration TO_CONNECT = Duration.ofSeconds(5);
 
     private final ClientResources resources;
     private final RedisClient client;
@@ -62,10 +64,13 @@ public final class LettuceConnector implements Wire.Connector {
 
     /** With threads of its own. */
     public LettuceConnector(String uri) {
-        this(RedisClient.create(), RedisURI.create(uri), true);
+        this(RedisClient.create(), parsed(uri), true);
     }
 
-    /** With the threads and the settings of a client that is there, such as its TLS. It is not closed. */
+    /**
+     * With the threads and the settings of a client that is there, such as its TLS. It is not closed. The URI's time-out is for
+     * connecting only: one of some seconds is better than Lettuce's own of a minute.
+     */
     public LettuceConnector(RedisClient client, RedisURI uri) {
         this(client, uri, false);
     }
@@ -91,6 +96,14 @@ public final class LettuceConnector implements Wire.Connector {
                 .pingBeforeActivateConnection(false)
                 .socketOptions(sockets)
                 .build());
+    }
+
+    private static RedisURI parsed(String text) {
+        RedisURI uri = RedisURI.create(text);
+        if (uri.getTimeout().equals(RedisURI.DEFAULT_TIMEOUT_DURATION)) {
+            uri.setTimeout(TO_CONNECT);
+        }
+        return uri;
     }
 
     /** The same, which tells of its channels. What is said to be shared does not end with it. */

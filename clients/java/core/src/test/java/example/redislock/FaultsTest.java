@@ -99,6 +99,19 @@ class FaultsTest {
         assertEquals(Set.of("closed"), Set.copyOf(proxy.ends));
     }
 
+    /** Nobody waits for it any more. */
+    @ParameterizedTest
+    @EnumSource
+    void whatBeginsInASilenceEnds(Library library) throws Exception {
+        proxy.silent = true;
+        try (Locks locks = locks(library, proxy.uri(), 300)) {
+            LockException error =
+                    assertThrows(LockException.class, () -> locks.lock("k").tryAcquire());
+            assertTrue(error.is(Kind.UNAVAILABLE), error::toString);
+            LocksTest.until("it has ended", () -> proxy.connections.isEmpty());
+        }
+    }
+
     /** With calls on their way. */
     @ParameterizedTest
     @EnumSource
