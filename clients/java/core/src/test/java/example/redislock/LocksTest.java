@@ -712,6 +712,14 @@ class LocksTest {
     /** With other calls. */
     static Wire.Connector changed(
             Wire.Connector connector, BiFunction<Wire, List<String>, CompletionStage<Object>> call) {
+        return changed(connector, call, () -> {});
+    }
+
+    /** The same, which does something after it has closed a connection. */
+    private static Wire.Connector changed(
+            Wire.Connector connector,
+            BiFunction<Wire, List<String>, CompletionStage<Object>> call,
+            Runnable afterClose) {
         return new Wire.Connector() {
             @Override
             public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
@@ -724,6 +732,7 @@ class LocksTest {
                     @Override
                     public void close() {
                         wire.close();
+                        afterClose.run();
                     }
 
                     @Override
@@ -1057,7 +1066,7 @@ class LocksTest {
                     CompletableFuture<Void> begun;
                     do {
                         begun = locks.session.begin(() -> CompletableFuture.completedFuture(null));
-                        begun.handle((done, closed) -> done).get(10, TimeUnit.SECONDS);
+                        begun.handle((done, closed) -> null).get(10, TimeUnit.SECONDS);
                     } while (!begun.isCompletedExceptionally());
                     return null;
                 }));
@@ -1110,34 +1119,9 @@ class LocksTest {
 
     @Test
     void aCloseEndsThoughAConnectionFails() throws Exception {
-        Wire.Connector connector = new JedisConnector(server.uri());
-        Locks locks = new Locks(new Wire.Connector() {
-            @Override
-            public CompletionStage<Wire> open(String channel, Consumer<String> told, Runnable ended) {
-                return connector.open(channel, told, ended).thenApply(wire -> new Wire() {
-                    @Override
-                    public CompletionStage<Object> call(List<String> words) {
-                        return wire.call(words);
-                    }
-
-                    @Override
-                    public void close() {
-                        wire.close();
-                        throw new IllegalStateException("on purpose");
-                    }
-
-                    @Override
-                    public void giveUp() {
-                        close();
-                    }
-                });
-            }
-
-            @Override
-            public void close() {
-                connector.close();
-            }
-        });
+        Locks locks = new Locks(changed(new JedisConnector(server.uri()), Wire::call, () -> {
+            throw new IllegalStateException("on purpose");
+        }));
         locks.lock("k").acquire().release();
         CompletableFuture.runAsync(locks::close).get(10, TimeUnit.SECONDS);
     }
