@@ -13,8 +13,8 @@ function said(names) {
   return names === null ? 'all' : [...names].join('; ');
 }
 
-/** Runs files, or only the tests of these names in them. Which files failed, each with the names of its tests, or null if all must be run
- *  again. */
+/** Runs files, or only the tests of these names in them. Which files failed, each with the names of its tests, or null if all must
+ *  be run again. */
 async function play(files, names = null) {
   const failed = new Map();
   let passed = 0;
