@@ -22,14 +22,14 @@ at = $(DESTDIR)$(PREFIX:/=)
 modules = $(at)/lib/redis/modules
 
 # The packages in `clients/` with a script in `tests/`, those first that take long. That for Rust is a part of this workspace.
-CLIENTS := java python node go
+CLIENTS := java go node python
 
 # What is built already, as for the tests: the module, and the folder of lockrun and locktop.
 MODULE :=
 TOOLS :=
 
-.PHONY: help run setup clients test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine soak evidence bench \
-	guard guard-record lint install install-module install-tools uninstall dist tools clean
+.PHONY: help run setup servers clients ready test test-long test-all test-clients test-matrix sanitize fuzz mutants porcupine soak \
+	evidence bench guard guard-record lint install install-module install-tools uninstall dist tools clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s  %s\n", $$1, $$2 }' Makefile
@@ -51,9 +51,11 @@ run: ## A server with locks on port 6379, or as in `make run PORT=6380`; install
 		"Ctrl-C ends the server. What it knows is in ./data." ""
 	exec redis-server ./redis.conf $(own_data)
 
-setup: ## Installs what the tests need, and puts more servers into target/servers
+setup: ## Installs what the tests need
 	@$(call install,rust cc libclang redis python tmux openssl network)
-	sh tests/setup-servers.sh
+
+servers: setup ## Puts more servers into target/servers
+	@sh tests/setup-servers.sh
 	sh tests/setup-monitoring.sh
 
 clients: ## Builds the clients in other languages that the tests start: Redisson, and the examples
@@ -71,23 +73,34 @@ clients: ## Builds the clients in other languages that the tests start: Redisson
 		sh tests/client-$$client.sh build
 	done
 
-test: setup clients ## The tests on one Redis and one Valkey, and every client on Redis
+ready: setup # Downloads servers and clients, while cargo builds.
+	@log=$$(mktemp)
+	trap 'rm -f "$$log"' EXIT
+	$(MAKE) servers clients >"$$log" 2>&1 &
+	failed=()
+	python3 tests/run.py build || failed+=("the build")
+	wait $$! || failed+=("servers or clients")
+	cat "$$log"
+	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
+
+test: ready ## The tests on one Redis, a part of them on one Valkey, and clients in each language
 	@python3 tests/run.py short
 
-test-long: setup clients ## Those that `make test` leaves out, with a part of them on the newest servers
+test-long: ready ## The other tests that belong to every change
 	@python3 tests/run.py long
 
-test-all: setup clients ## All tests, with a part of them on the newest servers
+test-all: ready ## All tests on three servers, a part of them on the newest ones, and all clients
 	@failed=()
 	python3 tests/run.py all || failed+=("the tests")
+	cargo clippy --manifest-path clients/rust/bench/Cargo.toml -- -D warnings || failed+=("the lints of a benchmark")
 	$(MAKE) test-clients || failed+=("the clients' own tests")
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
 test-clients: ## What the packages in `clients/` have of lints, types, tests, and tests that others wrote
 	@failed=()
 	cargo build --release
-	# Two at a time, as they wait most of the time; each says what it has to say in one piece.
-	$(MAKE) --jobs 2 --output-sync --keep-going $(CLIENTS:%=test-client-%) || failed+=("one of $(CLIENTS)")
+	# Several at a time, as they wait most of the time; each prints its output in one piece.
+	$(MAKE) --jobs 3 --output-sync --keep-going $(CLIENTS:%=test-client-%) || failed+=("one of $(CLIENTS)")
 	cargo test --doc --package redis-lock-client || failed+=(rust)
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
@@ -95,10 +108,10 @@ test-client-%:
 	@echo "== clients/$*"
 	sh tests/client-$*.sh || { echo "FAILED: clients/$*" >&2; exit 1; }
 
-test-matrix: setup clients ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
+test-matrix: ready ## All tests on every server that Debian has; with REST=1 only what `make test-all` leaves out
 	@python3 tests/run.py $(if $(REST),rest,every)
 
-sanitize: setup clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
+sanitize: servers clients ## All tests on the installed Redis, with AddressSanitizer and LeakSanitizer in module and server
 	@$(call install,tls)
 	python3 tests/sanitize.py
 
@@ -115,10 +128,10 @@ porcupine: ## Histories of plain locks, judged by Porcupine, too: a checker for 
 	($(call install,go)) || true
 	python3 tests/porcupine.py
 
-soak: setup ## A quarter of an hour of everything on one server: nothing may grow; or as long as in `make soak SECONDS=60`
+soak: setup servers ## A quarter of an hour of everything on one server: nothing may grow; or as long as in `make soak SECONDS=60`
 	SOAK_SECONDS=$(or $(SECONDS),900) python3 tests/run.py all soak::nothing_grows::redis_7
 
-evidence: setup clients ## What docs/evidence.md tells of, all of it; with WORDS=soak only the steps with that word in their names
+evidence: ready ## What docs/evidence.md tells of, all of it; with WORDS=soak only the steps with that word in their names
 	@($(call install,go)) || true
 	$(call install,c++ tls)
 	python3 tests/evidence.py $(WORDS)
@@ -141,13 +154,16 @@ bench: ## All benchmarks, and one table; with QUICK=1 in few minutes, to try the
 	cargo bench --bench report
 	[ $${#failed[@]} = 0 ] || { echo "FAILED: $${failed[*]}" >&2; exit 1; }
 
-guard: ## Has a path become dearer? Counts instructions, and compares them with benches/instructions.txt
+guard: ## Has any path regressed? Counts instructions, and compares them with benches/instructions.txt
 	@$(call install,rust cc libclang redis valgrind)
-	cargo bench --bench guard
+	$(guard)
 
-guard-record: ## Takes what is counted now for what `make guard` compares with
+guard-record: ## Records the present counts for `make guard`
 	@$(call install,rust cc libclang redis valgrind)
-	cargo bench --bench guard -- --record
+	$(guard) -- --record
+
+# Only the servers are counted, so the program that drives them is built as the tests are: nothing is built twice.
+guard = cargo bench --profile dev --workspace --bench guard
 
 lint: ## Format, clippy, documentation, the width of its lines, licenses, no circles among files; warnings are errors
 	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md docs/*/*.md clients/*/*.md || [ $$? = 1 ])
@@ -160,7 +176,6 @@ lint: ## Format, clippy, documentation, the width of its lines, licenses, no cir
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --manifest-path clients/rust/bench/Cargo.toml -- -D warnings
 	# Nothing of a module is public, so links to what is private are the point.
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items
 

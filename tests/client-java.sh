@@ -35,8 +35,8 @@ fi
 
 # With more checks in the compiler than users get who build it: apart, as what is compiled already would not be checked.
 target=$out/checked
-# What fails on a busy machine is tried again.
-maven -Plint -Dsurefire.rerunFailingTestsCount=2 verify
+# Three classes at a time, as most tests wait most of the time. What fails on a busy machine is tried again.
+maven -Plint -DforkCount=3 -Dsurefire.rerunFailingTestsCount=2 verify
 grep -h "^Tests run" "$target"/*/surefire-reports/*.txt
 # What passed only when it was tried again.
 grep -B 1 "<flakyFailure\|<flakyError" "$target"/*/surefire-reports/*.xml | cut -c 1-300 >&2

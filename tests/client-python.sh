@@ -18,7 +18,7 @@ skip() {
 { [ -x "$venv/bin/python3" ] || python3 -m venv "$venv"; } >/dev/null 2>&1 && $pip redis==8.1.0 || skip "redis-py cannot be installed"
 [ "${1:-}" != build ] || exit 0
 # The tests of tooz import all its drivers, and these what they need.
-$pip pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-rerunfailures==16.7 mypy==2.4.1 ruff==0.17.6 dogpile.cache==1.5.0 tooz==9.1.0 \
+$pip pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-rerunfailures==16.7 pytest-xdist==3.8.0 mypy==2.4.1 ruff==0.17.6 dogpile.cache==1.5.0 tooz==9.1.0 \
     testtools==2.9.1 fixtures==4.3.2 etcd3gw==2.7.0 sysv_ipc==1.2.0 pymemcache==4.0.0 django-redis==7.0.0 Django==5.2.19 ||
     skip "its packages cannot be installed"
 
@@ -40,5 +40,5 @@ export PYTHONDONTWRITEBYTECODE=1
 "$python" -m mypy --cache-dir="$up/mypy" src
 # What hangs must not keep the others waiting for ever, and what fails on a busy machine is tried again.
 PYTHONPATH=src timeout --kill-after=10 1200 "$python" -m pytest -q -p no:cacheprovider -p no:asyncio \
-    --timeout=100 --reruns=2 -rR tests
+    --timeout=100 --reruns=2 -rR --numprocesses=4 tests
 exec timeout --kill-after=10 900 "$python" acceptance/run.py "$up"

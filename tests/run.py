@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: MIT
 """Builds the tests and runs them, each in a process of its own, so that it is known what each costs.
 
-    tests/run.py short        what `make test` runs: one server of each kind, and every client
+    tests/run.py build        builds only
+    tests/run.py short        what `make test` runs: one Redis, what servers do differently on one Valkey, and each client's language
     tests/run.py long         what else belongs to every change
-    tests/run.py all          both
-    tests/run.py rest         what is left: all other tests on all other servers
-    tests/run.py every        all of these
+    tests/run.py weekly       what else `make test-all` runs
+    tests/run.py all          the three of them
+    tests/run.py rest         all other tests on all other servers
+    tests/run.py every        everything
     tests/run.py all fencing  those of them that have the word in their names; fencing+redis_8: both words
 
 Which run a test belongs to follows from its name, see run_of(). The last line says how many passed and failed.
@@ -30,8 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 CARGO = os.environ.get("CARGO", "cargo")
 
-# Most tests wait for something most of the time.
-AT_A_TIME = 5 * (os.cpu_count() or 1) // 2
+# Most tests wait for something most of the time: five at a time leave half of two cores idle.
+AT_A_TIME = 4 * (os.cpu_count() or 1)
 
 # As many tests as this may fail on a busy machine and pass when nothing else runs. They are named at the end.
 SECOND_CHANCES = 3
@@ -64,44 +66,75 @@ def servers(run):
     return [words[1] for words in found if words[-2] == run]
 
 
-LONG_SERVERS = servers("long")
-MATRIX_SERVERS = servers("matrix")
-# `make test` plays with clients on the first.
-OTHER_SHORT_SERVERS = servers("short")[1:]
+# For each run of a server in servers.rs: the runs of the tests in SMOKE files, of other tests, and of tests that start clients.
+RUNS_OF_SERVERS = {
+    "short": ("short", "short", "short"),
+    "second": ("short", "long", "weekly"),
+    "long": ("long", "rest", "rest"),
+    "weekly": ("weekly", "weekly", "weekly"),
+    "matrix": ("weekly", "rest", "rest"),
+}
+SERVERS = {name: run for run in RUNS_OF_SERVERS for name in servers(run)}
 
 # Files whose tests start clients in other languages, or many of them.
 WITH_CLIENTS = ("clients", "examples", "histories", "package_examples", "redisson", "redlock")
 
-# Files whose tests belong to every change on those servers, too: those on what differs most between servers.
+# Files whose tests belong to every change on more than one server: those on what differs most between servers. Every bug of
+# tests/mutants that a test on a server finds is found on the first server.
 SMOKE = (
     "basics", "becoming_free", "cluster", "connections", "describe", "effects", "fields", "guarded_scripts", "loading", "moving",
     "notify", "pauses", "replicas", "several", "waiting",
 )  # fmt: skip
 
+# The programs of docs/clients that belong to every change. The packages have the same languages, and tests of their own.
+RAW_CLIENTS = ("python", "rust")
+
+# Tests that belong to the weekly run although their server does not: an old client, and the second library of a package.
+WEEKLY = ("redisson_3_17_7", "long_node_redis", "long_java_jedis")
+
+# Files with the slowest tests. These begin first, so that none of them is left alone at the end.
+SLOW = ("core", "failovers", "clients", "examples", "histories", "soak", "outages", "packages", "redlock")
+
 # What each run consists of, by its name.
 RUNS = {
     "short": ("short",),
     "long": ("long",),
+    "weekly": ("weekly",),
     "rest": ("rest",),
-    "all": ("short", "long"),
-    "every": ("short", "long", "rest"),
+    "all": ("short", "long", "weekly"),
+    "every": ("short", "long", "weekly", "rest"),
 }
 
 
 def run_of(name):
-    """Short ones, but for a test of another server than one of each kind, or of clients with another than the first, or of an
-    older version of a client, or one that says so. Of some servers only a part of the tests belongs to every change."""
-    file, last = name.split("::", 1)[0], name.rsplit("::", 1)[-1]
-    if last in MATRIX_SERVERS:
-        return "long" if file in SMOKE else "rest"
-    if last in OTHER_SHORT_SERVERS and file in WITH_CLIENTS:
+    """The run that a test belongs to: that of its server, unless the name says that it takes long."""
+    file, *modules = name.split("::")
+    last = modules[-1] if modules else file
+    is_raw_client = file == "clients" and last in SERVERS
+    if last in WEEKLY or (is_raw_client and modules[0] not in RAW_CLIENTS):
+        of_server = run_of_server(file, last)
+        return of_server if of_server == "rest" else "weekly"
+    if last.startswith(("redisson_", "long_")):
         return "long"
-    return "long" if last in LONG_SERVERS or last.startswith(("redisson_", "long_")) else "short"
+    return run_of_server(file, last)
+
+
+def run_of_server(file, server):
+    smoke, other, with_clients = RUNS_OF_SERVERS[SERVERS.get(server, "short")]
+    return smoke if file in SMOKE else with_clients if file in WITH_CLIENTS else other
 
 
 def build():
     """The executables with tests in them. The examples and the tools are built along."""
-    subprocess.run([CARGO, "build", "--release"], cwd=ROOT, check=True)
+    # Most of its time is that of a linker with one thread.
+    with subprocess.Popen([CARGO, "build", "--release", "--quiet"], cwd=ROOT) as module:
+        executables = build_tests()
+    if module.returncode:
+        sys.exit(module.returncode)
+    return executables
+
+
+def build_tests():
     # With the examples along the same features are chosen as for the tests, so nothing is built twice.
     subprocess.run([CARGO, "build", "--workspace", "--bins", "--examples"], cwd=ROOT, check=True)
     command = [CARGO, "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
@@ -204,7 +237,7 @@ def again_alone(results):
     return [second.get(result.test, result) for result in results], only_alone
 
 
-def report(results, only_alone, others, left_to_matrix):
+def report(results, only_alone, others, left):
     for result in only_alone:
         print(f"\n---- {result.test.name}, which passed when it was alone\n{result.output}")
     for result in results:
@@ -225,8 +258,8 @@ def report(results, only_alone, others, left_to_matrix):
     passed = sum(result.passed for result in results)
     if others:
         print(f"{others} tests belong to the other run.")
-    if left_to_matrix:
-        print(f"{left_to_matrix} tests are left to make test-matrix.")
+    if left:
+        print(f"{left} tests are left to make test-all and make test-matrix.")
     print(f"{passed} passed, {len(results) - passed} failed", flush=True)
     return passed == len(results)
 
@@ -242,12 +275,17 @@ def main(run, *words):
     chosen = [test for test in wanted if not words or any(has_all(test.name, word.split("+")) for word in words)]
     if not chosen:
         sys.exit("no such tests")
-    others = sum(of not in RUNS[run] and of != "rest" for _, of in runs)
-    left_to_matrix = sum(of not in RUNS[run] and of == "rest" for _, of in runs)
-    return report(*again_alone(run_all(chosen)), others, left_to_matrix)
+    chosen.sort(key=lambda test: test.name.split("::", 1)[0] not in SLOW)
+    of_every_change = ("short", "long")
+    others = sum(of not in RUNS[run] and of in of_every_change for _, of in runs)
+    left = sum(of not in RUNS[run] and of not in of_every_change for _, of in runs)
+    return report(*again_alone(run_all(chosen)), others, left)
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["build"]:
+        build()
+        sys.exit()
     if len(sys.argv) < 2 or sys.argv[1] not in RUNS:
         sys.exit(__doc__)
     sys.exit(0 if main(*sys.argv[1:]) else 1)

@@ -48,7 +48,7 @@ def build():
         "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
         "RUSTFLAGS": "-Zsanitizer=address -Zexternal-clangrt -Cforce-frame-pointers=yes",
     }
-    for what in (["--lib"], ["--example", "broken"]):
+    for what in (["--lib"], ["--package", "redis-lock-test-modules", "--example", "broken"]):
         subprocess.run(["cargo", "+nightly", "build", "--release", "--target", HOST, *what], cwd=ROOT, env=environment, check=True)
 
 

@@ -269,7 +269,7 @@ impl Drop for Server {
     }
 }
 
-/// The module in the folder that this program was built into; cargo does not build it for a bench.
+/// The module in release mode; cargo does not build it for a bench.
 fn module() -> Outcome<PathBuf> {
     static MODULE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     Ok(MODULE.get_or_init(|| build_module().map_err(|error| error.to_string())).clone()?)
@@ -296,24 +296,26 @@ pub fn floor_module() -> Outcome<String> {
 
 /// One of `tests/modules`, built once.
 fn test_module(name: &str, built: &OnceLock<Result<PathBuf, String>>) -> Outcome<String> {
-    let build = || build(&["--example", name]).map_err(|error| error.to_string());
+    let build = || {
+        build(&["--package", "redis-lock-test-modules", "--example", name]).map_err(|error| error.to_string())
+    };
     let release = built.get_or_init(build).clone()?;
     Ok(release.join(format!("examples/lib{name}.so")).display().to_string())
 }
 
-/// Builds this, and returns the folder where it is.
+/// Builds this in release mode, whatever this program was built in, and returns the folder where it is.
 fn build(what: &[&str]) -> Outcome<PathBuf> {
     // target/release/deps/latency-0123456789abcdef
     let program = std::env::current_exe()?;
-    let release = program.ancestors().nth(2).ok_or("no folder release")?;
+    let target = program.ancestors().nth(3).ok_or("no target folder")?;
     let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release", "--quiet", "--target-dir"])
-        .arg(release.join(".."))
+        .arg(target)
         .args(what)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()?;
     if !built.success() {
         return Err(format!("{what:?} does not build").into());
     }
-    Ok(release.to_owned())
+    Ok(target.join("release"))
 }

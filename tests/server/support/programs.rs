@@ -147,7 +147,9 @@ pub fn tool(name: &str) -> Command {
 /// An example's file.
 pub fn built(file: &str) -> PathBuf {
     static EXAMPLES: OnceLock<PathBuf> = OnceLock::new();
-    EXAMPLES.get_or_init(|| built_there("REDIS_LOCK_EXAMPLES", &["--examples"]).join("examples")).join(file)
+    EXAMPLES
+        .get_or_init(|| built_there("REDIS_LOCK_EXAMPLES", &["--workspace", "--examples"]).join("examples"))
+        .join(file)
 }
 
 /// The folder that an environment variable names, or else the one that this test is in, in which cargo has built what it is told to.

@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+
+//! The modules are the examples of this package; the package itself has no code.
