@@ -2,6 +2,7 @@
 
 //! The set-ups of `docs/setups`, and what `docs/operations.md` says of an upgrade.
 
+use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
@@ -14,6 +15,7 @@ use crate::support::{until, Client, Flavor, Server};
 crate::on_every_server!(
     the_sentinels_find_a_new_primary,
     the_cluster_keeps_locks_when_a_node_is_gone,
+    set_ups_leave_foreign_servers_alone,
     an_upgrade_of_a_running_pair_loses_no_lock,
 );
 
@@ -94,6 +96,10 @@ fn the_sentinels_find_a_new_primary(flavor: Flavor) {
     assert!(new.call("LOCK.INFO held").contains("alice"));
     until("it has a replica, and locks", || new.call("LOCK.ACQUIRE other bob") == "1");
     assert_eq!(set_up.lockrun(&locked), "locked\n");
+    assert!(Run::spawn(set_up.command("stop")).finish().status.success());
+    until("all six have ended", || {
+        (0..6).all(|nth| TcpListener::bind(("127.0.0.1", set_up.port + nth)).is_ok())
+    });
 }
 
 fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
@@ -118,6 +124,34 @@ fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
     until("its replica takes over", || replica.call("ROLE").starts_with("[master"));
     until("the cluster is well", || second.call("CLUSTER INFO").contains("cluster_state:ok"));
     assert!(replica.call("LOCK.INFO b").contains("alice"));
+}
+
+fn set_ups_leave_foreign_servers_alone(flavor: Flavor) {
+    for script in ["sentinel.sh", "cluster.sh"] {
+        let mut foreign = Server::start(flavor, &[]);
+        let mut client = foreign.client();
+        assert_eq!(client.call("SET its data"), "OK");
+        let set_up = SetUp { script, flavor, dir: tempfile::tempdir().unwrap(), port: foreign.port - 2 };
+        let run = |what: &str| Run::spawn(set_up.command(what)).finish();
+        let refused = run("start");
+        assert!(!refused.status.success(), "{script} starts beside another server");
+        assert!(Printed::new(&refused).stderr.contains("is in use by another program"), "{script}");
+        // A pid file of an earlier start, whose number is that server's by now.
+        let stale = set_up.dir.path().join(foreign.port.to_string());
+        for with_stale_files in [false, true] {
+            if with_stale_files {
+                fs::create_dir_all(&stale).unwrap();
+                fs::write(stale.join("pid"), format!("{}\n", foreign.pid())).unwrap();
+                fs::write(stale.join("server.conf"), "").unwrap();
+            }
+            for what in ["stop", "clean"] {
+                run(what);
+                foreign.assert_healthy();
+                assert_eq!(client.call("GET its"), "data", "{script} {what}");
+            }
+        }
+        assert!(stale.exists(), "the files of a process that runs are kept");
+    }
 }
 
 fn an_upgrade_of_a_running_pair_loses_no_lock(flavor: Flavor) {
