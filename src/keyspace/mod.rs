@@ -20,4 +20,4 @@ pub(crate) mod redisson_fair;
 
 pub(crate) use lock::{held_by, look, look_closely, Lock};
 pub(crate) use memory::Memory;
-pub(crate) use records::{granted, newest_token, raise_counter};
+pub(crate) use records::{granted, lower_counter, newest_token, raise_counter};
