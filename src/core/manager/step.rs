@@ -531,11 +531,15 @@ impl<'a> Step<'a> {
             && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
     }
 
-    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten.
+    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten. Those
+    /// hold it side by side with who is known to, so they do not exclude more of the same.
     #[inline(always)]
     fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
+        let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
         match self.parts.quarantined_until {
-            Some(until) if self.now.mono < until && self.holders.of(owner).is_none() => Admission::Busy,
+            Some(until) if self.now.mono < until && !self.holders.of(owner).is_some_and(is_re_entry) => {
+                Admission::Busy
+            }
             _ => self.holders.admits(owner, wants),
         }
     }
@@ -602,7 +606,7 @@ impl<'a> Step<'a> {
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
         // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
-        let re_entry = hold.filter(|hold| request.wants.mode == Mode::Shared || hold.exclusive > 0);
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {
             match re_entry.and_then(|hold| hold.token) {
@@ -727,7 +731,7 @@ impl<'a> Step<'a> {
             Admission::Grant(_) => {}
         }
         let hold = self.holders.of(owner);
-        let re_entry = hold.filter(|hold| request.wants.mode == Mode::Shared || hold.exclusive > 0);
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         if request.fence && re_entry.and_then(|hold| hold.token).is_none() {
             if let Err(refusal) = self.records.has_next_token(self.holders.token()) {
                 return Verdict::Refused(refusal);
