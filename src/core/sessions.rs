@@ -53,8 +53,10 @@ pub(super) struct Sessions {
     renewals: BTreeSet<(MonoUs, BoundHold)>,
     /// When to look through a binding for requests that cannot come again; the binding has that time too.
     sweeps: BTreeSet<(MonoUs, BoundHold)>,
-    /// Requests that bound a hold which has ended.
+    /// Requests that bound a hold which has ended, and owners whose holds have ended with a connection.
     ended: Ended,
+    /// Until when a request may come again that was granted here, at most.
+    requests_until: MonoUs,
     /// How many holds end with a connection.
     ephemeral: usize,
     /// This server is not the primary: bindings wait to see whether it will be again.
@@ -150,10 +152,27 @@ impl Sessions {
         !self.ended.is_empty() && self.ended.contains(&(lock(), id.clone()), now.mono)
     }
 
-    /// A request has got a hold, whatever became of an earlier one with the same id.
-    pub(super) fn has_begun(&mut self, lock: impl FnOnce() -> LockId, id: &RequestId) {
+    /// True if the owner's holds have ended with a connection since this request got one, and it may be one of those.
+    pub(super) fn ended_with_connection(
+        &self,
+        lock: impl FnOnce() -> LockId,
+        owner: &Owner,
+        id: &RequestId,
+        now: Now,
+    ) -> bool {
+        !self.ended.is_empty() && self.ended.was_closed(lock(), owner, id, now.mono)
+    }
+
+    /// A request has got a hold for its owner, whatever became of an earlier one with the same id.
+    pub(super) fn has_begun(
+        &mut self,
+        lock: impl FnOnce() -> LockId,
+        (owner, id): (&Owner, &RequestId),
+        now: Now,
+    ) {
+        self.requests_until = self.requests_until.max(may_come_until(id.ttl_ms, now));
         if !self.ended.is_empty() {
-            self.ended.remove(&(lock(), id.clone()));
+            self.ended.has_begun(lock(), owner, id);
         }
     }
 
@@ -383,11 +402,17 @@ impl Sessions {
         let mut ended = Vec::new();
         for (owner, binding) in of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
-            binding.ephemeral_requests(now).for_each(|request| records.forget_grant(request));
-            ended.push(owner.clone());
+            binding.requests(now).for_each(|request| records.forget_grant(request));
+            ended.push((owner.clone(), binding.held_since().is_none()));
         }
         let count = ended.len();
-        for owner in ended {
+        for (owner, was_held_before) in ended {
+            // Those of its requests that did not bind it, or another server has granted, are not known here.
+            let until = if was_held_before { may_come_until(records.request_ttl_ms(), now) } else { 0 };
+            let until = until.max(self.requests_until);
+            if until >= now.mono {
+                self.ended.close(name.clone(), owner.clone(), until);
+            }
             self.unbind(&(lock, owner), name);
         }
         count
@@ -465,6 +490,11 @@ impl Sessions {
         assert_eq!(self.sweeps, sweeps, "the schedule of sweeps is wrong");
         assert_eq!(self.ephemeral, ephemeral, "the holds that end with a connection are miscounted");
     }
+}
+
+/// Until when a request that is granted now may come again.
+fn may_come_until(ttl_ms: i64, now: Now) -> MonoUs {
+    now.mono.saturating_add(ttl_ms.unsigned_abs().saturating_mul(1000))
 }
 
 /// Something that was planned for one time is planned for another.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::lease::SetLease;
-use super::{Holders, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
+use super::{Holders, Mode, Now, Owner, ReleaseScope, RequestId, Token, WaiterId, WallMs};
 
 /// What a grant does to the fencing token of its owner's hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +177,18 @@ struct OnItsWay {
     /// Somebody else has set the lease since.
     lease_is_anothers: bool,
     until: Until,
+    /// Of which mode a hold is given back if it is revoked: its own, unless that was given back already.
+    owes: Option<Mode>,
+}
+
+/// A grant in flight whose hold is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GivenBack {
+    pub(super) id: WaiterId,
+    /// Its client is told only when it is confirmed.
+    pub(super) is_kept_back: bool,
+    /// The call that gives it back has named it.
+    pub(super) is_named: bool,
 }
 
 /// What a grant is on its way for.
@@ -200,13 +212,16 @@ pub(super) struct Confirmed {
     pub(super) settles: bool,
 }
 
-/// The grants of one lock that may still be revoked. An owner whose holds ended otherwise has none: to revoke a grant that
-/// has ended could free a newer one.
+/// A grant that did not reach its client: whose it is, and of which mode a hold is to be given back, if any.
+type Revoking = (WaiterId, Owner, Option<Mode>);
+
+/// The grants of one lock that may still be revoked. Each of them has a hold of its owner's, unless that was given back. An owner
+/// whose holds ended otherwise has none: to revoke a grant that has ended could free a newer one.
 #[derive(Default)]
 pub(super) struct Unconfirmed {
     on_their_way: SmallVec<[OnItsWay; 1]>,
     /// Those that did not reach their client, and are still to be given back.
-    revoking: VecDeque<(WaiterId, Owner)>,
+    revoking: VecDeque<Revoking>,
     /// What the holds are of owners who hold more than one such grant.
     stacks: BTreeMap<Owner, Stack>,
     /// Grants whose holds have ended, and whose clients wait still.
@@ -282,7 +297,7 @@ impl Unconfirmed {
     /// A waiter was granted the lock. `before` is when its owner's lease ended, and its token, if it held the lock already.
     pub(super) fn granted(
         &mut self,
-        (id, owner, until): (WaiterId, &Owner, Until),
+        (id, owner, mode, until): (WaiterId, &Owner, Mode, Until),
         set: Set,
         before: Option<(WallMs, Option<Token>)>,
         written: WallMs,
@@ -296,7 +311,8 @@ impl Unconfirmed {
             }
         }
         let owner = owner.clone();
-        self.on_their_way.push(OnItsWay { id, owner, set, written, lease_is_anothers: false, until });
+        let owes = Some(mode);
+        self.on_their_way.push(OnItsWay { id, owner, set, written, lease_is_anothers: false, until, owes });
     }
 
     /// A call that will not be revoked has set the lease of a hold, which ends at the time beside it now, or its token.
@@ -343,19 +359,60 @@ impl Unconfirmed {
 
     /// A grant has not reached its client.
     pub(super) fn begin_to_revoke(&mut self, id: WaiterId) {
-        if let Some(OnItsWay { owner, .. }) = self.take(id) {
-            self.revoking.push_back((id, owner));
+        if let Some(OnItsWay { owner, owes, .. }) = self.take(id) {
+            self.revoking.push_back((id, owner, owes));
         }
     }
 
-    /// The next grant that is to be given back.
-    pub(super) fn next_to_revoke(&mut self) -> Option<WaiterId> {
-        self.revoking.pop_front().map(|(id, _)| id)
+    /// The next grant that is to be revoked, and of which mode a hold goes with it.
+    pub(super) fn next_to_revoke(&mut self) -> Option<(WaiterId, Option<Mode>)> {
+        self.revoking.pop_front().map(|(id, _, owes)| (id, owes))
     }
 
-    /// Those that are to be given back.
-    pub(super) fn revoking(&self) -> impl Iterator<Item = WaiterId> + '_ {
-        self.revoking.iter().map(|(id, _)| *id)
+    /// The holds that go with those that are to be revoked.
+    pub(super) fn revoking(&self) -> impl Iterator<Item = (&Owner, Mode)> {
+        self.revoking.iter().filter_map(|(_, owner, owes)| Some((owner, (*owes)?)))
+    }
+
+    /// The grants on their way to this owner with a hold of this mode.
+    fn owing<'a>(&'a self, owner: &'a Owner, mode: Mode) -> impl Iterator<Item = &'a OnItsWay> {
+        self.on_their_way.iter().filter(move |grant| grant.owes == Some(mode) && grant.owner == *owner)
+    }
+
+    /// True if some of the owner's holds of this mode, of which there are so many, are no grants on their way.
+    pub(super) fn is_certain(&self, owner: &Owner, mode: Mode, holds: i64) -> bool {
+        i64::try_from(self.owing(owner, mode).count()).is_ok_and(|owing| owing < holds)
+    }
+
+    /// The grant whose hold is given back by one who has so many of that mode: the one that is named. If none of them is certain,
+    /// the first of which the client may know already, or the first.
+    pub(super) fn whose_hold(
+        &self,
+        owner: &Owner,
+        (mode, holds): (Mode, i64),
+        named: Option<WaiterId>,
+    ) -> Option<GivenBack> {
+        let is_named = |grant: &&OnItsWay| Some(grant.id) == named;
+        // The least of several that are equal is the first.
+        let first_told = || self.owing(owner, mode).min_by_key(|grant| grant.until != Until::Delivered);
+        let uncertain = || first_told().filter(|_| !self.is_certain(owner, mode, holds));
+        let grant = self.owing(owner, mode).find(is_named).or_else(uncertain)?;
+        let is_kept_back = grant.until != Until::Delivered;
+        Some(GivenBack { id: grant.id, is_kept_back, is_named: is_named(&grant) })
+    }
+
+    /// The hold of a grant is given back though that may have to be revoked. Then one of the other mode goes, or none.
+    pub(super) fn gave_back(&mut self, id: WaiterId, instead: Option<Mode>) {
+        if let Some(grant) = self.on_their_way.iter_mut().find(|grant| grant.id == id) {
+            grant.owes = instead;
+        }
+    }
+
+    /// More than its delivery was needed to confirm a grant, and is there. Its client may know of it from now on.
+    pub(super) fn acknowledged(&mut self, id: WaiterId) {
+        if let Some(grant) = self.on_their_way.iter_mut().find(|grant| grant.id == id) {
+            grant.until = Until::Delivered;
+        }
     }
 
     /// The hold of a grant was given back. Sets the token that is left.
@@ -402,7 +459,7 @@ impl Unconfirmed {
             self.lost.extend(Some(grant.id).filter(|_| is_void && waits));
             !is_void
         });
-        self.revoking.retain(|(id, owner)| {
+        self.revoking.retain(|(id, owner, _)| {
             let is_void = ended(owner);
             void.extend(is_void.then_some(*id));
             !is_void
@@ -433,6 +490,7 @@ impl Unconfirmed {
     /// The grants on their way, and those that are to be given back.
     #[cfg(test)]
     pub(super) fn ids(&self) -> (Vec<WaiterId>, Vec<WaiterId>) {
-        (self.on_their_way.iter().map(|grant| grant.id).collect(), self.revoking().collect())
+        let revoking = self.revoking.iter().map(|(id, ..)| *id);
+        (self.on_their_way.iter().map(|grant| grant.id).collect(), revoking.collect())
     }
 }

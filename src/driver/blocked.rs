@@ -44,8 +44,8 @@ pub(super) struct Answer {
     pub(super) ended: Ended,
     /// The client has hung up.
     pub(super) hung_up: bool,
-    /// The client and its socket, if it is told of a grant.
-    pub(super) told: Option<(u64, Option<Socket>)>,
+    /// The client and its socket, if it is told of a grant, and whether replicas have acknowledged that.
+    pub(super) told: Option<(u64, Option<Socket>, bool)>,
 }
 
 impl Ended {
@@ -94,7 +94,7 @@ impl BlockedClients {
     }
 
     /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
-    /// a grant is told that it was cancelled.
+    /// a grant is told that it was cancelled or lost.
     #[inline(always)]
     pub(super) fn end(&mut self, id: WaiterId, ended: Ended) {
         let Some(wait) = self.waits.get_mut(&id) else { return };
@@ -103,7 +103,9 @@ impl BlockedClients {
                 wait.ended = Some(ended);
                 blocked::unblock(wait.handle, id.0);
             }
-            (Some(before), Ended::By(Decision::Cancelled)) if before.is_grant() => wait.ended = Some(ended),
+            (Some(before), Ended::By(Decision::Cancelled | Decision::Lost)) if before.is_grant() => {
+                wait.ended = Some(ended);
+            }
             _ => {}
         }
     }
@@ -123,7 +125,11 @@ impl BlockedClients {
             return Some(Answer { ended: ended.clone(), hung_up, told: None });
         }
         let wait = self.remove(id)?;
-        Some(Answer { ended: wait.ended?, hung_up, told: Some((wait.client, wait.socket)) })
+        Some(Answer {
+            ended: wait.ended?,
+            hung_up,
+            told: Some((wait.client, wait.socket, wait.wanted.is_some())),
+        })
     }
 
     /// The server has taken the handle back.

@@ -78,8 +78,11 @@ impl BlockedClient for Waits {
         let id = WaiterId(token);
         let answer = with(ctx, |driver| {
             let Answer { ended, hung_up, told } = driver.blocked.answer(id)?;
-            if let Some((client, socket)) = told {
+            if let Some((client, socket, is_acknowledged)) = told {
                 driver.locks.answered(id);
+                if is_acknowledged {
+                    driver.locks.acknowledged(id);
+                }
                 driver.deliveries.insert(id, client, socket);
             }
             Some((ended, hung_up))

@@ -217,6 +217,10 @@ impl core::Records for Records<'_> {
         Ok(self.record(id)?.record.cancelled.filter(|(_, end)| now <= *end).map(|(undone, _)| undone))
     }
 
+    fn request_ttl_ms(&self) -> i64 {
+        config::request_ttl()
+    }
+
     fn may_grow(&mut self) -> bool {
         !self.ctx.flags().is_out_of_memory()
     }

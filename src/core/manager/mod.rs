@@ -390,6 +390,18 @@ impl LockManager {
         }
     }
 
+    /// Replicas have acknowledged the grant, and its client is answered. From now on the grant is in flight as one that needs its
+    /// delivery only.
+    pub(crate) fn acknowledged(&mut self, id: WaiterId) {
+        for id in self.parts.waiters.together(id) {
+            let Some(lock) = self.parts.waiters.get(id).map(|wait| wait.lock()) else { continue };
+            if let Some(state) = self.parts.state_mut(lock) {
+                state.unconfirmed.acknowledged(id);
+            }
+            self.parts.unwatch_lease(lock);
+        }
+    }
+
     /// The same of a grant that was delivered at any time: nothing begins with that, as with nearly all. `None` if something may;
     /// then nothing has changed.
     pub(crate) fn delivered_plain(&mut self, id: WaiterId) -> Option<bool> {

@@ -257,6 +257,7 @@ fn verdict(step: &mut Step<'_>, request: &Request, patience: Patience) -> Verdic
     if let Some(id) = &request.id {
         match step.records.granted(id) {
             Ok(None) => {}
+            Ok(Some(reply)) if step.forget_if_closed(request, id, &reply) => {}
             Ok(Some(reply)) => return Verdict::Repeats(reply),
             Err(refusal) => return Verdict::Refused(refusal),
         }

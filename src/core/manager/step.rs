@@ -16,11 +16,11 @@ use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::earlier;
 use crate::core::sessions::MayHaveEnded;
 use crate::core::table::{Known, LockIdx};
-use crate::core::unconfirmed::{Set, SetToken, Until};
+use crate::core::unconfirmed::{GivenBack, Set, SetToken, Until};
 use crate::core::waiters::{Wait, WaitState};
 use crate::core::{
-    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Notify,
-    Now, Owner, Records, Refusal, Release, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
+    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, NotOwner,
+    Notify, Now, Owner, Records, Refusal, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
     Wants,
 };
 
@@ -291,12 +291,14 @@ impl<'a> Step<'a> {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
         }
-        while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
+        while let Some((id, owes)) =
+            self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke())
+        {
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
             };
-            let Request { owner, wants, id: request, notify, .. } = wait.request();
+            let Request { owner, id: request, notify, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
                 // Its lease is over, which no step had found yet: there is nothing to give back.
                 if let Some(request) = request.as_ref().filter(|_| notify.is_some()) {
@@ -304,7 +306,10 @@ impl<'a> Step<'a> {
                 }
                 continue;
             }
-            self.holders.uncount(owner.as_bytes(), wants.mode);
+            if let Some(mode) = owes {
+                let _ = self.holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
+                self.note_if_ended(owner);
+            }
             if let Some(state) = self.parts.state_mut(lock) {
                 state.unconfirmed.revoked(id, owner, self.holders);
             }
@@ -316,9 +321,19 @@ impl<'a> Step<'a> {
         for (owner, end) in state.unconfirmed.settle(self.holders, self.now) {
             if end >= self.now.wall {
                 self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
-            } else if self.parts.take_held(lock, &owner) {
+                continue;
+            }
+            self.who = MayHaveEnded::Any;
+            if self.parts.take_held(lock, &owner) {
                 self.parts.tell(lock, [(owner, Happened::Expired)]);
             }
+        }
+    }
+
+    /// A hold of this owner, who may not be the one who calls, has ended. If it was the last, the owner's other grants are void.
+    fn note_if_ended(&mut self, owner: &Owner) {
+        if self.holders.of(owner.as_bytes()).is_none() {
+            self.who = MayHaveEnded::Any;
         }
     }
 
@@ -331,6 +346,9 @@ impl<'a> Step<'a> {
         let name = self.id();
         let (closed, set) =
             self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
+        if closed > 0 {
+            self.who = MayHaveEnded::Any;
+        }
         self.parts.statistics.add(Counted::ReleasedOnDisconnect, closed);
         self.parts.statistics.add(Counted::RenewedByWatchdog, set.len());
         for (owner, lease, end) in set {
@@ -481,7 +499,7 @@ impl<'a> Step<'a> {
                 (false, Some(_)) => Until::Confirmed,
                 (false, None) => Until::Delivered,
             };
-            state.unconfirmed.granted((id, owner, until), set, before, written);
+            state.unconfirmed.granted((id, owner, wants.mode, until), set, before, written);
         }
         reply
     }
@@ -646,7 +664,7 @@ impl<'a> Step<'a> {
         }
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
-            self.parts.sessions.has_begun(|| self.name.to_id(), id);
+            self.parts.sessions.has_begun(|| self.name.to_id(), (&request.owner, id), self.now);
             match &request.notify {
                 Some(notify) if to == To::Waiter => {
                     self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
@@ -794,7 +812,7 @@ impl<'a> Step<'a> {
         }
         let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
-        if self.has_ended(id) {
+        if self.has_ended(owner, id) {
             return;
         }
         self.note_held(owner, held::Hold { end, since: None, client: request.client });
@@ -850,49 +868,79 @@ impl<'a> Step<'a> {
         let granted = self.notified_grants(owner);
         let holds = self.holders.of(owner.as_bytes()).map_or(0, Hold::total);
         if i64::try_from(granted.len()).is_ok_and(|granted| granted == holds) {
-            granted.into_iter().for_each(|(id, _)| {
+            granted.into_iter().for_each(|id| {
                 self.confirm_wait(id, lease_ms);
             });
         }
     }
 
-    /// The grants of this owner that are to be confirmed by a call, each with its mode, in their order.
-    fn notified_grants(&self, owner: &Owner) -> Vec<(WaiterId, Mode)> {
+    /// The grants of this owner that are to be confirmed by a call, in their order.
+    fn notified_grants(&self, owner: &Owner) -> Vec<WaiterId> {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return Vec::new() };
-        let notified = |id| {
-            let request = self.parts.waiters.get(id)?.request();
-            request.notify.is_some().then_some((id, request.wants.mode))
-        };
-        state.unconfirmed.on_their_way_to(owner).filter_map(notified).collect()
+        let is_notified =
+            |id: &WaiterId| self.parts.waiters.get(*id).is_some_and(|wait| wait.request().notify.is_some());
+        state.unconfirmed.on_their_way_to(owner).filter(is_notified).collect()
     }
 
-    /// The grant that a release gives back although it was not confirmed: the one with the release's request id, or if the owner
-    /// holds nothing of that kind that it has confirmed, the first. What else it holds is not to end with a grace.
-    pub(super) fn unconfirmed_of(&self, release: &Release) -> Option<WaiterId> {
-        if !self.any_notified() {
+    /// Gives back a part of what the owner holds, for a call with this request id. Returns how many holds it has left, whose lease
+    /// ends then if that is given.
+    ///
+    /// A count does not tell whose hold is given back: see `Unconfirmed::whose_hold`. If it is that of a grant in flight whose client
+    /// is still to be told, that grant is lost. If the client may know of it already, the grant stays as it is but for its hold.
+    #[inline(always)]
+    pub(super) fn give_back(
+        &mut self,
+        owner: &Owner,
+        scope: ReleaseScope,
+        id: Option<&RequestId>,
+        lease_end: Option<WallMs>,
+    ) -> Result<i64, NotOwner> {
+        match self.whose_hold(owner, scope, id) {
+            Some(grant) if grant.is_kept_back => Ok(self.lose(owner, grant.id, lease_end)),
+            Some(grant) => {
+                self.keep_in_flight(owner, scope, grant);
+                self.holders.release(owner.as_bytes(), scope, lease_end)
+            }
+            None => self.holders.release(owner.as_bytes(), scope, lease_end),
+        }
+    }
+
+    /// The grant in flight whose hold is given back, if it is that of one.
+    #[inline(always)]
+    fn whose_hold(&self, owner: &Owner, scope: ReleaseScope, id: Option<&RequestId>) -> Option<GivenBack> {
+        let lock = self.lock?;
+        let unconfirmed = &self.parts.state(lock)?.unconfirmed;
+        // With its last hold all of an owner's grants are void.
+        if !unconfirmed.any_on_its_way() || scope == ReleaseScope::All {
             return None;
         }
-        let hold = self.holders.of(release.owner.as_bytes()).filter(|hold| hold.total() > 1)?;
-        let (mode, holds) = match release.scope {
-            ReleaseScope::All => return None,
-            ReleaseScope::One if hold.exclusive > 0 => (Mode::Exclusive, hold.exclusive),
-            ReleaseScope::OneOf(Mode::Exclusive) => (Mode::Exclusive, hold.exclusive),
-            ReleaseScope::One | ReleaseScope::OneOf(Mode::Shared) => (Mode::Shared, hold.shared),
-        };
-        let granted = self.notified_grants(&release.owner).into_iter();
-        let all: Vec<WaiterId> = granted.filter(|(_, of)| *of == mode).map(|(id, _)| id).collect();
-        let named = release.id.as_ref().and_then(|id| self.parts.waiters.of_request(self.lock?, id));
-        let named = named.map(|(id, _)| id).filter(|id| all.contains(id));
-        let none_is_confirmed = i64::try_from(all.len()).is_ok_and(|granted| granted >= holds);
-        named.or_else(|| all.first().copied().filter(|_| none_is_confirmed))
+        let hold = self.holders.of(owner.as_bytes()).filter(|hold| hold.total() > 1)?;
+        let mode = scope.mode_of(hold);
+        let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
+        let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
+        unconfirmed.whose_hold(owner, (mode, holds), named)
     }
 
-    /// Gives back a grant that was not confirmed. Returns how many holds the owner has left, whose lease ends then if that is given.
+    /// The hold of a grant is given back whose client may know of it. If nobody did, and the grant is revoked, then the call that has
+    /// given back an exclusive hold without saying so was for a shared one that is certain.
     #[cold]
-    pub(super) fn give_back(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
+    fn keep_in_flight(&mut self, owner: &Owner, scope: ReleaseScope, grant: GivenBack) {
+        let Some(hold) = self.holders.of(owner.as_bytes()) else { return };
+        let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
+        let shared = hold.shared;
+        let Some(state) = self.state_mut() else { return };
+        let instead = may_be_another && state.unconfirmed.is_certain(owner, Mode::Shared, shared);
+        state.unconfirmed.gave_back(grant.id, instead.then_some(Mode::Shared));
+    }
+
+    /// The hold of a grant in flight is given back, and its client told so. Returns how many holds the owner has left, whose lease
+    /// ends then if that is given.
+    #[cold]
+    fn lose(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
         if let Some((lock, request)) = wait {
-            self.parts.decide(grant, lock, &request, Decision::Lost);
+            let lead = self.parts.waiters.lead_of(grant);
+            self.parts.decide(lead, lock, &request, Decision::Lost);
             self.parts.begin_to_revoke(grant);
             self.revoke(lock);
         }
@@ -1073,9 +1121,23 @@ impl<'a> Step<'a> {
         self.parts.statistics.held(self.now.mono.saturating_sub(since));
     }
 
-    /// True if the hold that this request got has ended since.
-    pub(super) fn has_ended(&self, id: &RequestId) -> bool {
-        self.parts.sessions.has_ended(|| self.name.to_id(), id, self.now)
+    /// True if the hold that this request got for its owner has ended since, as far as that is remembered.
+    pub(super) fn has_ended(&self, owner: &Owner, id: &RequestId) -> bool {
+        let sessions = &self.parts.sessions;
+        sessions.has_ended(|| self.name.to_id(), id, self.now)
+            || sessions.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
+    }
+
+    /// The hold that this request got with this reply may have ended with a connection: then it is as if the request had never been
+    /// made. Returns whether that is so. What was given back by its own id was made.
+    pub(super) fn forget_if_closed(&mut self, request: &Request, id: &RequestId, reply: &Reply) -> bool {
+        let owner = reply.owner.as_deref().unwrap_or(&request.owner);
+        let is_closed = self.parts.sessions.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
+            && matches!(self.records.released(id), Ok(None));
+        if is_closed {
+            self.records.forget_grant(id);
+        }
+        is_closed
     }
 
     /// The hold that this request got was given back.

@@ -72,10 +72,8 @@ impl Waits for LockManager {
 
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
         let Some(state) = self.parts.state(lock) else { return };
-        for id in state.unconfirmed.revoking() {
-            if let Some(wait) = self.parts.waiters.get(id) {
-                holders.uncount(wait.request().owner.as_bytes(), wait.request().wants.mode);
-            }
+        for (owner, mode) in state.unconfirmed.revoking() {
+            let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
         }
         for owner in self.parts.sessions.closed(lock) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);

@@ -3,7 +3,7 @@
 //! Calls for several locks, and calls for one beside them, against the rule as a plain list: whoever waits is granted all its
 //! locks as soon as for each of them the holders admit it, and nobody stands before it whom it conflicts with.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::core::holders::Admission;
@@ -77,8 +77,8 @@ struct Wait {
 struct InFlight {
     id: WaiterId,
     owner: usize,
-    mode: Mode,
-    locks: BTreeSet<usize>,
+    /// Of which mode a hold is given back at each of them if it is revoked, if any.
+    locks: BTreeMap<usize, Option<Mode>>,
 }
 
 #[derive(Clone)]
@@ -139,12 +139,36 @@ impl Plain {
         }
     }
 
+    /// The grants in flight that one of these holds belongs to.
+    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+        let owes = |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
+        (0..self.in_flight.len()).filter(|at| owes(&self.in_flight[*at])).collect()
+    }
+
+    fn release(&mut self, lock: usize, owner: usize, scope: ReleaseScope) -> Result<i64, NotOwner> {
+        let hold = self.holders[lock].of(OWNERS[owner]).cloned().ok_or(NotOwner)?;
+        let is_certain = |mode, held| held > i64::try_from(self.owing(lock, owner, mode).len()).unwrap();
+        if scope == ReleaseScope::One && hold.total() > 1 {
+            let (mode, held) = match hold.exclusive {
+                0 => (Mode::Shared, hold.shared),
+                exclusive => (Mode::Exclusive, exclusive),
+            };
+            if !is_certain(mode, held) {
+                // Had there been no such grant, another hold would have been given back.
+                let other = mode == Mode::Exclusive && is_certain(Mode::Shared, hold.shared);
+                let at = self.owing(lock, owner, mode)[0];
+                self.in_flight[at].locks.insert(lock, other.then_some(Mode::Shared));
+            }
+        }
+        self.holders[lock].release(OWNERS[owner], scope, None)
+    }
+
     /// Ends what has waited for too long, and grants what these decisions grant: whoever is to be had at once by two, both of whom
     /// come first at one lock, goes to either. Then nobody is left who could be granted all its locks.
     fn follow(&mut self, decisions: Vec<(WaiterId, Decision)>) -> Result<(), TestCaseError> {
         let holders = &self.holders;
         for grant in &mut self.in_flight {
-            grant.locks.retain(|lock| holders[*lock].of(OWNERS[grant.owner]).is_some());
+            grant.locks.retain(|lock, _| holders[*lock].of(OWNERS[grant.owner]).is_some());
         }
         let now = self.now;
         let over: BTreeSet<WaiterId> = self
@@ -161,7 +185,7 @@ impl Plain {
         let is_grant =
             |decision: &Decision| matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_));
         let granted = decisions.iter().filter(|(_, decision)| is_grant(decision));
-        let granted: BTreeSet<WaiterId> = granted.map(|(id, _)| *id).collect();
+        let granted: Vec<WaiterId> = granted.map(|(id, _)| *id).collect();
         prop_assert_eq!(granted.len() + over.len(), decisions.len(), "{:?}", decisions);
         let Some(after) = self.after(&granted) else {
             prop_assert!(false, "{:?} are granted too early", granted);
@@ -173,8 +197,9 @@ impl Plain {
         Ok(())
     }
 
-    /// This, after these were granted all that they wait for, in an order in which each was to be granted. `None` if there is none.
-    fn after(&self, granted: &BTreeSet<WaiterId>) -> Option<Plain> {
+    /// This, after these were granted all that they wait for, in an order in which each was to be granted: if it can be, in theirs.
+    /// `None` if there is none.
+    fn after(&self, granted: &[WaiterId]) -> Option<Plain> {
         if granted.is_empty() {
             return Some(self.clone());
         }
@@ -183,8 +208,9 @@ impl Plain {
             let mut after = self.clone();
             let Wait { id, owner, locks, mode, .. } = after.waits.remove(at);
             after.grant(owner, &locks, mode);
-            after.in_flight.push(InFlight { id, owner, mode, locks });
-            let left = granted.iter().copied().filter(|other| *other != id).collect();
+            let locks = locks.into_iter().map(|lock| (lock, Some(mode))).collect();
+            after.in_flight.push(InFlight { id, owner, locks });
+            let left: Vec<WaiterId> = granted.iter().copied().filter(|other| *other != id).collect();
             after.after(&left)
         })
     }
@@ -248,7 +274,7 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
             }
             Do::Release { lock, owner, all } => {
                 let scope = if *all { ReleaseScope::All } else { ReleaseScope::One };
-                let expected = plain.holders[*lock].release(OWNERS[*owner], scope, None);
+                let expected = plain.release(*lock, *owner, scope);
                 let op = Op::Release { lock: *lock, owner: *owner, scope, lease: None, id: None };
                 let seen = real.step(&op);
                 prop_assert_eq!(seen, Some(expected.map_or(Seen::NotOwner, Seen::Left)));
@@ -277,8 +303,11 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                     real.locks.delivered(grant.id, real.time());
                 } else {
                     real.locks.undelivered(grant.id);
-                    for lock in &grant.locks {
-                        plain.holders[*lock].uncount(OWNERS[grant.owner], grant.mode);
+                    for (lock, owes) in &grant.locks {
+                        let owner = OWNERS[grant.owner];
+                        if let Some(mode) = *owes {
+                            plain.holders[*lock].release(owner, ReleaseScope::OneOf(mode), None).unwrap();
+                        }
                     }
                 }
                 real.fire();
@@ -366,7 +395,7 @@ fn acquire(
             );
             plain.waits[who].passes.insert((lock, passed));
         }
-        if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect()) {
+        if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect::<Vec<_>>()) {
             *plain = after;
         }
     }

@@ -162,13 +162,28 @@ pub(super) enum Op {
     Close {
         connection: u64,
     },
+    /// The same, and somebody acquires a lock before the timer has fired.
+    CloseInTurn {
+        connection: u64,
+        lock: usize,
+        owner: usize,
+        shared: bool,
+    },
     /// A grant reaches its client, or does not.
     Deliver {
         which: usize,
         arrives: bool,
     },
+    /// Replicas have acknowledged a grant, and its client is answered.
+    Answer {
+        which: usize,
+    },
     /// The server is paused, or goes on.
     Pause(bool),
+    /// For so many milliseconds from now on the server may have forgotten locks.
+    Quarantine {
+        ms: i64,
+    },
     /// The server is a replica for a moment, and another primary may set the lease of a lock.
     Away {
         meddle: Option<(usize, i64)>,
@@ -227,7 +242,7 @@ fn op() -> impl Strategy<Value = Op> {
         );
     let scope = prop_oneof![
         3 => Just(ReleaseScope::One),
-        1 => Just(ReleaseScope::OneOf(Mode::Shared)),
+        2 => Just(ReleaseScope::OneOf(Mode::Shared)),
         1 => Just(ReleaseScope::All),
     ];
     prop_oneof![
@@ -249,8 +264,13 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Flush),
         2 => (0..8usize).prop_map(|which| Op::Leave { which }),
         2 => (0..3u64).prop_map(|connection| Op::Close { connection }),
+        1 => (0..3u64, lock.clone(), 0..OWNERS.len(), any::<bool>()).prop_map(
+            |(connection, lock, owner, shared)| Op::CloseInTurn { connection, lock, owner, shared }
+        ),
         6 => (0..8usize, prop::bool::weighted(0.7)).prop_map(|(which, arrives)| Op::Deliver { which, arrives }),
+        1 => (0..8usize).prop_map(|which| Op::Answer { which }),
         1 => any::<bool>().prop_map(Op::Pause),
+        1 => (0..30i64).prop_map(|ms| Op::Quarantine { ms }),
         1 => prop::option::of((lock, lease)).prop_map(|meddle| Op::Away { meddle }),
         8 => (1..30i64).prop_map(|ms| Op::Advance { ms }),
     ]
@@ -261,6 +281,7 @@ fn op() -> impl Strategy<Value = Op> {
 pub(super) enum Seen {
     Granted(Reply),
     Busy,
+    Quarantined,
     Deadlock,
     Waits(WaiterId),
     Left(i64),
@@ -275,7 +296,9 @@ pub(super) enum Seen {
 
 /// While clients are paused no command runs, and so no foreign write is made either.
 fn runs_while_paused(op: &Op) -> bool {
-    matches!(op, Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Pause(_) | Op::Advance { .. })
+    let of_clients =
+        matches!(op, Op::Leave { .. } | Op::Close { .. } | Op::Deliver { .. } | Op::Answer { .. });
+    of_clients || matches!(op, Op::Pause(_) | Op::Advance { .. })
 }
 
 /// What a key holds, as a reader sees it.
@@ -294,6 +317,7 @@ pub(super) fn visible(real: &Real, key: &[u8]) -> Option<Holders> {
 /// After everybody has left and every grant has arrived, nothing is kept (9).
 pub(super) fn assert_drained(real: &mut Real, in_flight: impl IntoIterator<Item = WaiterId>) {
     real.paused = false;
+    real.step(&Op::Quarantine { ms: 0 });
     real.locks.tell_owners(false);
     real.fire();
     real.locks.verify();
@@ -432,7 +456,7 @@ proptest! {
                     Op::External { lock, lease } if listeners => {
                         real.step(&Op::External { lock, lease: 100 * lease });
                     }
-                    Op::Pause(_) | Op::Away { .. } => {}
+                    Op::Pause(_) | Op::Away { .. } | Op::CloseInTurn { .. } => {}
                     Op::Close { connection } => {
                         real.locks.connection_closed(ConnectionId(connection), real.time());
                     }
@@ -476,7 +500,7 @@ proptest! {
                 // A lease that ends in this millisecond is over in the next.
                 let ends_now = matches!(&real.keys[key], Stored::Lock(h) if h.expires_at().is_some_and(|at| real.now > at));
                 let left_to_external_clients = listeners && real.locks.is_left_free(at(key), real.time());
-                if free && !ends_now && !left_to_external_clients {
+                if free && !ends_now && !left_to_external_clients && !real.locks.is_quarantined() {
                     prop_assert!(real.waiting(key).is_empty(), "a free lock has waiters");
                 }
             }

@@ -56,6 +56,10 @@ impl Records for Beside {
         Ok(self.cancelled.get(id).filter(|(_, until)| self.now <= *until).map(|(undone, _)| *undone))
     }
 
+    fn request_ttl_ms(&self) -> i64 {
+        TTL
+    }
+
     fn may_grow(&mut self) -> bool {
         true
     }
@@ -112,6 +116,8 @@ pub(in crate::core) struct Real {
     /// Whether the timer fires by itself after each step.
     pub(in crate::core) timer: bool,
     pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
+    /// Until when locks may be forgotten.
+    quarantine: Option<MonoUs>,
     /// The channels of all locks have subscribers.
     pub(in crate::core) listeners: bool,
     /// The locks of which it was published that they are free, one by one.
@@ -141,6 +147,7 @@ impl Real {
             paused: false,
             timer,
             decisions: Vec::new(),
+            quarantine: None,
             listeners: false,
             messages: Vec::new(),
             notices: Vec::new(),
@@ -245,6 +252,11 @@ impl Real {
         news
     }
 
+    /// What the driver does before each acquire, and when the timer fires.
+    fn keep_quarantine(&mut self) {
+        self.locks.quarantine(self.quarantine, self.time());
+    }
+
     fn take_notices(&mut self) {
         while let Some(notice) = self.locks.next_notice() {
             self.notices.push(notice);
@@ -259,6 +271,7 @@ impl Real {
     }
 
     pub(in crate::core) fn tick(&mut self) {
+        self.keep_quarantine();
         for lock in self.locks.tick(self.time(), !self.paused) {
             let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
             let served = self
@@ -315,6 +328,7 @@ impl Real {
     fn acquire(&mut self, key: &'static [u8], call: &Call, block: Option<u64>) -> Result<Seen, Seen> {
         let request = call.request();
         let now = self.time();
+        self.keep_quarantine();
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
         let patience = match block {
             Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
@@ -353,7 +367,7 @@ impl Real {
                 Ok(Seen::Waits(id))
             }
             Outcome::Busy => Ok(Seen::Busy),
-            Outcome::Quarantined => panic!("there is no quarantine"),
+            Outcome::Quarantined => Ok(Seen::Quarantined),
             Outcome::Refused(Refusal::Cancelled) => Ok(Seen::Unblocked),
             Outcome::Refused(refusal) => panic!("{refusal:?}"),
         }
@@ -540,6 +554,10 @@ impl Real {
                 self.locks.database_changed(None);
             }
             Op::Pause(paused) => self.paused = paused,
+            Op::Quarantine { ms } => {
+                self.quarantine = Some(time.mono + ms.unsigned_abs() * 1000);
+                self.keep_quarantine();
+            }
             _ => {}
         }
     }
