@@ -239,16 +239,16 @@ impl<S: Default> LockTable<S> {
         self.ready.len()
     }
 
-    /// Those that have been ready for longest. They are not marked any more.
-    pub(super) fn take_ready(&mut self, most: usize) -> Vec<LockIdx> {
-        let first: Vec<LockIdx> = self.ready.values().take(most).copied().collect();
-        first.iter().for_each(|idx| self.unset_ready(*idx));
-        first
+    /// The one that has been ready for longest. It is not marked any more.
+    pub(super) fn take_ready(&mut self) -> Option<LockIdx> {
+        let first = *self.ready.first_key_value()?.1;
+        self.unset_ready(first);
+        Some(first)
     }
 
     /// Marks no lock any more.
     pub(super) fn clear_ready(&mut self) {
-        self.take_ready(usize::MAX);
+        while self.take_ready().is_some() {}
     }
 
     pub(super) fn len(&self) -> usize {
@@ -320,8 +320,8 @@ mod tests {
         }
         table.unset_ready(a);
         table.set_ready(a);
-        assert_eq!(table.take_ready(2), [b, c]);
+        assert_eq!([table.take_ready(), table.take_ready()], [Some(b), Some(c)]);
         table.remove(a);
-        assert!(!table.any_ready() && table.take_ready(9).is_empty());
+        assert!(!table.any_ready() && table.take_ready().is_none());
     }
 }

@@ -46,19 +46,19 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
     replicas::end_overdue(ctx);
     let has_time = || ctx.now().mono.saturating_sub(started) < BUDGET_US;
     while has_time() {
-        let locks = with(ctx, |driver| {
-            let locks = driver.locks.tick(ctx.now(), may_write);
+        let (lock, is_overdue) = with(ctx, |driver| {
+            let now = ctx.now();
+            let lock = driver.locks.tick(now, may_write);
             driver.pass_on_decisions(ctx);
-            locks
+            (lock, driver.locks.is_overdue(now))
         });
-        for lock in &locks {
+        if let Some(lock) = &lock {
             // What goes wrong with one lock must not keep others waiting.
             guard(|| {
                 reconcile(ctx, lock);
                 serve_others(ctx);
             });
-        }
-        if locks.is_empty() {
+        } else if !is_overdue {
             break;
         }
     }

@@ -19,7 +19,7 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
                 return Outcome::Granted(reply);
             }
         }
-        match step.records.granted(id) {
+        match step.granted(id) {
             Ok(None) => {}
             Ok(Some(reply)) if step.records.is_unconfirmed(id) && !step.confirm_recorded(request, &reply) => {
                 looks = false;
@@ -127,7 +127,7 @@ pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusa
     }
     // A release with the same id gave it back already.
     let given_back = step.records.released(id)?.is_some();
-    let granted = step.records.granted(id)?.filter(|_| !given_back);
+    let granted = step.granted(id)?.filter(|_| !given_back);
     let undone = if step.cancel_wait(id).is_some() {
         true
     } else if let Some(reply) = granted.filter(|_| !step.has_ended(id)) {

@@ -35,7 +35,7 @@ use super::{
     NotOwner, NotReleased, Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply,
     Request, RequestId, Statistics, Verdict, WaiterId, WallMs,
 };
-use parts::{LockState, Parts};
+use parts::{LockState, Loses, Parts};
 use step::Step;
 
 /// All that is remembered about locks.
@@ -175,7 +175,7 @@ impl LockManager {
     ) -> (usize, InHand) {
         let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
         step.tell_holders(Happened::Broken);
-        let lost = step.holders.clear();
+        let lost = step.end_all();
         step.count((lost > 0).then_some(Counted::Broken));
         (lost, step.finish())
     }
@@ -207,7 +207,7 @@ impl LockManager {
         self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
-        state.unconfirmed.take_voided();
+        state.unconfirmed.take_voided(usize::MAX);
         state.forget_hold();
         for id in state.queue.iter().collect::<Vec<_>>() {
             self.parts.end_queued(id, decision.clone());
@@ -443,18 +443,9 @@ impl LockManager {
 
     /// A connection was closed. True if there is something to do soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
-        let (queued, granted) = self.parts.waiters.notified.all_of(connection);
-        for id in queued {
-            self.parts.end_wait(id, None);
-        }
-        granted.into_iter().for_each(|id| self.parts.begin_to_revoke(id));
-        for (lock, ends) in self.parts.sessions.connection_closed(connection, now) {
-            if ends && !self.parts.demoted {
-                self.parts.table.set_ready(lock);
-            }
-            self.parts.drop_if_idle(lock);
-        }
-        self.parts.table.any_ready()
+        self.parts.losing.insert(connection, Loses::Everything);
+        self.parts.end_losing(now);
+        self.parts.table.any_ready() || !self.parts.losing.is_empty()
     }
 
     /// Somebody else changed the key. True if anybody here cares, so that the caller must see to a
@@ -479,6 +470,7 @@ impl LockManager {
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.unconfirmed.leases_are_anothers();
+                state.may_have_ended = true;
             }
             if !parts.granted_keys.contains(lock) {
                 parts.taken_elsewhere(idx, now);
@@ -511,7 +503,7 @@ impl LockManager {
             if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
-            parts.void_grants(lock, false, |_| true);
+            parts.void_grants(lock, false, MayHaveEnded::Any, |_| true);
             parts.sessions.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
@@ -566,7 +558,7 @@ impl LockManager {
             let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
             parts.tell(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
-            parts.void_grants(lock, false, |_| true);
+            parts.void_grants(lock, false, MayHaveEnded::Any, |_| true);
             parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);
@@ -748,10 +740,15 @@ impl LockManager {
         self.parts.sessions.any_bound()
     }
 
-    /// Time has passed, or something has changed. Ends the waits whose time is over; then, if it is allowed
-    /// to write now, returns the locks that the caller must open and [`reconcile`](LockManager::reconcile).
-    pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Vec<LockId> {
+    /// Time has passed, or something has changed. Ends waits whose time is over; then, if it is allowed to write now, returns the
+    /// next lock that the caller must open and [`reconcile`](LockManager::reconcile).
+    pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Option<LockId> {
         clock::tick(&mut self.parts, now, may_write)
+    }
+
+    /// True if a [`tick`](LockManager::tick) has left something undone for which nothing needs to be written.
+    pub(crate) fn is_overdue(&self, now: Now) -> bool {
+        clock::is_overdue(&self.parts, now)
     }
 
     /// In how many milliseconds [`tick`](LockManager::tick) is due; `None` if nothing is planned.

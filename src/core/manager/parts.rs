@@ -2,7 +2,7 @@
 
 //! The parts of the lock manager side by side. Only the files of this directory see more than one of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
@@ -16,9 +16,29 @@ use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
 use crate::core::waiters::{Crossing, Ended, NewWait, Wait, WaitState, Waiters};
 use crate::core::{
-    Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now, Owner, Request,
-    Statistics, WaiterId, WallMs,
+    ConnectionId, Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now,
+    Owner, Request, Statistics, WaiterId, WallMs,
 };
+
+/// How much of what is due at one lock a step does: how many grants it makes, revokes or voids, and how many holds it ends or
+/// renews. Thousands at once would stall the server, so the rest is left to the next step, which the timer makes soon.
+#[derive(Clone, Copy)]
+pub(super) struct Portion(pub(super) usize);
+
+impl Default for Portion {
+    fn default() -> Portion {
+        Portion(64)
+    }
+}
+
+/// Why a connection loses the waits that it has to be told of by messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loses {
+    /// It has closed: all, and the holds that depend on it end.
+    Everything,
+    /// It does not confirm what it is granted: those that are queued.
+    Queued,
+}
 
 /// What is remembered about one lock, besides what its key holds.
 #[derive(Default)]
@@ -38,6 +58,12 @@ pub(super) struct LockState {
     /// It was granted to somebody who is told by a message, and external clients may have seen that it will be held for longer
     /// than until the end of the grace: see [`Foreseen`](super::step::Foreseen).
     pub(super) foreseen_unconfirmed: bool,
+    /// How many held the lock at the end of the last step, if more grants and bindings are remembered than one step looks through.
+    pub(super) held_by: usize,
+    /// Some of these may be of holds that have ended since they were looked through.
+    pub(super) may_have_ended: bool,
+    /// After how many more steps they are looked through again.
+    pub(super) looks_in: usize,
     /// When a newcomer has looked at the key last, and at what stands beside it.
     pub(super) seen: Option<MonoUs>,
     /// For when it stands in [`Parts::leases`].
@@ -87,6 +113,12 @@ pub(super) struct Parts {
     pub(super) granted_keys: GrantedKeys,
     /// No hold is remembered of a lock that nobody waits for.
     pub(super) forgets_holds: bool,
+    /// How much a step does at once.
+    pub(super) portion: Portion,
+    /// Connections whose waits and holds are still to be ended.
+    pub(super) losing: BTreeMap<ConnectionId, Loses>,
+    /// How many of these were ended since the last tick.
+    pub(super) lost: usize,
     /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
     pub(super) quarantined_until: Option<MonoUs>,
     /// This server is not the primary.
@@ -166,12 +198,6 @@ impl Parts {
         if end.is_none() {
             self.fragile.remove(lock);
         }
-    }
-
-    /// True if holds end with the next step on the lock, of which their owners know.
-    pub(super) fn ends_without_call(&self, lock: LockIdx) -> bool {
-        let Some(state) = self.table.get(lock).filter(|state| !state.held.is_empty()) else { return false };
-        state.unconfirmed.may_end() > 0 || self.sessions.closed(lock).next().is_some()
     }
 
     /// Owners are to be told what has happened to their holds.
@@ -290,13 +316,80 @@ impl Parts {
         self.decide(id, lock, &request, Decision::Lost);
         self.begin_to_revoke(id);
         if loses_others {
-            for other in self.waiters.notified.queued_of(notify.connection) {
-                if self.end_wait(other, Some(Decision::Lost)) {
-                    self.statistics.count(Counted::Dropped);
-                }
-            }
+            self.losing.entry(notify.connection).or_insert(Loses::Queued);
         }
         true
+    }
+
+    /// Ends some of the waits, and what else depends on connections that have closed; the rest with the next tick.
+    pub(super) fn end_losing(&mut self, now: Now) {
+        while self.lost < 4 * self.portion.0 {
+            let Some((connection, loses)) = self.losing.first_key_value().map(|(at, loses)| (*at, *loses))
+            else {
+                return;
+            };
+            self.lost += 1;
+            if !self.end_next_of(connection, loses, now) {
+                self.losing.remove(&connection);
+            }
+        }
+    }
+
+    /// False if there is nothing left to end of this connection.
+    fn end_next_of(&mut self, connection: ConnectionId, loses: Loses, now: Now) -> bool {
+        let next = match loses {
+            Loses::Everything => self.waiters.notified.next_of(connection),
+            Loses::Queued => self.waiters.notified.next_queued_of(connection),
+        };
+        if let Some(id) = next {
+            let decision = (loses == Loses::Queued).then_some(Decision::Lost);
+            self.statistics.add(Counted::Dropped, usize::from(decision.is_some()));
+            if !self.end_wait(id, decision) {
+                self.begin_to_revoke(id);
+            }
+            // Whatever it was.
+            self.waiters.notified.remove(connection, id);
+            return true;
+        }
+        if loses == Loses::Queued {
+            return false;
+        }
+        let Some((lock, ends)) = self.sessions.close_next(connection, now) else { return false };
+        if ends && !self.demoted {
+            self.table.set_ready(lock);
+        }
+        self.drop_if_idle(lock);
+        true
+    }
+
+    /// True if the connection of this wait has closed, or is to lose it for another reason.
+    #[inline(always)]
+    pub(super) fn is_losing(&self, wait: &Wait) -> bool {
+        // Nearly always there is none.
+        !self.losing.is_empty() && self.has_lost(wait)
+    }
+
+    #[cold]
+    fn has_lost(&self, wait: &Wait) -> bool {
+        wait.request().notify.as_ref().is_some_and(|notify| self.losing.contains_key(&notify.connection))
+    }
+
+    /// A wait that is queued ends without a grant, as its connection loses it.
+    #[cold]
+    pub(super) fn end_lost_wait(&mut self, id: WaiterId) {
+        let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
+        let connection = self.waiters.get(id).and_then(of);
+        if connection.and_then(|connection| self.losing.get(&connection)) == Some(&Loses::Queued) {
+            self.statistics.count(Counted::Dropped);
+            self.end_queued(id, Decision::Lost);
+        } else {
+            self.take_out(id);
+        }
+    }
+
+    /// How many grants and bindings of a lock are remembered that end with their holds.
+    pub(super) fn remembered_of(&self, lock: LockIdx) -> usize {
+        self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.sessions.len_of(lock)
     }
 
     /// A grant of which its client was told by a message is confirmed, revoked or void.
@@ -449,7 +542,7 @@ impl Parts {
             self.deadlines.set(&id, None);
         }
         if let Some(state) = self.table.get_mut(lock) {
-            state.unconfirmed.begin_to_revoke(id);
+            state.unconfirmed.begin_to_revoke(id, &wait.request().owner);
             self.table.set_ready(lock);
         }
     }
@@ -504,7 +597,7 @@ impl Parts {
         who: MayHaveEnded<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        self.void_grants(lock, true, &ended);
+        self.void_grants(lock, true, who, &ended);
         if self.sessions.knows(lock) {
             let Some(name) = self.name(lock) else { return };
             self.sessions.unbind_ended(lock, &name, who, &ended);
@@ -513,9 +606,15 @@ impl Parts {
 
     /// The holds of these owners ended: grants of them that are in flight are void. What depends on connections stays. `forgets`
     /// unless what is stored of their requests has gone where the holds went.
-    pub(super) fn void_grants(&mut self, lock: LockIdx, forgets: bool, ended: impl Fn(&Owner) -> bool) {
+    pub(super) fn void_grants(
+        &mut self,
+        lock: LockIdx,
+        forgets: bool,
+        who: MayHaveEnded<'_>,
+        ended: impl Fn(&Owner) -> bool,
+    ) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        for id in state.unconfirmed.void(ended) {
+        for id in state.unconfirmed.void(who, ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
@@ -586,12 +685,13 @@ impl Parts {
             let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !confirmed_later;
             wait.state() == WaitState::Granted && is_simple && !wait.is_part()
         };
-        let Some(lock) = self.waiters.get(id).filter(is_plain).map(Wait::lock) else { return false };
+        let Some(wait) = self.waiters.get(id).filter(is_plain) else { return false };
+        let lock = wait.lock();
         if self.sessions.knows(lock) {
             return false;
         }
         let Some(state) = self.table.get_mut(lock) else { return false };
-        if !state.unconfirmed.confirm_plain(id) {
+        if !state.unconfirmed.confirm_plain(id, &wait.request().owner) {
             return false;
         }
         self.waiters.forget_plain(id);
@@ -605,7 +705,8 @@ impl Parts {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
         let (wait, _) = self.waiters.remove(id)?;
         self.grace_ends(id, wait.request());
-        let confirmed = self.table.get_mut(wait.lock()).and_then(|state| state.unconfirmed.confirm(id));
+        let state = self.table.get_mut(wait.lock());
+        let confirmed = state.and_then(|state| state.unconfirmed.confirm(id, &wait.request().owner));
         let Some(confirmed) = confirmed else { return defect!("a grant that its lock does not know", None) };
         if confirmed.settles {
             self.table.set_ready(wait.lock());

@@ -255,7 +255,7 @@ pub(super) fn has_bundles(parts: &Parts) -> bool {
 
 fn verdict(step: &mut Step<'_>, request: &Request, patience: Patience) -> Verdict {
     if let Some(id) = &request.id {
-        match step.records.granted(id) {
+        match step.granted(id) {
             Ok(None) => {}
             Ok(Some(reply)) => return Verdict::Repeats(reply),
             Err(refusal) => return Verdict::Refused(refusal),

@@ -39,6 +39,14 @@ pub(super) struct Step<'a> {
     /// The lock was granted to somebody who waited.
     handed_over: bool,
     foreseen: Foreseen,
+    /// More grants and bindings are remembered of it than a step looks through.
+    is_crowded: bool,
+    /// It is looked whose holds have ended, of all whose grants and bindings are remembered.
+    looks_at_all: bool,
+    /// Holds are left that are to end, or requests that are to be forgotten: the queue is served when none is.
+    is_unfinished: bool,
+    /// Something is left to do.
+    is_due_again: bool,
 }
 
 /// What the caller of a step has to know of the lock when it has written it.
@@ -128,6 +136,10 @@ impl<'a> Step<'a> {
             now,
             handed_over: false,
             foreseen: Foreseen::AsWritten,
+            is_crowded: false,
+            looks_at_all: true,
+            is_unfinished: false,
+            is_due_again: false,
         };
         if let Some(lock) = lock {
             step.catch_up(lock);
@@ -138,33 +150,75 @@ impl<'a> Step<'a> {
     #[inline(always)]
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
+        self.decide_what_to_look_at(lock);
         self.forget_voided(lock);
-        let ends_some = self.parts.tells_owners && self.notice_losses(lock);
+        if self.parts.tells_owners {
+            self.notice_losses(lock);
+        }
         self.revoke(lock);
         self.follow_connections(lock);
-        if ends_some {
-            self.settle_held(lock, MayHaveEnded::Any);
+    }
+
+    /// Few grants and bindings are all looked through, whether their holds have ended. Many are only if somebody may have lost a hold
+    /// without a call, and then not at each step: so no more of them are looked at, on an average, than a step does of other things.
+    #[inline(always)]
+    fn decide_what_to_look_at(&mut self, lock: LockIdx) {
+        let (remembered, portion) = (self.parts.remembered_of(lock), self.parts.portion.0);
+        if remembered > portion {
+            (self.is_crowded, self.looks_at_all) = (true, self.is_time_to_look(lock, remembered / portion));
         }
+    }
+
+    #[cold]
+    fn is_time_to_look(&mut self, lock: LockIdx, steps: usize) -> bool {
+        let (holders, calls) = (self.holders.len(), matches!(self.who, MayHaveEnded::Of(_)));
+        let Some(state) = self.parts.state_mut(lock) else { return false };
+        state.may_have_ended |= holders < state.held_by;
+        if calls || !state.may_have_ended {
+            return false;
+        }
+        let looks = state.looks_in == 0;
+        (state.may_have_ended, state.looks_in) =
+            if looks { (false, steps) } else { (true, state.looks_in - 1) };
+        self.is_due_again |= !looks;
+        looks
     }
 
     /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
     #[inline(always)]
     fn forget_voided(&mut self, lock: LockIdx) {
+        let portion = self.parts.portion.0;
         let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
             return;
         };
-        for request in state.unconfirmed.take_voided() {
+        for request in state.unconfirmed.take_voided(portion) {
             self.records.forget_grant(&request);
+        }
+        self.is_unfinished |= state.unconfirmed.any_voided();
+    }
+
+    /// Notes who has lost its hold since the last step.
+    #[cold]
+    fn notice_losses(&mut self, lock: LockIdx) {
+        let Some(state) = self.parts.state_mut(lock) else { return };
+        let lost = state.held.take_lost(self.holders, self.now.wall);
+        self.parts.tell(lock, lost);
+    }
+
+    /// This owner's hold has ended without a call, or its lease is another one. If it holds nothing, nothing depends on that any more.
+    fn ended_or_set(&mut self, lock: LockIdx, owner: &Owner) {
+        if self.parts.tells_owners {
+            self.settle_held(lock, MayHaveEnded::Of(owner));
+        }
+        if self.holders.of(owner.as_bytes()).is_none() {
+            self.parts.void_ended(lock, MayHaveEnded::Of(owner), |_| true);
         }
     }
 
-    /// Notes who has lost its hold since the last step. Returns whether this one may end some without a call.
-    #[cold]
-    fn notice_losses(&mut self, lock: LockIdx) -> bool {
-        let Some(state) = self.parts.state_mut(lock) else { return false };
-        let lost = state.held.take_lost(self.holders, self.now.wall);
-        self.parts.tell(lock, lost);
-        self.parts.ends_without_call(lock)
+    /// Ends every hold. Returns how many owners lost theirs.
+    pub(super) fn end_all(&mut self) -> usize {
+        self.looks_at_all = true;
+        self.holders.clear()
     }
 
     /// Everybody who holds the lock is to be told what happens to it.
@@ -230,9 +284,10 @@ impl<'a> Step<'a> {
 
     #[inline(always)]
     fn put_away(&mut self, lock: LockIdx) -> InHand {
-        if self.parts.tells_owners {
+        if self.parts.tells_owners && (self.looks_at_all || self.is_call()) {
             self.settle_held(lock, self.who);
         }
+        self.note_crowd(lock);
         self.parts.end_lost(lock, &Decision::Lost);
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
@@ -268,6 +323,24 @@ impl<'a> Step<'a> {
         InHand { lock: Some(lock), watches_lease, unannounced, is_reserved, foreseen: self.foreseen }
     }
 
+    /// True if a call of an owner does this step, and so ends no holds but that owner's.
+    fn is_call(&self) -> bool {
+        matches!(self.who, MayHaveEnded::Of(_))
+    }
+
+    /// Notes how many hold the lock, if more is remembered of them than a step looks through; and that there is more to do.
+    #[inline(always)]
+    fn note_crowd(&mut self, lock: LockIdx) {
+        let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
+        let holders = if is_crowded { self.holders.len() } else { 0 };
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.held_by = holders;
+        }
+        if (self.is_unfinished || self.is_due_again) && !self.parts.demoted {
+            self.parts.table.set_ready(lock);
+        }
+    }
+
     /// The lock's handle; from now on something is remembered about it.
     fn known(&mut self) -> LockIdx {
         *self.lock.get_or_insert_with(|| self.parts.table.insert(self.name))
@@ -285,13 +358,25 @@ impl<'a> Step<'a> {
         self.lock.and_then(|lock| self.parts.name(lock)).unwrap_or_else(|| self.name.to_id())
     }
 
-    /// Revokes the grants that did not reach their clients.
+    /// Revokes grants that did not reach their clients: those of the caller, and of the others a portion.
     #[inline(always)]
     fn revoke(&mut self, lock: LockIdx) {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
         }
-        while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
+        if let MayHaveEnded::Of(owner) = self.who {
+            self.revoke_some(lock, Some(owner), usize::MAX);
+        }
+        self.revoke_some(lock, None, self.parts.portion.0);
+        self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0);
+    }
+
+    /// Revokes so many of them, of this owner or of anybody, and sets as many leases of which it is known by now what was promised.
+    #[cold]
+    fn revoke_some(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
+        for _ in 0..at_most {
+            let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke(of));
+            let Some(id) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
@@ -311,27 +396,77 @@ impl<'a> Step<'a> {
             if let Some(request) = request {
                 self.records.forget_grant(request);
             }
+            self.ended_or_set(lock, owner);
         }
-        let Some(state) = self.parts.state_mut(lock) else { return };
-        for (owner, end) in state.unconfirmed.settle(self.holders, self.now) {
+        for _ in 0..at_most {
+            let Some(state) = self.parts.state_mut(lock) else { return };
+            let Some((owner, end)) = state.unconfirmed.settle_next(of, self.holders, self.now) else {
+                return;
+            };
+            let Some(end) = end else { continue };
             if end >= self.now.wall {
                 self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
             } else if self.parts.take_held(lock, &owner) {
-                self.parts.tell(lock, [(owner, Happened::Expired)]);
+                self.parts.tell(lock, [(owner.clone(), Happened::Expired)]);
             }
+            self.ended_or_set(lock, &owner);
         }
     }
 
-    /// Ends and renews the holds that depend on connections.
+    /// What is remembered of this request as granted, now that it is known whether that was revoked.
+    pub(super) fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
+        if let Some(lock) = self.lock.filter(|_| self.is_unfinished) {
+            self.finish_request(lock, id)?;
+        }
+        self.records.granted(id)
+    }
+
+    #[cold]
+    fn finish_request(&mut self, lock: LockIdx, id: &RequestId) -> Result<(), Refusal> {
+        let wait = self.parts.waiters.of_request(lock, id).map(|(_, wait)| wait);
+        let revoking = wait.filter(|wait| wait.state() == WaitState::Revoking);
+        if let Some(owner) = revoking.map(|wait| wait.request().owner.clone()) {
+            self.revoke_some(lock, Some(&owner), usize::MAX);
+        }
+        if self.parts.state_mut(lock).is_some_and(|state| state.unconfirmed.take_voided_request(id)) {
+            self.records.forget_grant(id);
+        }
+        if let Some(owner) = self.records.granted(id)?.and_then(|reply| reply.owner) {
+            self.end_closed_of(lock, &owner);
+        }
+        Ok(())
+    }
+
+    /// Ends the hold of this owner, if its connection has closed.
+    fn end_closed_of(&mut self, lock: LockIdx, owner: &Owner) {
+        let (name, who) = (self.id(), (MayHaveEnded::Of(owner), 0));
+        let ended = self.parts.sessions.end_closed((lock, &name), who, self.holders, self.records, self.now);
+        self.closed(lock, &ended);
+    }
+
+    /// The holds of these owners have ended, as their connection has closed.
+    fn closed(&mut self, lock: LockIdx, ended: &[Owner]) {
+        self.parts.statistics.add(Counted::ReleasedOnDisconnect, ended.len());
+        ended.iter().for_each(|owner| self.ended_or_set(lock, owner));
+    }
+
+    /// Ends and renews holds that depend on connections.
     #[inline(always)]
     fn follow_connections(&mut self, lock: LockIdx) {
         if !self.parts.sessions.knows(lock) {
             return;
         }
         let name = self.id();
-        let (closed, set) =
-            self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
-        self.parts.statistics.add(Counted::ReleasedOnDisconnect, closed);
+        if self.looks_at_all || self.is_call() {
+            let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
+            self.parts.sessions.unbind_ended(lock, &name, self.who, has_ended);
+        }
+        let who = (self.who, self.parts.portion.0);
+        let (ended, set) =
+            self.parts.sessions.follow((lock, &name), who, self.holders, self.records, self.now);
+        self.closed(lock, &ended);
+        self.is_unfinished |= self.parts.sessions.closed_len(lock) > 0;
+        self.is_due_again |= self.parts.sessions.renews_on(lock);
         self.parts.statistics.add(Counted::RenewedByWatchdog, set.len());
         for (owner, lease, end) in set {
             self.note_held(&owner, held::Hold { end, ..held::Hold::default() });
@@ -339,31 +474,37 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Serves the queue.
+    /// Serves the queue: of many who can be served, a portion.
     fn serve(&mut self, lock: LockIdx) {
         // Who holds nothing any more, has nothing to be delivered, given back or renewed.
-        let holders = &*self.holders;
-        let who = self.who;
-        let may_have_ended = |owner: &Owner| match who {
-            MayHaveEnded::Of(caller) => *owner == *caller,
-            MayHaveEnded::Any => true,
-        };
-        self.parts
-            .void_ended(lock, who, |owner| may_have_ended(owner) && holders.of(owner.as_bytes()).is_none());
+        if self.looks_at_all || self.is_call() {
+            let holders = &*self.holders;
+            self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
+        }
         self.forget_voided(lock);
         self.send_behind_holders(lock);
-        if self.parts.waiters.bundles.is_stopped(lock) {
+        if self.parts.waiters.bundles.is_stopped(lock) || self.is_unfinished {
             return;
         }
         if self.holders.is_free() && self.is_left_free(lock) {
             return;
         }
+        let mut served = 0;
         while let Some(id) = self.next_in_line(lock) {
+            if served == self.parts.portion.0 {
+                self.is_due_again = true;
+                return;
+            }
+            served += 1;
             let Some(wait) = self.parts.waiters.get(id) else {
                 return defect!("a queue names an unknown wait");
             };
             if wait.is_over(self.now) {
                 self.parts.end_queued(id, Decision::TimedOut);
+                continue;
+            }
+            if self.parts.is_losing(wait) {
+                self.parts.end_lost_wait(id);
                 continue;
             }
             let request = wait.request().clone();
@@ -408,7 +549,9 @@ impl<'a> Step<'a> {
 
     /// What an earlier hold of this owner depended on is no matter of the next one.
     fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
-        if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
+        if self.is_crowded {
+            self.ended_or_set(lock, owner);
+        } else if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
             let name = self.id();
             self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(owner), |_| true);
         }
@@ -421,7 +564,7 @@ impl<'a> Step<'a> {
         let next = self.parts.state(lock)?.queue.next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
-            if wait.is_over(self.now) {
+            if wait.is_over(self.now) || self.parts.is_losing(wait) {
                 return true;
             }
             let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
@@ -743,7 +886,7 @@ impl<'a> Step<'a> {
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
         let state = self.parts.state(lock)?;
         let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
-        if is_left_free || state.queue.is_barred(position) {
+        if self.is_unfinished || is_left_free || state.queue.is_barred(position) {
             return Some(Verdict::Busy { quarantined: false });
         }
         Some(self.may_grant(&request))
@@ -786,7 +929,7 @@ impl<'a> Step<'a> {
             if wait.request().confirmed_later {
                 self.parts.decisions.push_back((lead.unwrap_or(id), Decision::Superseded));
             }
-            self.revoke(wait.lock());
+            self.revoke_some(wait.lock(), Some(&wait.request().owner), usize::MAX);
         }
         let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
@@ -890,7 +1033,7 @@ impl<'a> Step<'a> {
         if let Some((lock, request)) = wait {
             self.parts.decide(grant, lock, &request, Decision::Lost);
             self.parts.begin_to_revoke(grant);
-            self.revoke(lock);
+            self.revoke_some(lock, Some(owner), usize::MAX);
         }
         if let Some(end) = lease_end {
             let _ = self.holders.renew(owner.as_bytes(), end);
@@ -908,9 +1051,9 @@ impl<'a> Step<'a> {
         if let Some(state) = self.state_mut() {
             state.foreseen_unconfirmed = false;
         }
-        // The lease may be settled now.
-        self.revoke(wait.lock());
         let request = wait.request();
+        // The lease may be settled now.
+        self.revoke_some(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant is confirmed of which no message tells", None);
         };
@@ -939,7 +1082,7 @@ impl<'a> Step<'a> {
         if let Some(lock) = self.lock {
             self.parts.was_set(lock, owner, Some((set, end)), None);
             self.parts.sessions.lease_was_set(lock, owner, lease, self.now);
-            self.revoke(lock);
+            self.revoke_some(lock, Some(owner), usize::MAX);
         }
         Some(lease)
     }
@@ -1040,8 +1183,9 @@ impl<'a> Step<'a> {
             WaitState::Granted
                 if wait.lead().is_some_and(|lead| self.parts.waiters.bundles.is_answered(lead)) =>
             {
+                let owner = wait.request().owner.clone();
                 self.parts.begin_to_revoke_alone(id);
-                self.revoke(lock);
+                self.revoke_some(lock, Some(&owner), usize::MAX);
                 Some(())
             }
             WaitState::Granted => {
@@ -1049,7 +1193,7 @@ impl<'a> Step<'a> {
                 let (lead, waits) = (self.parts.waiters.lead_of(id), wait.request().clone());
                 self.parts.decide(lead, lock, &waits, Decision::Cancelled);
                 self.parts.begin_to_revoke(id);
-                self.revoke(lock);
+                self.revoke_some(lock, Some(&waits.owner), usize::MAX);
                 Some(())
             }
             WaitState::Revoking => None,
@@ -1078,6 +1222,9 @@ impl<'a> Step<'a> {
     pub(super) fn unbind_request(&mut self, owner: &Owner, id: &RequestId) {
         if let Some(lock) = self.lock {
             self.parts.sessions.unbind_request(lock, owner, id, self.now);
+            if self.is_crowded {
+                self.ended_or_set(lock, owner);
+            }
         }
     }
 

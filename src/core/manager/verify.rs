@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::clock;
-use super::parts::{LockState, Parts};
+use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::waiters::{Wait, WaitState};
@@ -29,6 +29,7 @@ impl LockManager {
                     "{wait:?} stands in another's queue"
                 );
             }
+            state.unconfirmed.verify();
             let (on_their_way, revoking) = state.unconfirmed.ids();
             for (ids, of_state) in [(on_their_way, WaitState::Granted), (revoking, WaitState::Revoking)] {
                 for id in ids {
@@ -98,6 +99,11 @@ impl LockManager {
             && !parts.table.is_ready(lock)
             && state.lease_planned.is_none()
             && state.window_planned.is_none()
+    }
+
+    /// So much of what is due at one lock is done at once.
+    pub(crate) fn do_at_once(&mut self, portion: usize) {
+        self.parts.portion = Portion(portion);
     }
 
     /// What was decided since the last call, in the order of the decisions.

@@ -16,6 +16,9 @@ use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 impl Waits for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
         let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
+        if self.parts.is_losing(wait) {
+            return None;
+        }
         let request = wait.request();
         Some(Waiting {
             lock: wait.lock(),

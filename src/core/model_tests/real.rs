@@ -259,7 +259,7 @@ impl Real {
     }
 
     pub(in crate::core) fn tick(&mut self) {
-        for lock in self.locks.tick(self.time(), !self.paused) {
+        if let Some(lock) = self.locks.tick(self.time(), !self.paused) {
             let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
             let served = self
                 .on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));

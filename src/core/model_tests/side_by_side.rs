@@ -10,6 +10,9 @@ use super::model::Model;
 use super::real::Real;
 use super::*;
 
+/// More than can be due at one lock.
+pub(super) const MANY: usize = 1_000;
+
 /// Both of them, after the same history.
 pub(super) struct SideBySide {
     pub(super) real: Real,
@@ -19,7 +22,13 @@ pub(super) struct SideBySide {
 
 impl SideBySide {
     pub(super) fn new(tells_owners: bool) -> SideBySide {
+        SideBySide::in_portions(tells_owners, MANY)
+    }
+
+    /// The core does so much of what is due at one lock at once, and the rest when its timer fires again.
+    pub(super) fn in_portions(tells_owners: bool, portion: usize) -> SideBySide {
         let mut real = Real::new(true);
+        real.locks.do_at_once(portion);
         real.locks.tell_owners(tells_owners);
         let model = Model::at(real.now);
         SideBySide { real, model, tells_owners }
