@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
+use super::spare::free_spare;
 use super::{LockId, MonoUs, RequestId};
 
 /// How often what cannot come again is forgotten, in microseconds.
@@ -67,10 +68,7 @@ impl Ended {
         if requests.is_empty() {
             bucket.remove();
         }
-        // The memory of a crowd that has gone.
-        if self.until.capacity() > 8 * self.until.len().max(128) {
-            self.until.shrink_to(2 * self.until.len());
-        }
+        free_spare(&mut self.until);
     }
 }
 

@@ -92,6 +92,14 @@ impl Holders {
         }
     }
 
+    /// The crowd that holds it, if it was read as one, to be kept.
+    pub(crate) fn kept_crowd(&mut self) -> Option<&mut Rc<Crowd>> {
+        match self {
+            Holders::Shared(Readers::Many(crowd)) => Some(crowd),
+            _ => None,
+        }
+    }
+
     /// The crowd that holds it, if it was read as one.
     pub(crate) fn crowd(&self) -> Option<&Rc<Crowd>> {
         match self {
@@ -160,6 +168,15 @@ impl Holders {
             Holders::Free => 0,
             Holders::Exclusive(_) => 1,
             Holders::Shared(holds) => holds.len(),
+        }
+    }
+
+    /// How many of them the step at hand had to read.
+    pub(crate) fn read_len(&self) -> usize {
+        match self {
+            Holders::Free => 0,
+            Holders::Exclusive(_) => 1,
+            Holders::Shared(holds) => holds.read_len(),
         }
     }
 

@@ -22,6 +22,7 @@
 //! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
 //! * [`held`]: how holds that were granted here end, to tell their owners.
 //! * [`schedule`]: what is to happen when.
+//! * [`spare`]: the memory of crowds that have gone.
 //! * [`fragile`], [`granted_keys`]: what ends without an event, and which keys are likely to be locks.
 //! * [`waits_for`]: who waits for whom, and who would wait for himself.
 
@@ -44,6 +45,7 @@ mod readers;
 pub(crate) mod request;
 mod schedule;
 mod sessions;
+pub(crate) mod spare;
 mod statistics;
 mod table;
 mod unconfirmed;

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use foldhash::HashMap;
 
+use super::spare::free_spare;
 use super::{ConnectionId, WaiterId};
 
 /// A connection that lets so many graces in a row run out loses its other waits: a process that hangs must not cost those
@@ -62,6 +63,7 @@ impl Notified {
         self.waits -= usize::from(removed);
         if of_connection.len() == 0 {
             self.of_connections.remove(&connection);
+            free_spare(&mut self.of_connections);
         }
     }
 

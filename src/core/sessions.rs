@@ -15,6 +15,7 @@ use super::ended::Ended;
 use super::few::Few;
 use super::lease::{Lease, SetLease};
 use super::schedule::earlier;
+use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs};
 
@@ -183,6 +184,7 @@ impl Sessions {
         let hold = holds.pop_first().map(|(hold, ())| hold);
         if holds.is_empty() {
             self.by_connection.remove(&connection);
+            free_spare(&mut self.by_connection);
         }
         let hold = hold?;
         let of_lock = self.of_locks.get_mut(&hold.0);
@@ -280,6 +282,7 @@ impl Sessions {
         of_lock.bindings.discard(&hold.1);
         if of_lock.bindings.is_empty() {
             self.of_locks.remove(&hold.0);
+            free_spare(&mut self.of_locks);
         }
         Some(requests)
     }
@@ -548,6 +551,7 @@ fn unlink(
         holds.discard(hold);
         if holds.is_empty() {
             by_connection.remove(&connection);
+            free_spare(by_connection);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use foldhash::HashMap;
 
+use super::spare::free_spare;
 use super::{LockId, LockRef};
 
 /// The handle of a lock in a [`LockTable`]: cheap to copy, and never that of another lock. It leads nowhere when the table
@@ -192,6 +193,7 @@ impl<S: Default> LockTable<S> {
         self.free.push(idx.slot);
         if let Some(in_db) = self.names.get_mut(&named.id.db) {
             in_db.remove(&named.id.key);
+            free_spare(in_db);
         }
         // And dropped there.
         slot.lock = None;

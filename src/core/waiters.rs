@@ -10,6 +10,7 @@ use smallvec::{smallvec, SmallVec};
 use super::binding::Overtaken;
 use super::bundles::Bundles;
 use super::notified::Notified;
+use super::spare::free_spare;
 use super::table::LockIdx;
 use super::wait_queue::Position;
 use super::{Bind, MonoUs, Now, Owner, Request, RequestId, WaiterId};
@@ -284,11 +285,13 @@ impl Waiters {
     /// Forgets a wait that is granted, has no request id, is no part of a bundle, and is not told by a message.
     pub(super) fn forget_plain(&mut self, id: WaiterId) {
         self.by_id.remove(&id);
+        free_spare(&mut self.by_id);
     }
 
     /// Forgets a wait.
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Wait, Crossing)> {
         let wait = self.by_id.remove(&id)?;
+        free_spare(&mut self.by_id);
         if let Some(lead) = wait.lead {
             self.bundles.remove(lead, id);
         }
@@ -301,6 +304,7 @@ impl Waiters {
                     entry.remove();
                 }
             }
+            free_spare(&mut self.by_request);
         }
         let crossing = match wait.state {
             WaitState::Queued => {
@@ -343,6 +347,7 @@ impl Waiters {
         let waits_more = !waits.is_empty();
         if !waits_more {
             entry.remove();
+            free_spare(&mut self.by_owner);
         }
         (crossing, waits_more)
     }
@@ -401,13 +406,6 @@ impl Waiters {
     /// How many are granted and not confirmed yet.
     pub(super) fn granted_len(&self) -> usize {
         self.by_id.len() - self.queued - self.more_parts
-    }
-
-    /// Frees the memory of a crowd that has gone.
-    pub(super) fn shrink(&mut self) {
-        if self.by_id.is_empty() && self.by_id.capacity() > 1024 {
-            *self = Waiters { last_id: self.last_id, ..Waiters::default() };
-        }
     }
 
     /// Every wait with its number.

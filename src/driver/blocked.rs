@@ -5,6 +5,7 @@
 use foldhash::HashMap;
 
 use super::acknowledgements::{Acknowledgement, Standing};
+use crate::core::spare::free_spare;
 use crate::core::{Decision, WaiterId};
 use crate::server::blocked::{self, Handle};
 use crate::server::socket::Socket;
@@ -131,9 +132,7 @@ impl BlockedClients {
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Wait> {
         let wait = self.waits.remove(&id)?;
         self.wanting -= usize::from(wait.wanted.is_some());
-        if self.waits.is_empty() && self.waits.capacity() > 1024 {
-            *self = BlockedClients::default();
-        }
+        free_spare(&mut self.waits);
         Some(wait)
     }
 

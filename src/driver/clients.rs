@@ -129,9 +129,6 @@ impl BlockedClient for Waits {
             // It is the one that was answered just now, if it was with a grant: that one is forgotten.
             let was_told = !gone && driver.deliveries.ends_with(id);
             let wait = if was_told { None } else { driver.blocked.remove(id) };
-            if driver.blocked.is_empty() {
-                driver.locks.give_memory_back();
-            }
             if gone {
                 if let Some(wait) = &wait {
                     driver.waiting_clients.forget(wait.client());

@@ -693,7 +693,12 @@ impl LockManager {
 
     /// The next of the decisions that were not taken yet, in the order in which they were made.
     pub(crate) fn next_decision(&mut self) -> Option<(WaiterId, Decision)> {
-        self.parts.decisions.pop_front()
+        let next = self.parts.decisions.pop_front();
+        if next.is_none() {
+            // The memory of a crowd that was decided.
+            self.parts.decisions.shrink_to(64);
+        }
+        next
     }
 
     /// The next of the messages that were not taken yet, in the order of what they tell. One that tells of a grant which has been
@@ -854,14 +859,5 @@ impl LockManager {
     /// What is known of the queue of this lock; `None` if nobody waits for it.
     pub(crate) fn queue(&self, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
         overview::queue(&self.parts, lock, now)
-    }
-
-    /// Frees tables that are empty and were large.
-    pub(crate) fn give_memory_back(&mut self) {
-        self.parts.waiters.shrink();
-        self.parts.deadlines.shrink();
-        if self.parts.decisions.is_empty() {
-            self.parts.decisions.shrink_to(64);
-        }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Step<'a> {
     /// The lock was granted to somebody who waited.
     handed_over: bool,
     foreseen: Foreseen,
+    /// How much of what is due it does.
+    portion: usize,
     /// More grants and bindings are remembered of it than a step looks through.
     is_crowded: bool,
     /// It is looked whose holds have ended, of all whose grants and bindings are remembered.
@@ -88,6 +90,9 @@ impl InHand {
 /// Of how many holders of a lock that a foreign write has changed it is looked for whom they wait.
 const MOST_SEARCHED: usize = 16;
 
+/// Where all readers of a lock have to be read for each step, so many steps do what is due for all of them.
+const MOST_READS: usize = 64;
+
 /// A request that was granted.
 struct Grant {
     reply: Reply,
@@ -126,8 +131,10 @@ impl<'a> Step<'a> {
         now: Now,
     ) -> Step<'a> {
         let (name, lock) = (known.name(), parts.table.handle_of(known));
+        let portion = parts.portion.0.max(holders.read_len() / MOST_READS);
         let mut step = Step {
             parts,
+            portion,
             name,
             lock,
             who,
@@ -163,7 +170,7 @@ impl<'a> Step<'a> {
     /// without a call, and then not at each step: so no more of them are looked at, on an average, than a step does of other things.
     #[inline(always)]
     fn decide_what_to_look_at(&mut self, lock: LockIdx) {
-        let (remembered, portion) = (self.parts.remembered_of(lock), self.parts.portion.0);
+        let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
         if remembered > portion {
             (self.is_crowded, self.looks_at_all) = (true, self.is_time_to_look(lock, remembered / portion));
         }
@@ -187,7 +194,7 @@ impl<'a> Step<'a> {
     /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
     #[inline(always)]
     fn forget_voided(&mut self, lock: LockIdx) {
-        let portion = self.parts.portion.0;
+        let portion = self.portion;
         let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
             return;
         };
@@ -367,7 +374,7 @@ impl<'a> Step<'a> {
         if let MayHaveEnded::Of(owner) = self.who {
             self.revoke_some(lock, Some(owner), usize::MAX);
         }
-        self.revoke_some(lock, None, self.parts.portion.0);
+        self.revoke_some(lock, None, self.portion);
         self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0);
     }
 
@@ -431,7 +438,8 @@ impl<'a> Step<'a> {
         if self.parts.state_mut(lock).is_some_and(|state| state.unconfirmed.take_voided_request(id)) {
             self.records.forget_grant(id);
         }
-        if let Some(owner) = self.records.granted(id)?.and_then(|reply| reply.owner) {
+        if let Some(reply) = self.records.granted(id)? {
+            let owner = reply.owner.map_or_else(|| Owner::new(id.asked()), |owner| *owner);
             self.end_closed_of(lock, &owner);
         }
         Ok(())
@@ -461,7 +469,7 @@ impl<'a> Step<'a> {
             let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
             self.parts.sessions.unbind_ended(lock, &name, self.who, has_ended);
         }
-        let who = (self.who, self.parts.portion.0);
+        let who = (self.who, self.portion);
         let (ended, set) =
             self.parts.sessions.follow((lock, &name), who, self.holders, self.records, self.now);
         self.closed(lock, &ended);
@@ -491,7 +499,7 @@ impl<'a> Step<'a> {
         }
         let mut served = 0;
         while let Some(id) = self.next_in_line(lock) {
-            if served == self.parts.portion.0 {
+            if served == self.portion {
                 self.is_due_again = true;
                 return;
             }

@@ -9,7 +9,7 @@ use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::waiters::{Wait, WaitState};
-use crate::core::{Decision, WaiterId};
+use crate::core::{Decision, Now, WaiterId};
 
 impl LockManager {
     /// Fails if an index is not what its owner says, if a wait is not where it belongs, or if anything is kept that is idle.
@@ -104,6 +104,14 @@ impl LockManager {
     /// So much of what is due at one lock is done at once.
     pub(crate) fn do_at_once(&mut self, portion: usize) {
         self.parts.portion = Portion(portion);
+    }
+
+    /// The server has dealt with all connections that have closed.
+    pub(crate) fn close_all(&mut self, now: Now) {
+        while !self.parts.losing.is_empty() {
+            self.parts.lost = 0;
+            self.parts.end_losing(now);
+        }
     }
 
     /// What was decided since the last call, in the order of the decisions.

@@ -9,6 +9,7 @@ mod bundles;
 mod exhaustive;
 mod fairness;
 mod model;
+mod portions;
 pub(in crate::core) mod real;
 mod side_by_side;
 
