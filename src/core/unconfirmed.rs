@@ -210,13 +210,13 @@ type Place = (Owner, u64);
 pub(super) struct Unconfirmed {
     on_their_way: Few<Place, OnItsWay>,
     /// Those that did not reach their client, and are still to be given back.
-    revoking: Few<Place, WaiterId>,
+    revoking: BTreeMap<Place, WaiterId>,
     /// How often a grant was put in one of these.
     places: u64,
     /// How many of those on their way have clients that wait still.
-    waiting: usize,
+    waiting: u32,
     /// How many of them are to be confirmed.
-    to_confirm: usize,
+    to_confirm: u32,
     /// What the holds are of owners who hold more than one such grant.
     stacks: BTreeMap<Owner, Stack>,
     /// Those of them whose lease may be certain by now.
@@ -322,8 +322,8 @@ impl Unconfirmed {
                 stack.granted(id, set, Some(lease), written);
             }
         }
-        self.waiting += usize::from(until != Until::Delivered);
-        self.to_confirm += usize::from(until == Until::Confirmed);
+        self.waiting += u32::from(until != Until::Delivered);
+        self.to_confirm += u32::from(until == Until::Confirmed);
         self.places += 1;
         let grant = OnItsWay { id, set, written, lease_is_anothers: false, until };
         self.on_their_way.insert((owner.clone(), self.places), grant);
@@ -386,7 +386,8 @@ impl Unconfirmed {
         match owner {
             None => self.revoking.pop_first().map(|(_, id)| id),
             Some(owner) => {
-                let place = of_owner(&self.revoking, owner).next()?.0.clone();
+                let (place, _) = self.revoking.range((owner.clone(), 0)..).next()?;
+                let place = Some(place).filter(|(of, _)| of == owner).cloned()?;
                 self.revoking.remove(&place)
             }
         }
@@ -394,7 +395,7 @@ impl Unconfirmed {
 
     /// Those that are to be given back.
     pub(super) fn revoking(&self) -> impl Iterator<Item = WaiterId> + '_ {
-        self.revoking.iter().map(|(_, id)| *id)
+        self.revoking.values().copied()
     }
 
     /// The hold of a grant was given back. Sets the token that is left.
@@ -454,7 +455,8 @@ impl Unconfirmed {
                 self.stacks.remove(owner);
                 self.unsettled.remove(owner);
                 places.extend(of_owner(&self.on_their_way, owner).map(|(place, _)| place.clone()));
-                places.extend(of_owner(&self.revoking, owner).map(|(place, _)| place.clone()));
+                let revoking = self.revoking.range((owner.clone(), 0)..).map(|(place, _)| place);
+                places.extend(revoking.take_while(|(of, _)| of == owner).cloned());
             }
             MayHaveEnded::Any => {
                 self.stacks.retain(|owner, _| !ended(owner));
@@ -480,8 +482,8 @@ impl Unconfirmed {
 
     fn take_at(&mut self, place: &Place) -> Option<OnItsWay> {
         let grant = self.on_their_way.remove(place)?;
-        self.waiting -= usize::from(grant.until != Until::Delivered);
-        self.to_confirm -= usize::from(grant.until == Until::Confirmed);
+        self.waiting -= u32::from(grant.until != Until::Delivered);
+        self.to_confirm -= u32::from(grant.until == Until::Confirmed);
         Some(grant)
     }
 
@@ -512,7 +514,7 @@ impl Unconfirmed {
         let of = |wanted: &dyn Fn(Until) -> bool| {
             self.on_their_way.iter().filter(|(_, grant)| wanted(grant.until)).count()
         };
-        assert_eq!(self.waiting, of(&|until| until != Until::Delivered), "who waits is miscounted");
+        assert_eq!(self.waiting as usize, of(&|until| until != Until::Delivered), "who waits is miscounted");
         assert_eq!(
             self.to_confirm,
             of(&|until| until == Until::Confirmed),

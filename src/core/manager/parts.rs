@@ -59,11 +59,11 @@ pub(super) struct LockState {
     /// than until the end of the grace: see [`Foreseen`](super::step::Foreseen).
     pub(super) foreseen_unconfirmed: bool,
     /// How many held the lock at the end of the last step, if more grants and bindings are remembered than one step looks through.
-    pub(super) held_by: usize,
+    pub(super) held_by: u32,
     /// Some of these may be of holds that have ended since they were looked through.
     pub(super) may_have_ended: bool,
     /// After how many more steps they are looked through again.
-    pub(super) looks_in: usize,
+    pub(super) looks_in: u32,
     /// When a newcomer has looked at the key last, and at what stands beside it.
     pub(super) seen: Option<MonoUs>,
     /// For when it stands in [`Parts::leases`].

@@ -93,6 +93,11 @@ const MOST_SEARCHED: usize = 16;
 /// Where all readers of a lock have to be read for each step, so many steps do what is due for all of them.
 const MOST_READS: usize = 64;
 
+/// What is counted of each lock takes little memory.
+fn counted(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
 /// A request that was granted.
 struct Grant {
     reply: Reply,
@@ -178,7 +183,7 @@ impl<'a> Step<'a> {
 
     #[cold]
     fn is_time_to_look(&mut self, lock: LockIdx, steps: usize) -> bool {
-        let (holders, calls) = (self.holders.len(), matches!(self.who, MayHaveEnded::Of(_)));
+        let (holders, calls) = (counted(self.holders.len()), self.is_call());
         let Some(state) = self.parts.state_mut(lock) else { return false };
         state.may_have_ended |= holders < state.held_by;
         if calls || !state.may_have_ended {
@@ -186,7 +191,7 @@ impl<'a> Step<'a> {
         }
         let looks = state.looks_in == 0;
         (state.may_have_ended, state.looks_in) =
-            if looks { (false, steps) } else { (true, state.looks_in - 1) };
+            if looks { (false, counted(steps)) } else { (true, state.looks_in - 1) };
         self.is_due_again |= !looks;
         looks
     }
@@ -339,7 +344,7 @@ impl<'a> Step<'a> {
     #[inline(always)]
     fn note_crowd(&mut self, lock: LockIdx) {
         let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
-        let holders = if is_crowded { self.holders.len() } else { 0 };
+        let holders = if is_crowded { counted(self.holders.len()) } else { 0 };
         if let Some(state) = self.parts.state_mut(lock) {
             state.held_by = holders;
         }
