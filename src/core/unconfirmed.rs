@@ -516,7 +516,7 @@ impl Unconfirmed {
         };
         assert_eq!(self.waiting as usize, of(&|until| until != Until::Delivered), "who waits is miscounted");
         assert_eq!(
-            self.to_confirm,
+            self.to_confirm as usize,
             of(&|until| until == Until::Confirmed),
             "what is to confirm is miscounted"
         );
