@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::caller::Caller;
+use support::crowded_waits::CrowdedWaits;
 use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
@@ -26,6 +27,8 @@ const SOON: Duration = Duration::from_secs(3);
 const LIMIT: Target = Target::AtMost(10_000.0);
 /// That of what one call does.
 const LIMIT_OF_A_CALL: Target = Target::AtMost(5_000.0);
+/// That of tens of thousands of waits.
+const LIMIT_OF_A_CROWD: Target = Target::AtMost(50_000.0);
 
 fn main() -> Outcome<()> {
     if !asked("stalls") {
@@ -36,11 +39,13 @@ fn main() -> Outcome<()> {
     let waiters = (locks / 10).min(limit.saturating_sub(200));
     let mut native = Stalls::default();
     let mut bare = Stalls::default();
+    let mut crowded = CrowdedWaits::default();
     for round in 0..unless_quick(3, 1) {
         eprintln!("round {}", round + 1);
         measure_bare(&mut bare, locks)?;
         measure_native(&mut native, locks, waiters)?;
         measure_readers(&mut native, waiters)?;
+        crowded.measure(&|server, what| stall(server, what))?;
     }
     let mut results = Results::of("stalls");
     println!("{} locks, {} waiters", thousands(locks), thousands(waiters));
@@ -74,6 +79,11 @@ fn main() -> Outcome<()> {
         println!("{what}: each round {}", show(ours));
         let base = ("nothing happens", native.idle.max());
         results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CALL);
+    }
+    for (what, ours) in crowded.rows() {
+        println!("{what}: each round {}", show(ours));
+        let base = ("nothing happens", native.idle.max());
+        results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CROWD);
     }
     results.finish(&mut Server::start()?)
 }

@@ -18,6 +18,13 @@ pub(crate) struct LockIdx {
     generation: u32,
 }
 
+#[cfg(test)]
+impl LockIdx {
+    pub(super) fn nth(slot: u32) -> LockIdx {
+        LockIdx { slot, generation: 0 }
+    }
+}
+
 /// A lock with its handle, if it had one when it was looked up by name. What happens until it is used may make it another
 /// one: a key that is opened may turn out to be expired.
 #[derive(Clone, Copy)]

@@ -5,6 +5,7 @@
 use foldhash::HashMap;
 
 use super::acknowledgements::{Acknowledgement, Standing};
+use crate::core::waits_for::Edge;
 use crate::core::{Decision, WaiterId};
 use crate::server::blocked::{self, Handle};
 use crate::server::socket::Socket;
@@ -37,6 +38,8 @@ pub(super) enum Ended {
     },
     /// The hold has ended before they had.
     Lost,
+    /// It waits for its own owner, through these.
+    Deadlock(Vec<Edge>),
 }
 
 /// What a client is answered.

@@ -4,6 +4,7 @@
 
 use super::acknowledgements::{Acknowledgement, Standing, Whose, Written};
 use super::blocked::{Answer, Ended};
+use super::deadlock::words;
 use super::state::{dispatch, with, Driver};
 use crate::core::{Decision, Now, Reply, WaiterId};
 use crate::error::Error;
@@ -91,6 +92,9 @@ impl BlockedClient for Waits {
             Ended::Stands(standing) => return reply_if_it_stands(ctx, &standing),
             Ended::NotAcknowledged { got, of, revoked } => {
                 return ctx.reply_error(&Error::NotAcknowledged { got, of, revoked }.to_string());
+            }
+            Ended::Deadlock(edges) => {
+                return ctx.reply_error(&Error::Deadlock(words(ctx, &edges)).to_string());
             }
             Ended::Lost => return ctx.reply_error(&Error::NotOwner.to_string()),
         };

@@ -2,7 +2,7 @@
 
 //! What is done when the timer fires.
 
-use super::deadlock::serve_others;
+use super::deadlock::search_late;
 use super::reconcile::reconcile;
 use super::state::with;
 use super::{owners, replicas};
@@ -53,14 +53,14 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
         });
         for lock in &locks {
             // What goes wrong with one lock must not keep others waiting.
-            guard(|| {
-                reconcile(ctx, lock);
-                serve_others(ctx);
-            });
+            guard(|| reconcile(ctx, lock));
         }
         if locks.is_empty() {
             break;
         }
+    }
+    if may_write && with(ctx, |driver| driver.locks.has_searches()) {
+        guard(|| search_late(ctx));
     }
     owners::tell(ctx, has_time);
     let flushed = with(ctx, |driver| {

@@ -72,6 +72,12 @@ pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u6
     let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
     let without_writing = earlier(parts.deadlines.first(), parts.sessions.next_sweep()).map(until);
     let without_writing = if parts.notices.is_empty() { without_writing } else { Some(0) };
+    let searches = (!parts.searches.is_empty()).then_some(if may_write {
+        parts.searches.pause_ms()
+    } else {
+        PAUSE_RETRY_MS
+    });
+    let without_writing = earlier(without_writing, searches);
     if parts.table.any_ready() {
         return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
     }
@@ -99,6 +105,7 @@ pub(super) fn next_deadline(parts: &Parts, now: Now) -> Option<u64> {
 pub(super) fn plans_nothing(parts: &Parts) -> bool {
     !parts.table.any_ready()
         && parts.notices.is_empty()
+        && parts.searches.is_empty()
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()
@@ -110,6 +117,7 @@ pub(super) fn plans_nothing(parts: &Parts) -> bool {
 #[cfg(test)]
 pub(super) fn only_forgets(parts: &Parts) -> bool {
     !parts.table.any_ready()
+        && parts.searches.is_empty()
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()

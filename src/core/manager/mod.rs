@@ -27,13 +27,14 @@ use std::ffi::CStr;
 use super::binding::{NewBind, Takes};
 use super::bundles::NewBundle;
 use super::granted_keys::GrantedKeys;
+use super::searches::{Next, Searches};
 use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
     ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Message, MonoUs, News,
     NotOwner, NotReleased, Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply,
-    Request, RequestId, Statistics, Verdict, WaiterId, WallMs,
+    Request, RequestId, Search, Statistics, Verdict, WaiterId, WallMs,
 };
 use parts::{LockState, Parts};
 use step::Step;
@@ -345,13 +346,53 @@ impl LockManager {
         several::end_several(&mut self.parts)
     }
 
-    /// The next wait that may wait for its own owner by now, though it did not when it began: one that has lost its place before
-    /// others, or whose owner was given a lock by a foreign write.
-    pub(crate) fn next_to_search(&mut self) -> Option<WaiterId> {
-        several::next_to_search(&mut self.parts)
+    /// True if there are waits that may wait for their own owners by now, though that was not found when they began.
+    #[inline]
+    pub(crate) fn has_searches(&self) -> bool {
+        !self.parts.searches.is_empty()
     }
 
-    /// Lets a wait pass a part that stands before it in the same queue, for good. Returns the lock, which is to be reconciled.
+    /// The next search for a way from such a wait back to its owner. If deadlocks are not to be `reported`, only for one that ends
+    /// when somebody is let pass.
+    pub(crate) fn next_search(&mut self, reported: bool, now: Now) -> Option<Search> {
+        loop {
+            let id = match self.parts.searches.next()? {
+                Next::GoOn(search) => return Some(*search),
+                Next::Begin(id) => id,
+            };
+            let search = match reported {
+                true => Search::cycle(&*self, id, now),
+                false if self.has_bundles() => Search::soft_cycle(&*self, id, now),
+                false => None,
+            };
+            if search.is_some() {
+                return search;
+            }
+        }
+    }
+
+    /// A search goes on later.
+    pub(crate) fn put_off(&mut self, search: Search) {
+        self.parts.searches.put_off(search);
+    }
+
+    /// As much was searched as may be in one go.
+    pub(crate) fn rest_from_searches(&mut self) {
+        self.parts.searches.rest();
+    }
+
+    /// The search of this wait was too long for one call: it is searched later.
+    pub(crate) fn search_later(&mut self, id: WaiterId) {
+        self.parts.searches.insert(id);
+    }
+
+    /// Ends a wait that would never end. Its client is told that by the caller, unless messages tell it.
+    pub(crate) fn end_deadlocked(&mut self, id: WaiterId) {
+        let is_notified = self.parts.waiters.queued(id).is_some_and(|wait| wait.request().notify.is_some());
+        self.parts.end_wait(id, is_notified.then_some(Decision::Lost));
+    }
+
+    /// Swaps the order of a wait and a part that it stands behind in the same queue. Returns the lock, which is to be reconciled.
     pub(crate) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> Option<LockId> {
         several::let_pass(&mut self.parts, who, part)
     }
@@ -559,6 +600,7 @@ impl LockManager {
             parts.end_queued(id, Decision::Demoted);
         }
         parts.table.clear_ready();
+        parts.searches = Searches::default();
         parts.granted_keys = GrantedKeys::default();
         parts.sessions.suspend();
         for lock in parts.table.handles(None) {

@@ -4,12 +4,15 @@
 
 use std::collections::VecDeque;
 
+use smallvec::SmallVec;
+
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
 use crate::core::granted_keys::GrantedKeys;
 use crate::core::held::{self, Held};
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::{Calendar, Schedule};
+use crate::core::searches::Searches;
 use crate::core::sessions::{MayHaveEnded, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
@@ -104,7 +107,15 @@ pub(super) struct Parts {
     /// How many leases ran out under their owners, as far as that is known.
     pub(super) leases_run_out: usize,
     pub(super) statistics: Statistics,
+    /// Waits that may wait for their own owners.
+    pub(super) searches: Searches,
 }
+
+/// So many waits of an owner for one lock are searched when the first of them ends.
+const MOST_LEFT_BEHIND: usize = 4;
+
+/// So many waits of an owner are searched, or of the owners who hold a lock.
+pub(super) const MOST_SEARCHED: usize = 16;
 
 impl Parts {
     pub(super) fn state(&self, lock: LockIdx) -> Option<&LockState> {
@@ -364,6 +375,13 @@ impl Parts {
     fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
         self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
+        // What else its owner waits for here was served with it, and may stand behind others now.
+        let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
+        for other in others.take(MOST_LEFT_BEHIND) {
+            if self.waiters.queued(other).is_some_and(|other| other.position() > wait.position()) {
+                self.searches.insert(other);
+            }
+        }
         if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
             // Nobody got it, and nobody wants it any more.
             state.plain_hold = None;
@@ -473,12 +491,22 @@ impl Parts {
 
     /// The owner holds the lock: its queued waits for it, of which it may have more, stand before all newcomers from now on.
     pub(super) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
-        for at in 0..self.waiters.of_owner_at(lock, owner.as_bytes()).len() {
-            let Some((_, id)) = self.waiters.of_owner_at(lock, owner.as_bytes()).get(at).copied() else {
-                break;
-            };
-            self.move_wait(id, true);
+        let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
+        waits.into_iter().for_each(|id| self.move_wait(id, true));
+    }
+
+    /// The owner holds more than when its waits began: those who wait for that may be the ones whom it waits for.
+    #[cold]
+    pub(super) fn search_waits_of(&mut self, owner: &Owner) {
+        for id in self.waiters.of_owner(owner.as_bytes()).take(MOST_SEARCHED) {
+            self.searches.insert(id);
         }
+    }
+
+    /// True if who holds this lock may stand in the way of somebody who did not stand behind it: where all wait for this lock only,
+    /// whoever is granted it came first.
+    pub(super) fn has_parts(&self, lock: LockIdx) -> bool {
+        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_parts())
     }
 
     /// The owner of this queued wait holds the lock from now on, or does so no more.
@@ -491,6 +519,7 @@ impl Parts {
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
         state.queue.insert(after, (id, is_part), wants);
+        self.searches.has_moved();
         if crosses {
             state.queue.set_crossing(after, true);
         }

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use super::parts::{LockState, Parts};
+use super::parts::{LockState, Parts, MOST_SEARCHED};
 use super::unseen::has_too_many;
 use crate::core::binding::{NewBind, Overtaken, Takes};
 use crate::core::bundles::{NewBundle, Verdict};
@@ -76,9 +76,6 @@ impl InHand {
         self.lock.is_some()
     }
 }
-
-/// Of how many holders of a lock that a foreign write has changed it is looked for whom they wait.
-const MOST_SEARCHED: usize = 16;
 
 /// A request that was granted.
 struct Grant {
@@ -241,7 +238,9 @@ impl<'a> Step<'a> {
         let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
         let handed_over = self.handed_over;
         let bundles = &self.parts.waiters.bundles;
-        let is_reserved = !bundles.is_empty() && self.holders.is_free() && bundles.is_reserved(lock);
+        let is_reserved = !bundles.is_empty()
+            && self.holders.is_free()
+            && bundles.is_reserved(lock, || self.parts.has_parts(lock));
         let is_free = self.holders.is_free();
         let foreseen = &mut self.foreseen;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
@@ -401,8 +400,7 @@ impl<'a> Step<'a> {
             return;
         }
         for hold in self.holders.iter().take(MOST_SEARCHED) {
-            let waits: Vec<WaiterId> = self.parts.waiters.of_owner(hold.owner.as_bytes()).collect();
-            waits.into_iter().for_each(|id| self.parts.waiters.bundles.is_to_be_searched(id));
+            self.parts.search_waits_of(&hold.owner);
         }
     }
 
@@ -466,6 +464,9 @@ impl<'a> Step<'a> {
         if waits_more {
             // What else the owner waits for here is not in line behind others any more.
             self.parts.move_waits_ahead(lock, owner);
+            if self.parts.has_parts(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_part) {
+                self.parts.search_waits_of(owner);
+            }
         }
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
@@ -495,7 +496,7 @@ impl<'a> Step<'a> {
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
                 self.parts.move_wait(id, false);
                 // Those that it stands behind now may wait for its owner.
-                self.parts.waiters.bundles.is_to_be_searched(id);
+                self.parts.searches.insert(id);
             }
         }
     }
@@ -668,6 +669,9 @@ impl<'a> Step<'a> {
             }
             self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
             self.parts.move_waits_ahead(lock, &request.owner);
+            if self.parts.has_parts(lock) {
+                self.parts.search_waits_of(&request.owner);
+            }
             // It may have wanted something else before, for which it waits.
             self.supersede(lock, request);
         }

@@ -77,8 +77,10 @@ impl LockManager {
                 "a lock is fragile whose lease nobody waits for"
             );
         }
-        let free: Vec<_> = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock)).collect();
-        assert!(free.is_empty(), "nothing leads to another look at a lock that is waited for");
+        let stuck = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock));
+        let stuck: Vec<_> =
+            stuck.map(|(_, id, state)| (id, state.queue.iter().collect::<Vec<_>>())).collect();
+        assert!(stuck.is_empty(), "nothing leads to another look at {stuck:?}");
     }
 
     /// True if somebody waits for the lock, and nothing plans to reconcile it: it is then held without a lease.

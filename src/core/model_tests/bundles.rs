@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use super::real::Late;
 use super::*;
 use crate::core::holders::Admission;
 
@@ -70,6 +71,8 @@ struct Wait {
     deadline: Option<i64>,
     /// Whom it passes, and where.
     passes: BTreeSet<(usize, WaiterId)>,
+    /// Whom it was let pass, even if it stands behind that one again.
+    let_pass: BTreeSet<(usize, WaiterId)>,
 }
 
 /// A grant that was not delivered, at the locks whose holds have not ended since.
@@ -117,11 +120,12 @@ impl Plain {
         }
         let conflicts = |other: &usize| {
             let first = &self.waits[*other];
+            let came_first = self.position(*other, lock) < self.position(at, lock);
             *other != at
                 && first.locks.contains(&lock)
-                && self.position(*other, lock) < self.position(at, lock)
                 && (first.mode == Mode::Exclusive || wait.mode == Mode::Exclusive)
                 && !wait.passes.contains(&(lock, first.id))
+                && (came_first || first.passes.contains(&(lock, wait.id)))
         };
         (0..self.waits.len()).filter(conflicts).collect()
     }
@@ -207,11 +211,13 @@ impl Plain {
             };
             edges.extend((0..OWNERS.len()).filter(excluded).map(|owner| (owner, None)));
             for first in self.ahead(at, lock) {
-                if Some(self.position(first, lock)) > first_own {
+                let passes = self.waits[first].passes.contains(&(lock, wait.id));
+                if Some(self.position(first, lock)) > first_own && !passes {
                     continue;
                 }
                 let first = &self.waits[first];
-                let soft = (first.locks.len() > 1).then_some((lock, first.id));
+                let soft = Some((lock, first.id))
+                    .filter(|soft| first.locks.len() > 1 && !wait.let_pass.contains(soft));
                 edges.extend((first.owner != wait.owner).then_some((first.owner, soft)));
             }
         }
@@ -232,6 +238,31 @@ impl Plain {
         reached
     }
 
+    /// Lets a wait pass another one.
+    fn swap(&mut self, who: usize, lock: usize, passed: WaiterId) {
+        let (id, of) = (self.waits[who].id, self.index(passed));
+        self.waits[who].let_pass.insert((lock, passed));
+        let was_passed = of.is_some_and(|of| self.waits[of].passes.remove(&(lock, id)));
+        if !was_passed {
+            self.waits[who].passes.insert((lock, passed));
+        }
+    }
+
+    /// Lets pass and ends whom searches after a call have found. What they find is judged in `deadlocks.rs`.
+    fn follow_late(&mut self, real: &mut Real) {
+        for (passes, decided) in std::mem::take(&mut real.late_passes) {
+            for (who, passed, key) in passes {
+                let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
+                if let Some(who) = self.index(who) {
+                    self.swap(who, lock, passed);
+                }
+            }
+            real.decisions.extend(decided);
+        }
+        let ended = std::mem::take(&mut real.deadlocked);
+        self.waits.retain(|wait| !ended.contains(&wait.id));
+    }
+
     fn index(&self, id: WaiterId) -> Option<usize> {
         self.waits.iter().position(|wait| wait.id == id)
     }
@@ -239,6 +270,7 @@ impl Plain {
 
 fn play(history: &[Do]) -> Result<(), TestCaseError> {
     let mut real = Real::new(true);
+    real.late = Late::Ends;
     let free = LOCKS.iter().map(|_| Holders::Free).collect();
     let mut plain = Plain { now: real.now, holders: free, waits: Vec::new(), in_flight: Vec::new() };
     for step in history {
@@ -287,11 +319,13 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                 for _ in 0..*ms {
                     real.advance(1);
                     plain.now += 1;
+                    plain.follow_late(&mut real);
                     plain.follow(std::mem::take(&mut real.decisions))?;
                 }
             }
         }
         real.locks.verify();
+        plain.follow_late(&mut real);
         plain.follow(std::mem::take(&mut real.decisions))?;
         for (lock, key) in LOCKS.into_iter().enumerate() {
             let counts = |holders: &Holders| {
@@ -322,14 +356,21 @@ fn acquire(
         _ => {
             let locks: Vec<usize> = locks.iter().copied().collect();
             let seen = real.acquire_all(&locks, &call, block);
-            real.decisions.extend(real.locks.take_decisions());
-            real.fire();
+            real.settle();
             seen
         }
     };
     let id = if let Seen::Waits(id) = seen { id } else { WaiterId(u64::MAX) };
     let deadline = block.filter(|ms| *ms > 0).map(|ms| plain.now + i64::try_from(ms).unwrap());
-    let wait = Wait { id, owner, locks: locks.clone(), mode, deadline, passes: BTreeSet::new() };
+    let wait = Wait {
+        id,
+        owner,
+        locks: locks.clone(),
+        mode,
+        deadline,
+        passes: BTreeSet::new(),
+        let_pass: BTreeSet::new(),
+    };
     plain.waits.push(wait);
     let at = plain.waits.len() - 1;
     if plain.is_to_be_granted(at) {
@@ -364,7 +405,7 @@ fn acquire(
                 passed,
                 lock
             );
-            plain.waits[who].passes.insert((lock, passed));
+            plain.swap(who, lock, passed);
         }
         if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect()) {
             *plain = after;
@@ -378,7 +419,10 @@ fn acquire(
     prop_assert_eq!(hard, seen == Seen::Deadlock, "{:?} with waits {:?}", seen, &plain.waits);
     if hard {
         plain.waits.remove(at);
-        plain.waits.iter_mut().for_each(|wait| wait.passes.retain(|(_, passed)| *passed != id));
+        for wait in &mut plain.waits {
+            wait.passes.retain(|(_, passed)| *passed != id);
+            wait.let_pass.retain(|(_, passed)| *passed != id);
+        }
     } else {
         prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a circle that nobody has broken");
     }

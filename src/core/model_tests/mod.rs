@@ -6,6 +6,7 @@
 //! The numbers in brackets are those of the invariants in `docs/design.md`.
 
 mod bundles;
+mod deadlocks;
 mod exhaustive;
 mod fairness;
 mod model;
@@ -22,7 +23,9 @@ use super::*;
 use real::{Beside, Real, Stored};
 use side_by_side::SideBySide;
 
-pub(super) const LOCKS: [&[u8]; 3] = [b"k0", b"k1", b"k2"];
+/// The keys that there are, of which most tests use the first ones.
+const KEYS: [&[u8]; 4] = [b"k0", b"k1", b"k2", b"k3"];
+pub(super) const LOCKS: [&[u8]; 3] = [KEYS[0], KEYS[1], KEYS[2]];
 pub(super) const OWNERS: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
 /// The owner as whom an external client takes locks.
 pub(super) const EXTERNAL: usize = 4;
