@@ -54,9 +54,9 @@ impl CrowdedWaits {
         caller.call(&notify("C", "behind", "first"))?;
         caller.call(&notify("A", "last", "first"))?;
         self.another_wait.0.push(stall(&mut server, &mut |_| {
-            for _ in 0..50 {
-                caller.call(&notify("B", "last", "again"))?;
-                caller.call("LOCK.CANCEL B last ID again")?;
+            for n in 0..50 {
+                caller.call(&notify("B", "last", &format!("again:{n}")))?;
+                caller.call(&format!("LOCK.CANCEL B last ID again:{n}"))?;
             }
             Ok(())
         })?);
@@ -82,9 +82,9 @@ impl CrowdedWaits {
         caller.call("LOCK.ACQUIRE C last PX 600000")?;
         caller.call(&notify("C", "behind", "first"))?;
         self.holders.0.push(stall(&mut server, &mut |_| {
-            for _ in 0..20 {
-                caller.call(&notify("A", "last", "again"))?;
-                caller.call("LOCK.CANCEL A last ID again")?;
+            for n in 0..20 {
+                caller.call(&notify("A", "last", &format!("again:{n}")))?;
+                caller.call(&format!("LOCK.CANCEL A last ID again:{n}"))?;
             }
             Ok(())
         })?);

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn few_and_many_answer_alike() {
-        let of = |n: u64| (LockIdx::nth(n as u32 % 3), WaiterId(n));
+        let of = |n: u32| (LockIdx::nth(n % 3), WaiterId(u64::from(n)));
         let (lock, id) = of(0);
         let mut waits = OwnerWaits::one(lock, id);
         assert!(!waits.span_locks());

@@ -582,8 +582,8 @@ fn blockers(
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let passes_none = !has_passes && !(has_parts && ahead.wants.mode == Mode::Shared);
-        let leads_to_all = is_followed && !for_all && passes_none && !ahead.is_beside_own(&seen.holders);
+        let passes_some = has_passes || (has_parts && ahead.wants.mode == Mode::Shared);
+        let leads_to_all = is_followed && !for_all && !passes_some && !ahead.is_beside_own(&seen.holders);
         if leads_to_all && sought.only.is_none() && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }

@@ -31,7 +31,7 @@ enum Found {
     /// It may end. So much more may be looked at.
     MayEnd(usize),
     /// That is to be found out later.
-    Interrupted(Search),
+    Interrupted(Box<Search>),
 }
 
 /// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then. Where that is so only because
@@ -76,7 +76,7 @@ pub(super) fn search_late(ctx: Ctx<'_>) {
         left -= 1;
         match (resolve(ctx, search, reported), id) {
             (Found::Interrupted(search), _) => {
-                with(ctx, |driver| driver.locks.put_off(search));
+                with(ctx, |driver| driver.locks.put_off(*search));
                 left = 0;
             }
             (Found::MayEnd(rest), _) => left = left.min(rest),
@@ -102,7 +102,7 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> Found {
                 }
             }
             Step::Soft(soft) => let_pass(ctx, &soft),
-            Step::Later => return Found::Interrupted(search),
+            Step::Later => return Found::Interrupted(Box::new(search)),
             _ => return Found::MayEnd(search.left()),
         }
         let left = search.left();

@@ -334,7 +334,7 @@ impl Real {
                     self.deadlocked.push(lead);
                 }
                 Ok(_) => {}
-                Err(search) => self.locks.put_off(search),
+                Err(search) => self.locks.put_off(*search),
             }
             if self.lazy {
                 break;
@@ -438,13 +438,13 @@ impl Real {
         })
     }
 
-    fn resolve(&mut self, mut search: Search) -> Result<Option<Vec<Edge>>, Search> {
+    fn resolve(&mut self, mut search: Search) -> Result<Option<Vec<Edge>>, Box<Search>> {
         loop {
             let (step, searched) = self.search(search);
             let soft = match step {
                 Step::Cycle(cycle, _) => return Ok(Some(cycle)),
                 Step::Soft(soft) => soft,
-                Step::Later => return Err(searched),
+                Step::Later => return Err(Box::new(searched)),
                 Step::Read(_) | Step::Done => return Ok(None),
             };
             assert!(!soft.is_empty(), "nobody is let pass");
