@@ -2,7 +2,7 @@
 
 //! How long the server keeps others waiting while it does much at once: 100,000 locks are held, and somebody waits for
 //! 10,000 of them; then they are looked at, released, and expire all in the same millisecond. Then one lock is held by 10,000
-//! readers, who are looked at, waited for, and whose leases end.
+//! readers, who are looked at, waited for, and whose leases end. At last much is due at once for 40,000 readers of one lock.
 //!
 //! A stall is the longest time that a client waited for the reply to a `PING`, which it sends without pause meanwhile,
 //! in the worst of all rounds. The same is measured on a server without the module, with 100,000 hashes that are
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::caller::Caller;
+use support::crowded_waits::CrowdedWaits;
 use support::machine::raise_open_files;
 use support::results::{Results, Target, Unit};
 use support::samples::{time, Samples};
@@ -26,6 +27,8 @@ const SOON: Duration = Duration::from_secs(3);
 const LIMIT: Target = Target::AtMost(10_000.0);
 /// That of what one call does.
 const LIMIT_OF_A_CALL: Target = Target::AtMost(5_000.0);
+/// That of what a client can bring about with tens of thousands of readers or waits.
+const LIMIT_OF_A_CROWD: Target = Target::AtMost(50_000.0);
 
 fn main() -> Outcome<()> {
     if !asked("stalls") {
@@ -36,11 +39,16 @@ fn main() -> Outcome<()> {
     let waiters = (locks / 10).min(limit.saturating_sub(200));
     let mut native = Stalls::default();
     let mut bare = Stalls::default();
+    let mut crowds = Crowds::default();
+    let crowd = unless_quick(40_000, 4_000);
+    let mut crowded = CrowdedWaits::default();
     for round in 0..unless_quick(3, 1) {
         eprintln!("round {}", round + 1);
         measure_bare(&mut bare, locks)?;
         measure_native(&mut native, locks, waiters)?;
         measure_readers(&mut native, waiters)?;
+        measure_crowds(&mut crowds, crowd)?;
+        crowded.measure(&|server, what| stall(server, what))?;
     }
     let mut results = Results::of("stalls");
     println!("{} locks, {} waiters", thousands(locks), thousands(waiters));
@@ -74,6 +82,25 @@ fn main() -> Outcome<()> {
         println!("{what}: each round {}", show(ours));
         let base = ("nothing happens", native.idle.max());
         results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CALL);
+    }
+    for (what, ours) in [
+        ("readers are granted a lock by messages", &crowds.granted),
+        ("their graces end", &crowds.graces_end),
+        ("their connections close", &crowds.connections_close),
+        ("a watchdog renews readers", &crowds.renewed),
+        ("the connection of EPHEMERAL readers closes", &crowds.ephemeral),
+        ("LOCK.BREAK of readers", &crowds.broken),
+        ("LOCK.SCAN with a large COUNT", &crowds.scanned),
+    ] {
+        println!("{}, {what}: each round {}", thousands(crowd), show(ours));
+        let base = ("nothing happens", native.idle.max());
+        let name = format!("stall: {} {what}", thousands(crowd));
+        results.limit(&name, Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CROWD);
+    }
+    for (what, ours) in crowded.rows() {
+        println!("{what}: each round {}", show(ours));
+        let base = ("nothing happens", native.idle.max());
+        results.limit(&format!("stall: {what}"), Unit::Micros, ours.max(), Some(base), LIMIT_OF_A_CROWD);
     }
     results.finish(&mut Server::start()?)
 }
@@ -185,6 +212,82 @@ fn measure_readers(stalls: &mut Stalls, readers: usize) -> Outcome<()> {
     }))?;
     let once = upgrade(&server, &mut caller, "once")?;
     stalls.readers_at_once.0.push(stall(&mut server, |_| until_told(&once, b":2\r\n"))?);
+    Ok(())
+}
+
+/// The longest of each round, while much happens to many readers of one lock.
+#[derive(Default)]
+struct Crowds {
+    granted: Samples,
+    graces_end: Samples,
+    connections_close: Samples,
+    renewed: Samples,
+    ephemeral: Samples,
+    broken: Samples,
+    scanned: Samples,
+}
+
+/// A lock with so many readers, who belong to few connections.
+fn measure_crowds(stalls: &mut Crowds, readers: usize) -> Outcome<()> {
+    /// As many waits as a connection may have.
+    const OF_ONE: usize = 10_000;
+    let mut server = Server::start()?;
+    let mut caller = Caller::connect(&server)?;
+    let mut subscriber = Caller::connect(&server)?;
+    subscriber.call("SUBSCRIBE lock:inbox:crowd")?;
+    // What it is sent is read by nobody, and the server may not end it for that.
+    let limit = ["CONFIG", "SET", "client-output-buffer-limit", "pubsub 0 0 0"];
+    redis::cmd(limit[0]).arg(&limit[1..]).query::<()>(&mut server.control)?;
+    let is_over = |server: &mut Server| Ok(server.info("lock_table_grants_in_flight")? == "0");
+    for closes in [false, true] {
+        caller.call("LOCK.ACQUIRE crowd writer PX 600000")?;
+        let mut connections = Vec::new();
+        for first in (0..readers).step_by(OF_ONE) {
+            let mut connection = Caller::connect(&server)?;
+            connection.pipeline((first..readers.min(first + OF_ONE)).map(|reader| {
+                let grace = if closes { 600_000 } else { 2_000 };
+                format!("LOCK.ACQUIRE crowd reader:{reader} SHARED NOTIFY crowd ID {reader}:{closes} GRACE {grace}")
+            }))?;
+            connections.push(connection);
+        }
+        stalls.granted.0.push(stall(&mut server, |server| {
+            caller.call("LOCK.RELEASE crowd writer")?;
+            server.until("all are granted it", |server| Ok(server.info("lock_waiters")? == "0"))
+        })?);
+        if closes {
+            stalls.connections_close.0.push(stall(&mut server, |server| {
+                drop(connections);
+                server.until("all have gone", is_over)
+            })?);
+        } else {
+            stalls.graces_end.0.push(stall(&mut server, |server| server.until("all are over", is_over))?);
+        }
+        server.until("the lock is free", |server| {
+            Ok(redis::cmd("EXISTS").arg("crowd").query::<usize>(&mut server.control)? == 0)
+        })?;
+    }
+    let acquire = |lock: &'static str, rest: &'static str| {
+        move |reader| format!("LOCK.ACQUIRE {lock} reader:{reader} SHARED PX {rest}")
+    };
+    let mut session = Caller::connect(&server)?;
+    session.pipeline((0..readers).map(acquire("bound", "600000 EPHEMERAL")))?;
+    stalls.ephemeral.0.push(stall(&mut server, |server| {
+        drop(session);
+        server.until("all have gone", |server| Ok(server.info("lock_ephemeral_holds")? == "0"))
+    })?);
+    caller.pipeline((0..readers).map(acquire("broken", "600000")))?;
+    stalls.broken.0.push(stall(&mut server, |_| caller.call("LOCK.BREAK broken").map(drop))?);
+    let mut session = Caller::connect(&server)?;
+    session.pipeline((0..readers).map(acquire("kept", "3000 WATCHDOG")))?;
+    stalls.renewed.0.push(stall(&mut server, |_| {
+        std::thread::sleep(Duration::from_millis(2_500));
+        Ok(())
+    })?);
+    drop(session);
+    redis::cmd("FLUSHALL").query::<()>(&mut server.control)?;
+    caller.pipeline((0..readers).map(|lock| format!("LOCK.ACQUIRE lock:{lock} owner PX 600000")))?;
+    let scan = stall(&mut server, |_| caller.call("LOCK.SCAN 0 COUNT 1000000000").map(drop))?;
+    stalls.scanned.0.push(scan);
     Ok(())
 }
 

@@ -60,6 +60,9 @@ const OLDEST_SERVER: Version = Version::new(7, 0, 0);
 /// Before, `CLIENT UNBLOCK` raced with a grant, and could end the server.
 const CLIENT_UNBLOCK_SINCE: Version = Version::new(7, 4, 0);
 
+/// The command by which the module looks for the others.
+const LOOKED_UP_WITH: &CStr = c"command";
+
 /// The commands that effects are replicated as.
 const REPLICATED: [&CStr; 5] = [c"hset", c"hdel", c"pexpireat", c"del", c"set"];
 
@@ -99,6 +102,11 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     let missing = load::missing_symbols();
     if !missing.is_empty() {
         return Err(format!("the server lacks {}", missing.join(", ")));
+    }
+    if !load::knows_command(ctx, LOOKED_UP_WITH) {
+        return Err(
+            "the server has no command COMMAND, which tells what others it has: do not rename it".to_owned()
+        );
     }
     if let Some(renamed) = REPLICATED.iter().find(|name| !load::knows_command(ctx, name)) {
         let name = renamed.to_string_lossy().to_ascii_uppercase();

@@ -8,6 +8,7 @@
 //! - [`callgrind`]: instructions per call; [`paths`]: the calls that are counted; [`system_calls`]: the same of these.
 //! - [`swarm`]: many clients in one thread; [`clients`]: what they do; [`wire`]: where a reply ends.
 //! - [`ring`]: clients that hand a lock to each other, and sleep until their reply; [`sleeping`]: what they cost.
+//! - [`crowded_waits`]: thousands of waits, for `stalls`.
 //! - [`postgres`], [`redisson`]: the others that are measured.
 //! - [`samples`]: percentiles; [`results`]: the rows of the table that `make bench` ends with; [`picture`]: SVG.
 //! - [`machine`]: cores, processor time, limits.
@@ -17,6 +18,7 @@
 pub mod caller;
 pub mod callgrind;
 pub mod clients;
+pub mod crowded_waits;
 pub mod machine;
 pub mod paths;
 pub mod picture;

@@ -5,6 +5,8 @@
 
 PORT=${PORT:-7200}
 ports="$PORT $((PORT + 1)) $((PORT + 2)) $((PORT + 3)) $((PORT + 4)) $((PORT + 5))"
+# Each node listens for clients on its port, and for the other nodes 10000 above it.
+offsets="0 10000"
 . "$(dirname -- "$0")/common.sh"
 
 if [ "$1" = status ]; then

@@ -16,6 +16,8 @@ if [ -z "${MODULE:-}" ]; then
     MODULE=/usr/lib/redis/modules/redis-lock.so
     [ -e "$MODULE" ] || MODULE=$root/target/release/libredis_lock.so
 fi
+# Servers report the path of their configuration as they were given it.
+case $DIR in /*) ;; *) DIR=$PWD/$DIR ;; esac
 
 # The settings of every server that keeps locks. What is not said here is as the server has it.
 lock_server() {
@@ -40,12 +42,44 @@ loadmodule $MODULE
 END
 }
 
+# True if the server on this port is one that this script has started: its process is that of the pid file, and its
+# configuration the one below $DIR.
+is_ours() {
+    pid=$(cat "$DIR/$1/pid" 2>/dev/null) && kill -0 "$pid" 2>/dev/null || return 1
+    info=$("$CLI" -p "$1" INFO server 2>/dev/null | tr -d '\r')
+    echo "$info" | grep -Fqx "process_id:$pid" && echo "$info" | grep -Fqx "config_file:$DIR/$1/server.conf"
+}
+
 # Starts a server with the configuration on the standard input, or with the one that it has from an earlier start.
 launch() {
+    if is_ours "$1"; then
+        return
+    fi
     mkdir -p "$DIR/$1"
     [ -e "$DIR/$1/server.conf" ] || cat >"$DIR/$1/server.conf"
+    rm -f "$DIR/$1/pid"
     "$SERVER" "$DIR/$1/server.conf" $2
-    until_says PONG "$1" PING
+    for _ in $(seq 300); do
+        if is_ours "$1" && [ "$("$CLI" -p "$1" PING)" = PONG ]; then
+            return
+        fi
+        sleep 0.1
+    done
+    echo "no server was started on port $1; see $DIR/$1/log" >&2
+    exit 1
+}
+
+# Ends the script if another program listens on a port that one of the servers needs.
+refuse_used_ports() {
+    for port in $ports; do
+        ! is_ours "$port" || continue
+        for offset in $offsets; do
+            if bash -c ": </dev/tcp/127.0.0.1/$((port + offset))" 2>/dev/null; then
+                echo "port $((port + offset)) is in use by another program; set PORT to use other ports" >&2
+                exit 1
+            fi
+        done
+    done
 }
 
 # Waits until a server answers that, somewhere in its answer.
@@ -73,14 +107,20 @@ until_replicated() {
     done
 }
 
+# Ends the servers that were started here, and no other ones, whatever answers on their ports.
 stop() {
     for port in $ports; do
-        "$CLI" -p "$port" SHUTDOWN NOSAVE >/dev/null 2>&1 || true
+        if is_ours "$port"; then
+            "$CLI" -p "$port" SHUTDOWN NOSAVE >/dev/null 2>&1 || true
+        fi
     done
 }
 
 case ${1:-} in
-start | status) ;;
+start)
+    refuse_used_ports
+    ;;
+status) ;;
 stop)
     stop
     exit
@@ -88,6 +128,11 @@ stop)
 clean)
     stop
     for port in $ports; do
+        [ -e "$DIR/$port/server.conf" ] || continue
+        if [ -e "$DIR/$port/pid" ] && kill -0 "$(cat "$DIR/$port/pid")" 2>/dev/null; then
+            echo "$DIR/$port is kept: the process in its pid file runs; end it, or remove that file" >&2
+            exit 1
+        fi
         rm -rf "${DIR:?}/$port"
     done
     rmdir "$DIR" 2>/dev/null || true

@@ -7,6 +7,7 @@ PORT=${PORT:-7100}
 servers="$PORT $((PORT + 1)) $((PORT + 2))"
 sentinels="$((PORT + 3)) $((PORT + 4)) $((PORT + 5))"
 ports="$sentinels $servers"
+offsets=0
 . "$(dirname -- "$0")/common.sh"
 
 if [ "$1" = status ]; then

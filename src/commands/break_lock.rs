@@ -32,8 +32,8 @@ impl Command for Break {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
-        // The reply says how many there are, whatever somebody has written there by hand.
-        crate::keyspace::kept::forget(ctx, key.as_bytes());
+        // The reply says how many there are, whatever somebody has written there by hand, unless there are thousands.
+        crate::keyspace::read_closely(ctx, &key);
         let lost = super::in_hand(ctx, (&key, None), now, |lock, known| {
             if lock.is_fair(now) {
                 return Err(Error::FairLock);

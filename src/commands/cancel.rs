@@ -50,7 +50,7 @@ impl Command for Cancel {
         if let Ok((_, beside)) = &done {
             driver::take_back(ctx, beside);
         }
-        driver::serve_others(ctx);
+        driver::serve_bundles(ctx);
         let (undone, _) = done?;
         driver::dispatch(ctx, now);
         ctx.reply_integer(i64::from(undone.map_err(Error::Refused)?));

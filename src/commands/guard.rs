@@ -61,11 +61,21 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
         command.check_permissions(ctx).map_err(Error::NotGuarded)?;
     }
     driver::info::count_guard(ctx, true);
-    let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded)?;
+    // A script may be granted the lock. It gets a greater token than the one that has let it through.
+    let first = proof.ahead.filter(|_| command.is_script());
+    let before = first.and_then(|token| keyspace::raise_counter(ctx, &key, token));
+    let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded);
     // What fails changes nothing. A script that fails may have.
-    if let Some(token) = proof.ahead.filter(|_| !reply.is_error() || command.may_have_written(&reply)) {
-        keyspace::raise_counter(ctx, &key, token);
+    let is_refused =
+        reply.as_ref().map_or(true, |reply| reply.is_error() && !command.may_have_written(reply));
+    match (proof.ahead, before) {
+        (_, Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, before),
+        (Some(token), None) if !is_refused => {
+            keyspace::raise_counter(ctx, &key, token);
+        }
+        _ => {}
     }
+    let reply = reply?;
     if reply.pass_on(ctx) {
         Ok(())
     } else {

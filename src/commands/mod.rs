@@ -91,7 +91,7 @@ fn known_in_hand<'a, T>(
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
     let done = take_in_hand(ctx, key, remembered, now, call);
-    driver::serve_others(ctx);
+    driver::serve_bundles(ctx);
     done
 }
 

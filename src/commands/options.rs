@@ -548,13 +548,16 @@ impl<'a> Opt<'a> for Match<'a> {
 /// Declares a `COUNT n` with a default.
 macro_rules! count {
     ($(#[$about:meta])* $name:ident, $default:literal, $says:literal) => {
+        count!($(#[$about])* $name, $default, usize::MAX, $says);
+    };
+    ($(#[$about:meta])* $name:ident, $default:literal, $most:expr, $says:literal) => {
         $(#[$about])*
         #[derive(Default)]
         pub(super) struct $name(Option<usize>);
 
         impl $name {
             pub(super) fn get(&self) -> usize {
-                self.0.unwrap_or($default)
+                self.0.unwrap_or($default).min($most)
             }
         }
 
@@ -580,8 +583,8 @@ count!(
     Most, 20, c"is how many are listed at most, 20 unless given"
 );
 count!(
-    /// Of a command that goes through keys. The default is that of `SCAN`.
-    Looks, 10, c"is how many keys are looked at, more or less, 10 unless given"
+    /// Of a command that goes through keys. The default is that of `SCAN`. More at once would keep others waiting.
+    Looks, 10, 1_000, c"is how many keys are looked at, more or less, 10 unless given and 1000 at most"
 );
 
 /// The lock of a command.

@@ -47,7 +47,6 @@ pub(super) struct Binding {
 pub(super) struct Bound {
     id: RequestId,
     connection: ConnectionId,
-    ephemeral: bool,
     /// When the hold was granted.
     since: MonoUs,
     /// What later renewals took over: the request may still come late, on a connection that nobody uses any more, and gets
@@ -161,7 +160,7 @@ impl Binding {
         self.forget_requests(now.mono);
         if let Some(id) = id {
             let until = now.mono.saturating_add(id.ttl_ms.unsigned_abs().saturating_mul(1000));
-            self.requests.push(Bound { id: id.clone(), connection, ephemeral, since, overtaken, until });
+            self.requests.push(Bound { id: id.clone(), connection, since, overtaken, until });
             self.sweep_at.get_or_insert(rounded(until));
         } else {
             insert(&mut self.plain, connection);
@@ -290,11 +289,9 @@ impl Binding {
         std::mem::take(&mut self.requests).into_iter().map(|request| (request.id, request.until))
     }
 
-    /// The requests that are still remembered of those that made it end with their connection. One that is not remembered any
-    /// more may name a later call.
-    pub(super) fn ephemeral_requests(&self, now: Now) -> impl Iterator<Item = &RequestId> {
-        let remembered = move |request: &&Bound| request.ephemeral && request.until >= now.mono;
-        self.requests.iter().filter(remembered).map(|request| &request.id)
+    /// The requests that it comes from and that are still remembered. One that is not remembered any more may name a later call.
+    pub(super) fn requests(&self, now: Now) -> impl Iterator<Item = &RequestId> {
+        self.requests.iter().filter(move |request| request.until >= now.mono).map(|request| &request.id)
     }
 
     /// Its connection has closed, and the hold is to end.

@@ -48,6 +48,8 @@ struct Bundle {
     parts: PartsOf,
     /// The lock that was not to be had when it was tried last; `None` if it was not tried yet.
     blocked_at: Option<LockIdx>,
+    /// It stands among those that are to be tried.
+    is_due: bool,
     /// It was granted, and its client was answered.
     is_answered: bool,
 }
@@ -64,8 +66,6 @@ pub(super) struct Bundles {
     stopped: Vec<LockIdx>,
     /// As long as a call gives back several locks: those of which it is not announced yet that they are free.
     withheld: Option<Vec<LockIdx>>,
-    /// Waits that may have come to wait for their own owners.
-    to_search: VecDeque<WaiterId>,
 }
 
 impl Bundles {
@@ -81,7 +81,12 @@ impl Bundles {
     pub(super) fn insert(&mut self, lead: WaiterId, lock: LockIdx, part: WaiterId) {
         let bundle = self.by_lead.entry(lead);
         bundle
-            .or_insert_with(|| Bundle { parts: SmallVec::new(), blocked_at: None, is_answered: false })
+            .or_insert_with(|| Bundle {
+                parts: SmallVec::new(),
+                blocked_at: None,
+                is_due: false,
+                is_answered: false,
+            })
             .parts
             .push((lock, part));
     }
@@ -90,11 +95,11 @@ impl Bundles {
     pub(super) fn remove(&mut self, lead: WaiterId, part: WaiterId) {
         let Some(bundle) = self.by_lead.get_mut(&lead) else { return };
         bundle.parts.retain(|(_, id)| *id != part);
+        let is_due = bundle.is_due;
         if bundle.parts.is_empty() {
             self.by_lead.remove(&lead);
-            self.due.retain(|due| *due != lead);
-            if self.by_lead.is_empty() {
-                self.to_search.clear();
+            if is_due {
+                self.due.retain(|due| *due != lead);
             }
         }
     }
@@ -125,8 +130,11 @@ impl Bundles {
 
     /// The bundle is due, and until it was tried the queue of this lock is not served any further: who came first, comes first.
     pub(super) fn is_due(&mut self, lead: WaiterId, lock: LockIdx) {
-        if self.tried != Some(lead) && !self.due.contains(&lead) {
-            self.due.push_back(lead);
+        if self.tried != Some(lead) {
+            if let Some(bundle) = self.by_lead.get_mut(&lead).filter(|bundle| !bundle.is_due) {
+                bundle.is_due = true;
+                self.due.push_back(lead);
+            }
         }
         if !self.stopped.contains(&lock) {
             self.stopped.push(lock);
@@ -140,11 +148,10 @@ impl Bundles {
         is_trying && self.stopped.contains(&lock)
     }
 
-    /// True if a bundle that is due, or tried, waits for this lock.
-    pub(super) fn is_reserved(&self, lock: LockIdx) -> bool {
+    /// True if a bundle that is due, or tried, waits for this lock; or any does, as long as a call gives back several.
+    pub(super) fn is_reserved(&self, lock: LockIdx, is_waited_for: impl FnOnce() -> bool) -> bool {
         let waits = |lead: &WaiterId| self.parts(*lead).iter().any(|(of, _)| *of == lock);
-        self.due.iter().chain(&self.tried).any(waits)
-            || (self.withheld.is_some() && self.by_lead.keys().any(waits))
+        self.due.iter().chain(&self.tried).any(waits) || (self.withheld.is_some() && is_waited_for())
     }
 
     /// From now on it is not announced of locks that bundles wait for that they are free.
@@ -164,18 +171,6 @@ impl Bundles {
         self.withheld.take().unwrap_or_default()
     }
 
-    /// This wait may have come to wait for its own owner, as it stands behind others or its owner holds more. Matters only where
-    /// it may stand behind a bundle.
-    pub(super) fn is_to_be_searched(&mut self, id: WaiterId) {
-        if !self.is_empty() && !self.to_search.contains(&id) {
-            self.to_search.push_back(id);
-        }
-    }
-
-    pub(super) fn next_to_search(&mut self) -> Option<WaiterId> {
-        self.to_search.pop_front()
-    }
-
     pub(super) fn any_due(&self) -> bool {
         !self.due.is_empty()
     }
@@ -183,6 +178,9 @@ impl Bundles {
     /// Begins to try the one that is due first.
     pub(super) fn next_due(&mut self) -> Option<WaiterId> {
         let lead = self.due.pop_front()?;
+        if let Some(bundle) = self.by_lead.get_mut(&lead) {
+            bundle.is_due = false;
+        }
         self.tried = Some(lead);
         Some(lead)
     }
@@ -231,10 +229,14 @@ impl Bundles {
     /// Fails if a bundle is due that there is not.
     #[cfg(test)]
     pub(super) fn verify(&self) {
+        use std::collections::BTreeSet;
+
         assert!(
             self.tried.is_none() && (self.any_due() || self.stopped.is_empty()),
             "a bundle is being tried"
         );
-        assert!(self.due.iter().all(|lead| self.by_lead.contains_key(lead)), "an unknown bundle is due");
+        let due = self.by_lead.iter().filter(|(_, bundle)| bundle.is_due);
+        let due: BTreeSet<_> = due.map(|(lead, _)| *lead).collect();
+        assert_eq!(due, self.due.iter().copied().collect(), "a bundle is due that there is not");
     }
 }

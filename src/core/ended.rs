@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 
-use super::{LockId, MonoUs, RequestId};
+use super::spare::free_spare;
+use super::{LockId, MonoUs, Owner, RequestId};
 
 /// How often what cannot come again is forgotten, in microseconds.
 const SWEEP_US: MonoUs = 1_000_000;
@@ -15,28 +16,60 @@ const SWEEP_US: MonoUs = 1_000_000;
 const FORGET_BATCH: usize = 2_000;
 
 /// Requests whose hold has ended, and until when they may come again: what they bound before is not to be bound
-/// to a later hold of the same owner.
+/// to a later hold of the same owner. And owners whose holds have ended with a connection: it is as if the requests that got those
+/// had never been made.
 #[derive(Default)]
 pub(super) struct Ended {
     until: HashMap<(LockId, RequestId), MonoUs>,
-    /// All of them by the time at which they are forgotten. One that has come again meanwhile is not in `until` any more, or
+    closed: HashMap<(LockId, Owner), Closed>,
+    /// All of them by the time at which they are forgotten. One that has come again meanwhile is not there any more, or
     /// has a later time there.
-    forgotten_at: BTreeMap<MonoUs, Vec<(LockId, RequestId)>>,
+    forgotten_at: BTreeMap<MonoUs, Vec<Past>>,
+}
+
+/// The holds of an owner have ended with a connection.
+struct Closed {
+    /// Until when requests may come again that have got one of them.
+    until: MonoUs,
+    /// Requests that have got a later one.
+    since: HashSet<RequestId>,
+}
+
+enum Past {
+    Request((LockId, RequestId)),
+    Owner((LockId, Owner)),
 }
 
 impl Ended {
     pub(super) fn insert(&mut self, lock: LockId, id: RequestId, until: MonoUs) {
         let request = (lock, id);
         self.until.insert(request.clone(), until);
-        self.forgotten_at.entry(rounded(until)).or_default().push(request);
+        self.forgotten_at.entry(rounded(until)).or_default().push(Past::Request(request));
     }
 
     pub(super) fn contains(&self, request: &(LockId, RequestId), now: MonoUs) -> bool {
         self.until.get(request).is_some_and(|until| *until >= now)
     }
 
-    pub(super) fn remove(&mut self, request: &(LockId, RequestId)) {
-        self.until.remove(request);
+    /// All that the owner held has ended with a connection.
+    pub(super) fn close(&mut self, lock: LockId, owner: Owner, until: MonoUs) {
+        let hold = (lock, owner);
+        self.closed.insert(hold.clone(), Closed { until, since: HashSet::default() });
+        self.forgotten_at.entry(rounded(until)).or_default().push(Past::Owner(hold));
+    }
+
+    /// True if this request got one of these holds, or an earlier one.
+    pub(super) fn was_closed(&self, lock: LockId, owner: &Owner, id: &RequestId, now: MonoUs) -> bool {
+        let closed = self.closed.get(&(lock, owner.clone()));
+        closed.is_some_and(|closed| closed.until >= now && !closed.since.contains(id))
+    }
+
+    /// A request has got a hold.
+    pub(super) fn has_begun(&mut self, lock: LockId, owner: &Owner, id: &RequestId) {
+        self.until.remove(&(lock.clone(), id.clone()));
+        if let Some(closed) = self.closed.get_mut(&(lock, owner.clone())) {
+            closed.since.insert(id.clone());
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -58,19 +91,23 @@ impl Ended {
         let Some(mut bucket) = self.forgotten_at.first_entry().filter(|bucket| *bucket.key() <= now) else {
             return;
         };
-        let requests = bucket.get_mut();
-        for request in requests.drain(requests.len().saturating_sub(FORGET_BATCH)..) {
-            if self.until.get(&request).is_some_and(|until| *until < now) {
-                self.until.remove(&request);
+        let all = bucket.get_mut();
+        for past in all.drain(all.len().saturating_sub(FORGET_BATCH)..) {
+            match past {
+                Past::Request(request) if self.until.get(&request).is_some_and(|until| *until < now) => {
+                    self.until.remove(&request);
+                }
+                Past::Owner(hold) if self.closed.get(&hold).is_some_and(|closed| closed.until < now) => {
+                    self.closed.remove(&hold);
+                }
+                Past::Request(_) | Past::Owner(_) => {}
             }
         }
-        if requests.is_empty() {
+        if all.is_empty() {
             bucket.remove();
         }
-        // The memory of a crowd that has gone.
-        if self.until.capacity() > 8 * self.until.len().max(128) {
-            self.until.shrink_to(2 * self.until.len());
-        }
+        free_spare(&mut self.until);
+        free_spare(&mut self.closed);
     }
 }
 

@@ -115,6 +115,37 @@ impl<K: Ord, V> Few<K, V> {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
+    /// All keys, in their order.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.iter().map(|(key, _)| key)
+    }
+
+    /// The entries from this key on, in the order of the keys.
+    #[inline(always)]
+    pub(super) fn range_from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
+        let (one, many) = match self {
+            Few::None => (None, None),
+            Few::One(key, value) => (Some((key, value)).filter(|(key, _)| **key >= from), None),
+            Few::Many(many) => (None, Some(many.range(from..))),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    /// Takes out the entry with the first key.
+    pub(super) fn pop_first(&mut self) -> Option<(K, V)> {
+        match std::mem::replace(self, Few::None) {
+            Few::None => None,
+            Few::One(key, value) => Some((key, value)),
+            Few::Many(mut many) => {
+                let first = many.pop_first();
+                if !many.is_empty() {
+                    *self = Few::Many(many);
+                }
+                first
+            }
+        }
+    }
+
     /// Keeps only those that are wanted.
     pub(super) fn retain(&mut self, mut wanted: impl FnMut(&K, &mut V) -> bool) {
         let stays = match self {

@@ -47,4 +47,11 @@ impl Hold {
         self.expires_at = expires_at;
         self.renewed = true;
     }
+
+    /// True if its owner may have one more hold of this mode whoever else holds the lock beside it: a second one, or a shared one of
+    /// an owner that is alone.
+    #[inline(always)]
+    pub(super) fn allows_more(&self, mode: Mode) -> bool {
+        mode == Mode::Shared || self.exclusive > 0
+    }
 }

@@ -71,6 +71,18 @@ pub(crate) enum ReleaseScope {
     All,
 }
 
+impl ReleaseScope {
+    /// Of which mode a hold is given back by who holds this.
+    #[inline(always)]
+    pub(super) fn mode_of(self, hold: &Hold) -> Mode {
+        match self {
+            ReleaseScope::OneOf(mode) => mode,
+            _ if hold.exclusive > 0 => Mode::Exclusive,
+            _ => Mode::Shared,
+        }
+    }
+}
+
 impl Holders {
     /// These holds; `None` if they cannot stand side by side.
     pub(crate) fn from_holds(holds: Vec<Hold>) -> Option<Holders> {
@@ -89,6 +101,14 @@ impl Holders {
         match crowd.len() {
             0 => Holders::Free,
             _ => Holders::Shared(Readers::Many(crowd)),
+        }
+    }
+
+    /// The crowd that holds it, if it was read as one, to be kept.
+    pub(crate) fn kept_crowd(&mut self) -> Option<&mut Rc<Crowd>> {
+        match self {
+            Holders::Shared(Readers::Many(crowd)) => Some(crowd),
+            _ => None,
         }
     }
 
@@ -160,6 +180,15 @@ impl Holders {
             Holders::Free => 0,
             Holders::Exclusive(_) => 1,
             Holders::Shared(holds) => holds.len(),
+        }
+    }
+
+    /// How many of them the step at hand had to read.
+    pub(crate) fn read_len(&self) -> usize {
+        match self {
+            Holders::Free => 0,
+            Holders::Exclusive(_) => 1,
+            Holders::Shared(holds) => holds.read_len(),
         }
     }
 
@@ -285,11 +314,7 @@ impl Holders {
         expires_at: Option<WallMs>,
     ) -> Result<i64, NotOwner> {
         let hold = self.of(owner).ok_or(NotOwner)?;
-        let mode = match scope {
-            ReleaseScope::OneOf(mode) => mode,
-            _ if hold.exclusive > 0 => Mode::Exclusive,
-            _ => Mode::Shared,
-        };
+        let mode = scope.mode_of(hold);
         if hold.count(mode) == 0 {
             return Err(NotOwner);
         }
@@ -306,14 +331,6 @@ impl Holders {
         })?;
         self.sort();
         Ok(left)
-    }
-
-    /// Uncounts a hold of this mode whose grant is revoked: its owner never knew of it.
-    pub(super) fn uncount(&mut self, owner: &[u8], mode: Mode) {
-        if self.release(owner, ReleaseScope::OneOf(mode), None).is_err() {
-            // The owner gave that one back, not knowing of it, instead of one of the other mode that it knew of.
-            let _ = self.release(owner, ReleaseScope::One, None);
-        }
     }
 
     /// Sets the lease of `owner` anew, shorter or longer. Returns its hold count.

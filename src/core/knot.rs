@@ -96,7 +96,9 @@ impl Knot {
         let for_ever = self.for_ever();
         if self.from.iter().any(|id| for_ever.contains(id)) {
             let soft = |(by, part): &&(WaiterId, WaiterId)| {
-                for_ever.contains(by) && waits.together(*part).iter().any(|id| for_ever.contains(id))
+                !waits.was_let_pass(*by, *part)
+                    && for_ever.contains(by)
+                    && waits.together(*part).iter().any(|id| for_ever.contains(id))
             };
             if let Some((by, part)) = self.soft.iter().find(soft) {
                 return Step::Soft(*by, *part);
@@ -126,6 +128,7 @@ impl Knot {
             }
         }
         let ahead = waits.ahead(wait.lock, Ahead::All, Position::FRONT..served_at_of(waits, wait, now));
+        let ahead = ahead.chain(waits.passers(wait.lock, id));
         for other in ahead.filter(|other| *other != id && !wait.has_no_order()) {
             let Some(ahead) = waits.waiting(other, now) else { continue };
             let is_passed = waits.passed_by(wait.lock, id).is_some_and(|passed| passed.contains(&other));

@@ -14,7 +14,7 @@
 //! * [`request`], [`lease`]: what is asked for, what is answered, and what is stored beside a lock.
 //! * [`table`]: locks by name and by handle, and which of them are ready to be reconciled.
 //! * [`wait_queue`]: the queue of one lock; the only place that decides its order.
-//! * [`waiters`]: all waits, and how far each has come.
+//! * [`waiters`], [`owner_waits`]: all waits, and how far each has come.
 //! * [`bundles`]: which of them are for several locks at once.
 //! * [`notified`]: which of them are told by a message, and on whose behalf.
 //! * [`unconfirmed`]: what the holds are without the grants that may still be revoked.
@@ -22,8 +22,9 @@
 //! * [`sessions`], [`binding`], [`ended`]: holds that depend on connections, and requests that have had one.
 //! * [`held`]: how holds that were granted here end, to tell their owners.
 //! * [`schedule`]: what is to happen when.
+//! * [`spare`]: the memory of crowds that have gone.
 //! * [`fragile`], [`granted_keys`]: what ends without an event, and which keys are likely to be locks.
-//! * [`waits_for`]: who waits for whom, and who would wait for himself.
+//! * [`waits_for`], [`searches`]: who waits for whom, and who would wait for himself.
 
 mod binding;
 mod bundles;
@@ -40,10 +41,13 @@ mod lease;
 mod manager;
 mod notified;
 mod owner;
+mod owner_waits;
 mod readers;
 pub(crate) mod request;
 mod schedule;
+mod searches;
 mod sessions;
+pub(crate) mod spare;
 mod statistics;
 mod table;
 mod unconfirmed;

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use foldhash::HashMap;
 
+use super::spare::free_spare;
 use super::{ConnectionId, WaiterId};
 
 /// A connection that lets so many graces in a row run out loses its other waits: a process that hangs must not cost those
@@ -62,6 +63,7 @@ impl Notified {
         self.waits -= usize::from(removed);
         if of_connection.len() == 0 {
             self.of_connections.remove(&connection);
+            free_spare(&mut self.of_connections);
         }
     }
 
@@ -70,18 +72,15 @@ impl Notified {
         self.of_connections.get(&connection).map_or(0, OfConnection::len)
     }
 
-    /// The waits of this connection: those that are queued, and those that were granted, each in the order in which they came.
-    pub(super) fn all_of(&self, connection: ConnectionId) -> (Vec<WaiterId>, Vec<WaiterId>) {
-        let Some(OfConnection { queued, granted, .. }) = self.of_connections.get(&connection) else {
-            return (Vec::new(), Vec::new());
-        };
-        (queued.iter().copied().collect(), granted.iter().copied().collect())
+    /// The next wait of this connection: of those that are queued, the one that came first; then of those that were granted.
+    pub(super) fn next_of(&self, connection: ConnectionId) -> Option<WaiterId> {
+        let of_connection = self.of_connections.get(&connection)?;
+        of_connection.queued.first().or(of_connection.granted.first()).copied()
     }
 
-    /// Those that are queued.
-    pub(super) fn queued_of(&self, connection: ConnectionId) -> Vec<WaiterId> {
-        let of_connection = self.of_connections.get(&connection);
-        of_connection.into_iter().flat_map(|of_connection| of_connection.queued.iter().copied()).collect()
+    /// The one that came first of those that are queued.
+    pub(super) fn next_queued_of(&self, connection: ConnectionId) -> Option<WaiterId> {
+        self.of_connections.get(&connection)?.queued.first().copied()
     }
 
     /// The connection has confirmed a grant.

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
+use super::spare::is_too_large;
 use super::{Hold, Owner, Token, WallMs};
 
 /// Holds that are shared only, by owner. Two are equal if they have the same holds, in whichever form.
@@ -41,6 +42,8 @@ pub(crate) struct Crowd {
     over: usize,
     /// What the step at hand has touched, in its order: an owner may be in it more than once.
     touched: Vec<Touched>,
+    /// It was kept since it was read, so that the step at hand did not have to read it.
+    kept: bool,
 }
 
 /// An owner whose hold a step has changed, and the hold before that change.
@@ -139,6 +142,14 @@ impl Readers {
         }
     }
 
+    /// How many of them the step at hand had to read.
+    pub(super) fn read_len(&self) -> usize {
+        match self {
+            Readers::Many(crowd) if crowd.kept => 0,
+            readers => readers.len(),
+        }
+    }
+
     /// The newest token of those who hold the lock.
     pub(super) fn token(&self) -> Option<Token> {
         match self {
@@ -189,7 +200,7 @@ impl Crowd {
         let by_owner = holds.iter().enumerate().map(|(at, hold)| (hold.owner.clone(), at)).collect();
         let over = ends.range(..(now, 0)).count();
         let places = holds.into_iter().map(Some).collect();
-        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, over, touched }
+        Crowd { places, empty: Vec::new(), by_owner, ends, tokens, now, over, touched, kept: false }
     }
 
     /// How many fields there are, also of those whose lease is over.
@@ -200,6 +211,11 @@ impl Crowd {
     /// How many hold the lock.
     pub(crate) fn len(&self) -> usize {
         self.fields() - self.over
+    }
+
+    /// The next step may find it kept.
+    pub(crate) fn is_kept(&mut self) {
+        self.kept = true;
     }
 
     /// What the field of this owner says, whether the lease is over or not.
@@ -260,6 +276,14 @@ impl Crowd {
             self.over -= self.ends.range((now, 0)..(self.now, 0)).count();
         }
         self.now = now;
+    }
+
+    /// Frees the memory of those who have gone. To be called when all is written.
+    pub(crate) fn free_spare(&mut self) {
+        if is_too_large(self.places.len(), self.fields()) {
+            let holds = std::mem::take(&mut self.places).into_iter().flatten().collect();
+            *self = Crowd::new(holds, self.now);
+        }
     }
 
     fn is_over(&self, hold: &Hold) -> bool {

@@ -312,6 +312,8 @@ pub(crate) trait Records {
     fn released(&mut self, id: &RequestId) -> Result<Option<i64>, Refusal>;
     /// If this acquire was cancelled before, whether there was anything to undo.
     fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal>;
+    /// How many milliseconds the reply to a call that comes now is remembered.
+    fn request_ttl_ms(&self) -> i64;
     /// The acquire is cancelled, whether it was made before or will be.
     fn remember_cancel(&mut self, id: &RequestId, undone: bool, now: Now);
     /// False if the server's memory is full.

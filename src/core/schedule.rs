@@ -7,6 +7,8 @@ use std::hash::Hash;
 
 use foldhash::HashMap;
 
+use super::spare::free_spare;
+
 /// Times of things. A thing has one time at most.
 pub(crate) struct Schedule<T, K> {
     /// When each of them is due.
@@ -27,7 +29,11 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
         let before = match at {
             Some(at) => self.at.insert(key.clone(), at),
             None if self.at.is_empty() => return,
-            None => self.at.remove(key),
+            None => {
+                let before = self.at.remove(key);
+                free_spare(&mut self.at);
+                before
+            }
         };
         if before == at {
             return;
@@ -57,6 +63,7 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
         }
         let (_, key) = self.due.pop_first()?;
         self.at.remove(&key);
+        free_spare(&mut self.at);
         Some(key)
     }
 
@@ -72,13 +79,6 @@ impl<T: Copy + Ord, K: Clone + Ord + Hash> Schedule<T, K> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.due.is_empty()
-    }
-
-    /// Frees the memory of a crowd that has gone.
-    pub(super) fn shrink(&mut self) {
-        if self.due.is_empty() && self.at.capacity() > 1024 {
-            self.at = HashMap::default();
-        }
     }
 }
 

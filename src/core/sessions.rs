@@ -15,11 +15,15 @@ use super::ended::Ended;
 use super::few::Few;
 use super::lease::{Lease, SetLease};
 use super::schedule::earlier;
+use super::spare::free_spare;
 use super::table::LockIdx;
 use super::{ConnectionId, Holders, LockId, MonoUs, Now, Owner, Records, ReleaseScope, RequestId, WallMs};
 
 /// How many bindings are looked through at a time for what cannot come again.
 const SWEEP_BATCH: usize = 1_000;
+
+/// How many of the holds that are renewed next are looked through for those of one lock.
+const RENEWED_NEXT: usize = 256;
 
 /// A hold that depends on a connection.
 type BoundHold = (LockIdx, Owner);
@@ -28,8 +32,10 @@ type BoundHold = (LockIdx, Owner);
 #[derive(Default)]
 struct OfLock {
     bindings: Few<Owner, Binding>,
-    /// How many of the holds are to end, as a connection has closed.
-    closed: usize,
+    /// Whose holds are to end, as a connection has closed.
+    closed: Few<Owner, ()>,
+    /// Some were renewed, and others that are due soon are still to be.
+    renews_on: bool,
     /// Some of them may be about holds that have ended.
     doubtful: bool,
 }
@@ -53,8 +59,10 @@ pub(super) struct Sessions {
     renewals: BTreeSet<(MonoUs, BoundHold)>,
     /// When to look through a binding for requests that cannot come again; the binding has that time too.
     sweeps: BTreeSet<(MonoUs, BoundHold)>,
-    /// Requests that bound a hold which has ended.
+    /// Requests that bound a hold which has ended, and owners whose holds have ended with a connection.
     ended: Ended,
+    /// Until when a request may come again that was granted here, at most.
+    requests_until: MonoUs,
     /// How many holds end with a connection.
     ephemeral: usize,
     /// This server is not the primary: bindings wait to see whether it will be again.
@@ -150,10 +158,27 @@ impl Sessions {
         !self.ended.is_empty() && self.ended.contains(&(lock(), id.clone()), now.mono)
     }
 
-    /// A request has got a hold, whatever became of an earlier one with the same id.
-    pub(super) fn has_begun(&mut self, lock: impl FnOnce() -> LockId, id: &RequestId) {
+    /// True if the owner's holds have ended with a connection since this request got one, and it may be one of those.
+    pub(super) fn ended_with_connection(
+        &self,
+        lock: impl FnOnce() -> LockId,
+        owner: &Owner,
+        id: &RequestId,
+        now: Now,
+    ) -> bool {
+        !self.ended.is_empty() && self.ended.was_closed(lock(), owner, id, now.mono)
+    }
+
+    /// A request has got a hold for its owner, whatever became of an earlier one with the same id.
+    pub(super) fn has_begun(
+        &mut self,
+        lock: impl FnOnce() -> LockId,
+        (owner, id): (&Owner, &RequestId),
+        now: Now,
+    ) {
+        self.requests_until = self.requests_until.max(may_come_until(id.ttl_ms, now));
         if !self.ended.is_empty() {
-            self.ended.remove(&(lock(), id.clone()));
+            self.ended.has_begun(lock(), owner, id);
         }
     }
 
@@ -171,34 +196,49 @@ impl Sessions {
         self.drop_if_idle(&hold, now.mono);
     }
 
-    /// A connection was closed. Returns the locks whose holds depended on it, and whether a hold is to end with it.
-    pub(super) fn connection_closed(
-        &mut self,
-        connection: ConnectionId,
-        now: Now,
-    ) -> SmallVec<[(LockIdx, bool); 4]> {
-        let mut concerned = SmallVec::new();
-        let holds = self.by_connection.remove(&connection).unwrap_or_default();
-        for (hold, ()) in holds.iter() {
-            let Some(of_lock) = self.of_locks.get_mut(&hold.0) else { continue };
-            let Some(binding) = of_lock.bindings.get_mut(&hold.1) else { continue };
-            let (was_closed, was_ephemeral, due) =
-                (binding.is_closed(), binding.is_ephemeral(), binding.due());
-            let ends = binding.connection_closed(connection);
-            of_lock.closed += usize::from(ends && !was_closed);
-            self.ephemeral -= usize::from(was_ephemeral && !binding.is_ephemeral());
-            plan(&mut self.renewals, hold, due, binding.due());
-            concerned.push((hold.0, ends));
-            self.drop_if_idle(hold, now.mono);
+    /// A connection was closed: takes one of the holds that depended on it. Returns its lock, and whether it is to end; `None` if
+    /// there is none left.
+    pub(super) fn close_next(&mut self, connection: ConnectionId, now: Now) -> Option<(LockIdx, bool)> {
+        let holds = self.by_connection.get_mut(&connection)?;
+        let hold = holds.pop_first().map(|(hold, ())| hold);
+        if holds.is_empty() {
+            self.by_connection.remove(&connection);
+            free_spare(&mut self.by_connection);
         }
-        concerned
+        let hold = hold?;
+        let of_lock = self.of_locks.get_mut(&hold.0);
+        let bound =
+            of_lock.and_then(|of_lock| Some((of_lock.bindings.get_mut(&hold.1)?, &mut of_lock.closed)));
+        let Some((binding, closed)) = bound else { return defect!("a connection keeps no hold", None) };
+        let (was_ephemeral, due) = (binding.is_ephemeral(), binding.due());
+        let ends = binding.connection_closed(connection);
+        if ends {
+            closed.insert(hold.1.clone(), ());
+        }
+        self.ephemeral -= usize::from(was_ephemeral && !binding.is_ephemeral());
+        plan(&mut self.renewals, &hold, due, binding.due());
+        self.drop_if_idle(&hold, now.mono);
+        Some((hold.0, ends))
     }
 
     /// Owners whose holds are to end, as a connection has closed.
     pub(super) fn closed(&self, lock: LockIdx) -> impl Iterator<Item = &Owner> {
-        let of_lock = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0 && !self.suspended);
-        let bindings = of_lock.into_iter().flat_map(|of_lock| of_lock.bindings.iter());
-        bindings.filter(|(_, binding)| binding.is_closed()).map(|(owner, _)| owner)
+        let of_lock = self.of_locks.get(&lock).filter(|_| !self.suspended);
+        of_lock.into_iter().flat_map(|of_lock| of_lock.closed.keys())
+    }
+
+    /// How many holds those are.
+    pub(super) fn closed_len(&self, lock: LockIdx) -> usize {
+        let of_lock = self.of_locks.get(&lock).filter(|_| !self.suspended);
+        of_lock.map_or(0, |of_lock| of_lock.closed.len())
+    }
+
+    /// How many holds of this lock depend on connections.
+    pub(super) fn len_of(&self, lock: LockIdx) -> usize {
+        if self.of_locks.is_empty() {
+            return 0;
+        }
+        self.of_locks.get(&lock).map_or(0, |of_lock| of_lock.bindings.len())
     }
 
     /// The locks with holds that a watchdog is to renew by now. They stay due until the lock is reconciled.
@@ -248,7 +288,9 @@ impl Sessions {
     fn take(&mut self, hold: &BoundHold) -> Option<impl Iterator<Item = (RequestId, MonoUs)>> {
         let of_lock = self.of_locks.get_mut(&hold.0)?;
         let binding = of_lock.bindings.get_mut(&hold.1)?;
-        of_lock.closed -= usize::from(binding.is_closed());
+        if !of_lock.closed.is_empty() {
+            of_lock.closed.remove(&hold.1);
+        }
         self.ephemeral -= usize::from(binding.is_ephemeral());
         plan(&mut self.renewals, hold, binding.due(), None);
         plan(&mut self.sweeps, hold, binding.sweep_at(), None);
@@ -259,6 +301,7 @@ impl Sessions {
         of_lock.bindings.discard(&hold.1);
         if of_lock.bindings.is_empty() {
             self.of_locks.remove(&hold.0);
+            free_spare(&mut self.of_locks);
         }
         Some(requests)
     }
@@ -322,29 +365,32 @@ impl Sessions {
         }
     }
 
-    /// Ends the holds whose connection has closed, and renews those whose time it is. Returns the leases that were set so.
+    /// Ends holds whose connection has closed, and renews such whose time it is: of many, a portion. Returns whose were ended, and
+    /// the leases that were set.
     #[inline(always)]
     pub(super) fn follow(
         &mut self,
         (lock, name): (LockIdx, &LockId),
-        who: MayHaveEnded<'_>,
+        (who, portion): (MayHaveEnded<'_>, usize),
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
-    ) -> (usize, Vec<(Owner, SetLease, WallMs)>) {
+    ) -> (Vec<Owner>, Vec<(Owner, SetLease, WallMs)>) {
         if self.suspended || !self.knows(lock) {
-            return (0, Vec::new());
+            return (Vec::new(), Vec::new());
         }
-        self.unbind_ended(lock, name, who, |owner| holders.of(owner.as_bytes()).is_none());
         self.settle_doubts(lock, name, holders, now);
-        let closed = self.end_closed(lock, name, holders, records, now);
+        let closed = self.end_closed((lock, name), (who, portion), holders, records, now);
         let mut set = Vec::new();
         // Nearly always none is due, and nobody's binding needs a look.
-        if self.next_renewal().is_none_or(|at| at > now.mono) {
+        if self.next_renewal().is_none_or(|at| at > now.mono) && !self.renews_on(lock) {
             return (closed, set);
         }
-        for (owner, ms) in self.due_of(lock, now) {
-            let Some(hold) = holders.of(owner.as_bytes()) else { continue };
+        for (owner, ms) in self.due_of(lock, portion, now) {
+            let Some(hold) = holders.of(owner.as_bytes()) else {
+                self.unbind(&(lock, owner), name);
+                continue;
+            };
             // Somebody may have made it longer than we would.
             let wanted = now.wall.saturating_add(ms);
             let end = wanted.max(hold.expires_at);
@@ -357,40 +403,72 @@ impl Sessions {
         (closed, set)
     }
 
-    /// Whose leases to renew, and how many milliseconds each is long: if one is due, others that will be soon too.
-    fn due_of(&self, lock: LockIdx, now: Now) -> Vec<(Owner, i64)> {
-        let Some(of_lock) = self.of_locks.get(&lock) else { return Vec::new() };
-        let is_due =
-            |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
-        if !of_lock.bindings.iter().any(|(_, binding)| is_due(binding)) {
-            return Vec::new();
-        }
-        let due = of_lock.bindings.iter();
-        due.filter_map(|(owner, binding)| Some((owner.clone(), binding.due_lease(now)?))).collect()
+    /// True if a step has left holds of this lock to the next that are to be renewed together.
+    pub(super) fn renews_on(&self, lock: LockIdx) -> bool {
+        self.of_locks.get(&lock).is_some_and(|of_lock| of_lock.renews_on)
     }
 
-    /// Ends the holds whose connection has closed. Returns how many.
+    /// Whose leases to renew, and how many milliseconds each is long: if one is due, others that will be soon too. Of many, a
+    /// portion of those that are due first.
+    fn due_of(&mut self, lock: LockIdx, portion: usize, now: Now) -> Vec<(Owner, i64)> {
+        let Some(of_lock) = self.of_locks.get_mut(&lock) else { return Vec::new() };
+        let renews_on = std::mem::take(&mut of_lock.renews_on);
+        let is_due =
+            |binding: &Binding| !binding.is_closed() && binding.due().is_some_and(|at| at <= now.mono);
+        let due = |(owner, binding): (&Owner, &Binding)| Some((owner.clone(), binding.due_lease(now)?));
+        if of_lock.bindings.len() <= portion {
+            if !of_lock.bindings.iter().any(|(_, binding)| is_due(binding)) {
+                return Vec::new();
+            }
+            return of_lock.bindings.iter().filter_map(due).collect();
+        }
+        // Those of other locks may stand between them, which are not looked through for long.
+        let first = self.renewals.iter().take(RENEWED_NEXT).filter(|(_, (of, _))| *of == lock);
+        let first = first.filter_map(|(_, (_, owner))| Some((owner, of_lock.bindings.get(owner)?)));
+        let mut first = first.skip_while(|(_, binding)| binding.is_closed()).peekable();
+        if !renews_on && !first.peek().is_some_and(|(_, binding)| is_due(binding)) {
+            return Vec::new();
+        }
+        let first: Vec<_> = first.filter_map(due).take(portion).collect();
+        of_lock.renews_on = first.len() == portion;
+        first
+    }
+
+    /// Ends holds whose connection has closed: the caller's, and of the others a portion. Returns whose.
     #[inline(always)]
-    fn end_closed(
+    pub(super) fn end_closed(
         &mut self,
-        lock: LockIdx,
-        name: &LockId,
+        (lock, name): (LockIdx, &LockId),
+        (who, portion): (MayHaveEnded<'_>, usize),
         holders: &mut Holders,
         records: &mut dyn Records,
         now: Now,
-    ) -> usize {
-        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| of_lock.closed > 0) else { return 0 };
-        let mut ended = Vec::new();
-        for (owner, binding) in of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()) {
+    ) -> Vec<Owner> {
+        let Some(of_lock) = self.of_locks.get(&lock).filter(|of_lock| !of_lock.closed.is_empty()) else {
+            return Vec::new();
+        };
+        let own = match who {
+            MayHaveEnded::Of(owner) => Some(owner).filter(|owner| of_lock.closed.get(owner).is_some()),
+            MayHaveEnded::Any => None,
+        };
+        let others = of_lock.closed.keys().filter(|owner| own != Some(*owner)).take(portion);
+        let ended: Vec<Owner> = own.into_iter().chain(others).cloned().collect();
+        for owner in &ended {
+            let Some(binding) = of_lock.bindings.get(owner) else { continue };
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
-            binding.ephemeral_requests(now).for_each(|request| records.forget_grant(request));
-            ended.push(owner.clone());
+            binding.requests(now).for_each(|request| records.forget_grant(request));
+            // Those of its requests that did not bind it, or another server has granted, are not known here.
+            let was_held_before = binding.held_since().is_none();
+            let until = if was_held_before { may_come_until(records.request_ttl_ms(), now) } else { 0 };
+            let until = until.max(self.requests_until);
+            if until >= now.mono {
+                self.ended.close(name.clone(), owner.clone(), until);
+            }
         }
-        let count = ended.len();
-        for owner in ended {
-            self.unbind(&(lock, owner), name);
+        for owner in &ended {
+            self.unbind(&(lock, owner.clone()), name);
         }
-        count
+        ended
     }
 
     /// Ends the bindings that are about other holds than those that there are now.
@@ -444,8 +522,11 @@ impl Sessions {
         let mut ephemeral = 0;
         for (lock, of_lock) in &self.of_locks {
             assert!(knows(*lock) && !of_lock.bindings.is_empty(), "{lock:?} has bindings and is not known");
-            let closed = of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed()).count();
-            assert_eq!(of_lock.closed, closed, "the closed bindings of {lock:?} are miscounted");
+            let closed = of_lock.bindings.iter().filter(|(_, binding)| binding.is_closed());
+            assert!(
+                closed.map(|(owner, _)| owner).eq(of_lock.closed.keys()),
+                "the index of who ends is wrong"
+            );
             for (owner, binding) in of_lock.bindings.iter() {
                 let hold = (*lock, owner.clone());
                 links.extend(binding.each_connection().map(|connection| (connection, hold.clone())));
@@ -465,6 +546,11 @@ impl Sessions {
         assert_eq!(self.sweeps, sweeps, "the schedule of sweeps is wrong");
         assert_eq!(self.ephemeral, ephemeral, "the holds that end with a connection are miscounted");
     }
+}
+
+/// Until when a request that is granted now may come again.
+fn may_come_until(ttl_ms: i64, now: Now) -> MonoUs {
+    now.mono.saturating_add(ttl_ms.unsigned_abs().saturating_mul(1000))
 }
 
 /// Something that was planned for one time is planned for another.
@@ -496,6 +582,7 @@ fn unlink(
         holds.discard(hold);
         if holds.is_empty() {
             by_connection.remove(&connection);
+            free_spare(by_connection);
         }
     }
 }

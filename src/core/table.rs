@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use foldhash::HashMap;
 
+use super::spare::free_spare;
 use super::{LockId, LockRef};
 
 /// The handle of a lock in a [`LockTable`]: cheap to copy, and never that of another lock. It leads nowhere when the table
@@ -16,6 +17,13 @@ use super::{LockId, LockRef};
 pub(crate) struct LockIdx {
     slot: u32,
     generation: u32,
+}
+
+#[cfg(test)]
+impl LockIdx {
+    pub(super) fn nth(slot: u32) -> LockIdx {
+        LockIdx { slot, generation: 0 }
+    }
 }
 
 /// A lock with its handle, if it had one when it was looked up by name. What happens until it is used may make it another
@@ -192,6 +200,7 @@ impl<S: Default> LockTable<S> {
         self.free.push(idx.slot);
         if let Some(in_db) = self.names.get_mut(&named.id.db) {
             in_db.remove(&named.id.key);
+            free_spare(in_db);
         }
         // And dropped there.
         slot.lock = None;
@@ -239,16 +248,16 @@ impl<S: Default> LockTable<S> {
         self.ready.len()
     }
 
-    /// Those that have been ready for longest. They are not marked any more.
-    pub(super) fn take_ready(&mut self, most: usize) -> Vec<LockIdx> {
-        let first: Vec<LockIdx> = self.ready.values().take(most).copied().collect();
-        first.iter().for_each(|idx| self.unset_ready(*idx));
-        first
+    /// The one that has been ready for longest. It is not marked any more.
+    pub(super) fn take_ready(&mut self) -> Option<LockIdx> {
+        let first = *self.ready.first_key_value()?.1;
+        self.unset_ready(first);
+        Some(first)
     }
 
     /// Marks no lock any more.
     pub(super) fn clear_ready(&mut self) {
-        self.take_ready(usize::MAX);
+        while self.take_ready().is_some() {}
     }
 
     pub(super) fn len(&self) -> usize {
@@ -320,8 +329,8 @@ mod tests {
         }
         table.unset_ready(a);
         table.set_ready(a);
-        assert_eq!(table.take_ready(2), [b, c]);
+        assert_eq!([table.take_ready(), table.take_ready()], [Some(b), Some(c)]);
         table.remove(a);
-        assert!(!table.any_ready() && table.take_ready(9).is_empty());
+        assert!(!table.any_ready() && table.take_ready().is_none());
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! Somebody is served when the holders admit it and nobody stands before it that it must not pass: of those who wait for this
 //! lock only, that is the first. Who waits for several locks ([`Part`](super::bundles)) may have to wait for another one. Meanwhile
-//! only those pass whom it does not conflict with, and those that it has to let pass ([`WaitQueue::let_pass`]).
+//! only those pass whom it does not conflict with, and those that it has to let pass ([`WaitQueue::let_pass`]). To let a wait pass
+//! swaps the order of the two: the part stands behind that wait from then on.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -73,12 +74,83 @@ pub(super) struct WaitQueue {
     crossing: BTreeSet<Position>,
     /// How many are parts.
     parts: usize,
-    /// Who may pass which parts, though they came first.
+    /// Which waits stand before which parts, though these came first.
     passes: Passes,
+    /// Which waits were ever let pass which parts: once, so that two do not pass each other for ever.
+    let_pass: Passes,
 }
 
-/// Waits with the parts that they pass.
-type Passes = HashMap<WaiterId, HashSet<WaiterId>>;
+/// Pairs of a wait and a part that it passes. Few queues have any, and then they are elsewhere, as every lock has a queue.
+#[derive(Default)]
+struct Passes(Option<Box<Pairs>>);
+
+/// The same pairs by either of the two.
+#[derive(Default)]
+struct Pairs {
+    by_passer: HashMap<WaiterId, HashSet<WaiterId>>,
+    by_part: HashMap<WaiterId, HashSet<WaiterId>>,
+}
+
+impl Passes {
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// The parts that this wait passes, if it passes any.
+    #[inline(always)]
+    fn of_passer(&self, passer: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.0.as_ref()?.by_passer.get(&passer)
+    }
+
+    /// The waits that pass this part, if any do.
+    fn of_part(&self, part: WaiterId) -> Option<&HashSet<WaiterId>> {
+        self.0.as_ref()?.by_part.get(&part)
+    }
+
+    fn insert(&mut self, passer: WaiterId, part: WaiterId) -> bool {
+        let pairs = self.0.get_or_insert_default();
+        pairs.by_part.entry(part).or_default().insert(passer);
+        pairs.by_passer.entry(passer).or_default().insert(part)
+    }
+
+    /// Returns whether there was such a pair.
+    fn remove(&mut self, passer: WaiterId, part: WaiterId) -> bool {
+        let Some(pairs) = &mut self.0 else { return false };
+        remove_from(&mut pairs.by_part, part, passer);
+        let removed = remove_from(&mut pairs.by_passer, passer, part);
+        self.free_if_empty();
+        removed
+    }
+
+    /// A wait leaves, whether it passes any or is passed.
+    fn forget(&mut self, id: WaiterId) {
+        let Some(pairs) = &mut self.0 else { return };
+        for part in pairs.by_passer.remove(&id).into_iter().flatten() {
+            remove_from(&mut pairs.by_part, part, id);
+        }
+        for passer in pairs.by_part.remove(&id).into_iter().flatten() {
+            remove_from(&mut pairs.by_passer, passer, id);
+        }
+        self.free_if_empty();
+    }
+
+    fn free_if_empty(&mut self) {
+        if self.0.as_ref().is_some_and(|pairs| pairs.by_passer.is_empty()) {
+            self.0 = None;
+        }
+    }
+}
+
+/// Removes a value of a key, and the key with the last one.
+fn remove_from(map: &mut HashMap<WaiterId, HashSet<WaiterId>>, key: WaiterId, value: WaiterId) -> bool {
+    let Some(values) = map.get_mut(&key) else { return false };
+    let removed = values.remove(&value);
+    if values.is_empty() {
+        map.remove(&key);
+    }
+    removed
+}
 
 impl WaitQueue {
     pub(super) fn len(&self) -> usize {
@@ -137,7 +209,7 @@ impl WaitQueue {
                 || match place.wants.mode {
                     Mode::Exclusive => at == 0,
                     Mode::Shared => !is_barred,
-                };
+                } && !self.is_passed(place);
             if in_turn && decidable(place.id) {
                 return Some(place.id);
             }
@@ -150,7 +222,7 @@ impl WaitQueue {
         if self.passes.is_empty() {
             return None;
         }
-        let mut passing = self.places.iter().filter(|place| self.passes.contains_key(&place.id));
+        let mut passing = self.places.iter().filter(|place| self.passes.of_passer(place.id).is_some());
         // A part that can be decided makes its bundle due: that is asked of it last. Of the others it is the quicker question, and
         // mostly the lock is not to be had by anybody.
         let can_go = |place: &&Place| match place.is_part {
@@ -160,9 +232,17 @@ impl WaitQueue {
         passing.find(can_go).map(|place| place.id)
     }
 
+    /// True if a wait that came later stands before this part, as it was let pass.
+    fn is_passed(&self, part: &Place) -> bool {
+        part.is_part && self.passes.of_part(part.id).is_some()
+    }
+
     /// True if somebody stands before this position whom the wait there must not pass.
     pub(super) fn is_barred(&self, position: Position) -> bool {
         let Some(place) = self.place_at(position).filter(|_| !position.is_holder()) else { return false };
+        if self.is_passed(place) {
+            return true;
+        }
         if let Some(passed) = self.passed_by(place.id) {
             let before = self.places.iter().take_while(|before| before.position < position);
             let mut barring = before.filter(|before| before.is_in_way_of(place.wants));
@@ -183,18 +263,31 @@ impl WaitQueue {
         !self.is_empty() && (!only_parts || wants.mode == Mode::Exclusive || self.readers < self.places.len())
     }
 
-    /// From now on this wait passes that part, though it came first. False if it does so already.
+    /// From now on this wait stands before that part, which stood before it: as it came first, or had been let pass. False if it
+    /// does so already.
     pub(super) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> bool {
-        self.passes.entry(who).or_default().insert(part)
+        self.let_pass.insert(who, part);
+        self.passes.remove(part, who) || self.passes.insert(who, part)
+    }
+
+    /// True if this wait was let pass that part, wherever it stands now.
+    pub(super) fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool {
+        self.let_pass.of_passer(who).is_some_and(|parts| parts.contains(&part))
+    }
+
+    /// True if any wait passes a part.
+    pub(super) fn has_passes(&self) -> bool {
+        !self.passes.is_empty()
     }
 
     /// The parts that this wait passes, if it passes any.
     pub(super) fn passed_by(&self, who: WaiterId) -> Option<&HashSet<WaiterId>> {
-        // Mostly nobody does.
-        if self.passes.is_empty() {
-            return None;
-        }
-        self.passes.get(&who)
+        self.passes.of_passer(who)
+    }
+
+    /// The waits that pass this part.
+    pub(super) fn passers(&self, part: WaiterId) -> impl Iterator<Item = WaiterId> + '_ {
+        self.passes.of_part(part).into_iter().flatten().copied()
     }
 
     /// True if who is served next may be so as soon as fewer hold the lock: a reader who wants it alone, or with a limit.
@@ -235,11 +328,9 @@ impl WaitQueue {
     /// A wait leaves for good. Returns whether it stood there.
     #[inline(always)]
     pub(super) fn leave(&mut self, position: Position, id: WaiterId) -> bool {
-        if !self.passes.is_empty() {
-            self.passes.remove(&id);
-            if self.place_at(position).is_some_and(|place| place.is_part) {
-                self.forget_part(id);
-            }
+        if !self.let_pass.is_empty() {
+            self.passes.forget(id);
+            self.let_pass.forget(id);
         }
         self.remove(position)
     }
@@ -268,14 +359,6 @@ impl WaitQueue {
             self.places = VecDeque::new();
         }
         true
-    }
-
-    /// A part that others pass leaves.
-    fn forget_part(&mut self, gone: WaiterId) {
-        self.passes.retain(|_, passed| {
-            passed.remove(&gone);
-            !passed.is_empty()
-        });
     }
 
     /// Where this position is, or would be.
@@ -351,9 +434,18 @@ impl WaitQueue {
         assert!(self.places.iter().all(|place| place.is_part == is_part(place.id)), "{:?}", self.places);
         let parts = self.places.iter().filter(|place| place.is_part).count();
         assert_eq!(self.parts, parts, "the parts are miscounted");
-        for (who, passed) in &self.passes {
+        let passes = self.passes.0.as_deref();
+        for (who, passed) in passes.into_iter().flat_map(|pairs| &pairs.by_passer) {
             let stands = |id: &WaiterId| self.places.iter().any(|place| place.id == *id);
             assert!(stands(who) && !passed.is_empty() && passed.iter().all(stands), "{who:?} passes nobody");
+        }
+        let pairs = |map: &HashMap<WaiterId, HashSet<WaiterId>>| {
+            let pairs = map.iter().flat_map(|(key, values)| values.iter().map(|value| (*key, *value)));
+            pairs.collect::<BTreeSet<_>>()
+        };
+        if let Some(Pairs { by_passer, by_part }) = passes {
+            let by_part = pairs(by_part).into_iter().map(|(part, who)| (who, part)).collect();
+            assert_eq!(pairs(by_passer), by_part, "the two indices of who passes whom differ");
         }
         let sorted = self.places.iter().zip(self.places.iter().skip(1)).all(|(a, b)| a.position < b.position);
         assert!(sorted, "the queue is out of order: {:?}", self.places);

@@ -10,6 +10,8 @@ use smallvec::{smallvec, SmallVec};
 use super::binding::Overtaken;
 use super::bundles::Bundles;
 use super::notified::Notified;
+use super::owner_waits::OwnerWaits;
+use super::spare::free_spare;
 use super::table::LockIdx;
 use super::wait_queue::Position;
 use super::{Bind, MonoUs, Now, Owner, Request, RequestId, WaiterId};
@@ -110,15 +112,12 @@ pub(super) struct NewWait {
     pub(super) lead: Option<WaiterId>,
 }
 
-/// Where an owner waits, in the order of the locks' handles and then of arrival.
-type WaitsOfOwner = SmallVec<[(LockIdx, WaiterId); 1]>;
-
 /// All waits, by their numbers, by their owners and by their requests.
 #[derive(Default)]
 pub(super) struct Waiters {
     by_id: HashMap<WaiterId, Wait>,
     /// Those that are queued.
-    by_owner: HashMap<Owner, WaitsOfOwner>,
+    by_owner: HashMap<Owner, OwnerWaits>,
     /// Those that have a request id, the latest one of each; an earlier one has been superseded.
     by_request: HashMap<(LockIdx, RequestId), WaiterId>,
     /// How many calls are queued.
@@ -197,16 +196,15 @@ impl Waiters {
         *self.counter(lead.is_none_or(|lead| lead == id)) += 1;
         let crossing = match self.by_owner.entry(request.owner.clone()) {
             Entry::Vacant(entry) => {
-                entry.insert(smallvec![(lock, id)]);
+                entry.insert(OwnerWaits::one(lock, id));
                 Crossing::default()
             }
             Entry::Occupied(mut entry) => {
                 let waits = entry.get_mut();
-                let crossed = spans_locks(waits);
-                let at = waits.binary_search(&(lock, id)).unwrap_or_else(|at| at);
-                waits.insert(at, (lock, id));
-                let begin = match (crossed, spans_locks(waits)) {
-                    (false, true) => waits.iter().map(|(_, id)| *id).collect(),
+                let crossed = waits.span_locks();
+                waits.insert(lock, id);
+                let begin = match (crossed, waits.span_locks()) {
+                    (false, true) => waits.iter().map(|(_, id)| id).collect(),
                     (true, _) => smallvec![id],
                     (false, false) => SmallVec::new(),
                 };
@@ -284,11 +282,13 @@ impl Waiters {
     /// Forgets a wait that is granted, has no request id, is no part of a bundle, and is not told by a message.
     pub(super) fn forget_plain(&mut self, id: WaiterId) {
         self.by_id.remove(&id);
+        free_spare(&mut self.by_id);
     }
 
     /// Forgets a wait.
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<(Wait, Crossing)> {
         let wait = self.by_id.remove(&id)?;
+        free_spare(&mut self.by_id);
         if let Some(lead) = wait.lead {
             self.bundles.remove(lead, id);
         }
@@ -301,6 +301,7 @@ impl Waiters {
                     entry.remove();
                 }
             }
+            free_spare(&mut self.by_request);
         }
         let crossing = match wait.state {
             WaitState::Queued => {
@@ -333,16 +334,15 @@ impl Waiters {
         let mut crossing = Crossing::default();
         let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return (crossing, false) };
         let waits = entry.get_mut();
-        let crossed = waits.len() > 1 && spans_locks(waits);
-        if let Ok(at) = waits.binary_search(&(lock, id)) {
-            waits.remove(at);
-        }
-        if crossed && !spans_locks(waits) {
-            crossing.cease = waits.iter().map(|(_, id)| *id).collect();
+        let crossed = waits.span_locks();
+        waits.remove(lock, id);
+        if crossed && !waits.span_locks() {
+            crossing.cease = waits.iter().map(|(_, id)| id).collect();
         }
         let waits_more = !waits.is_empty();
         if !waits_more {
             entry.remove();
+            free_spare(&mut self.by_owner);
         }
         (crossing, waits_more)
     }
@@ -358,15 +358,12 @@ impl Waiters {
 
     /// The queued waits of an owner, whatever they are for.
     pub(super) fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = WaiterId> + '_ {
-        self.by_owner.get(owner).into_iter().flatten().map(|(_, id)| *id)
+        self.by_owner.get(owner).into_iter().flat_map(OwnerWaits::iter).map(|(_, id)| id)
     }
 
     /// The queued waits of an owner for one lock, in the order of arrival.
-    pub(super) fn of_owner_at(&self, lock: LockIdx, owner: &[u8]) -> &[(LockIdx, WaiterId)] {
-        let Some(waits) = self.by_owner.get(owner) else { return &[] };
-        let from = waits.partition_point(|(of, _)| *of < lock);
-        let to = waits.partition_point(|(of, _)| *of <= lock);
-        &waits[from..to]
+    pub(super) fn of_owner_at(&self, lock: LockIdx, owner: &[u8]) -> impl Iterator<Item = WaiterId> + '_ {
+        self.by_owner.get(owner).into_iter().flat_map(move |waits| waits.at(lock))
     }
 
     /// True if this owner is queued somewhere.
@@ -403,13 +400,6 @@ impl Waiters {
         self.by_id.len() - self.queued - self.more_parts
     }
 
-    /// Frees the memory of a crowd that has gone.
-    pub(super) fn shrink(&mut self) {
-        if self.by_id.is_empty() && self.by_id.capacity() > 1024 {
-            *self = Waiters { last_id: self.last_id, ..Waiters::default() };
-        }
-    }
-
     /// Every wait with its number.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, &Wait)> {
@@ -419,7 +409,8 @@ impl Waiters {
     /// True if the wait's owner waits for another lock too.
     #[cfg(test)]
     pub(super) fn crosses(&self, id: WaiterId) -> bool {
-        self.queued(id).is_some_and(|wait| self.by_owner.get(&wait.request.owner).is_some_and(spans_locks))
+        self.queued(id)
+            .is_some_and(|wait| self.by_owner.get(&wait.request.owner).is_some_and(OwnerWaits::span_locks))
     }
 
     /// Fails if an index is not what the waits say.
@@ -454,8 +445,8 @@ impl Waiters {
         of_owners.sort_unstable();
         let mut indexed = Vec::new();
         for (owner, waits) in &self.by_owner {
-            assert!(!waits.is_empty() && waits.is_sorted(), "waits of {owner:?}: {waits:?}");
-            indexed.extend(waits.iter().map(|(lock, id)| (owner.as_bytes(), *lock, *id)));
+            assert!(!waits.is_empty() && waits.iter().is_sorted(), "waits of {owner:?}: {waits:?}");
+            indexed.extend(waits.iter().map(|(lock, id)| (owner.as_bytes(), lock, id)));
         }
         indexed.sort_unstable();
         assert_eq!(of_owners, indexed, "the index by owner is wrong");
@@ -471,13 +462,5 @@ impl Waiters {
             let indexed = self.by_request.get(&(wait.lock, request.clone()));
             assert_eq!(indexed, Some(id), "a request waits twice, or is not indexed");
         }
-    }
-}
-
-/// True if an owner waits for more than one lock.
-fn spans_locks(waits: &WaitsOfOwner) -> bool {
-    match (waits.first(), waits.last()) {
-        (Some((first, _)), Some((last, _))) => first != last,
-        _ => false,
     }
 }

@@ -41,6 +41,12 @@ pub(crate) trait Waits {
     fn together(&self, id: WaiterId) -> SmallVec<[WaiterId; 4]>;
     /// True if calls for several locks wait for this one.
     fn has_parts(&self, lock: LockIdx) -> bool;
+    /// True if this wait was let pass that part: it is so once, even if it stands behind it again.
+    fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool;
+    /// True if any wait for it passes a part that came first.
+    fn has_passes(&self, lock: LockIdx) -> bool;
+    /// The waits that pass this part.
+    fn passers(&self, lock: LockIdx, part: WaiterId) -> impl Iterator<Item = WaiterId>;
     /// The parts that this wait passes though they came first, if it passes any.
     fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>>;
     /// False if it is clear without a search that nobody whom this one waits for, behind these holders, waits for it.

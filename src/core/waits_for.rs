@@ -69,11 +69,24 @@ pub(crate) enum Step {
     /// Who started waits for himself, but only because each of these waits stands behind the part beside it, which waits for other
     /// locks too: see [`LockManager::let_pass`](super::LockManager::let_pass). Then there may be more.
     Soft(Vec<(WaiterId, WaiterId)>),
+    /// As much was looked at as may be in one go ([`Search::allow`]).
+    Later,
     /// There is no more to find.
     Done,
 }
 
+/// How much a search may look at in one go: some milliseconds.
+pub(crate) const PORTION: usize = 4_000;
+
+/// How many owners are named at most whom an owner waits for.
+const MOST_NAMED: usize = 1_000;
+
 /// A search from one owner along those whom it waits for, nearest first.
+///
+/// It may be interrupted, and go on later. What it has found until then may be over by that time, so that a way back counts only
+/// if a search among the owners on that way finds it again, in one go. Nothing is missed: whatever adds an edge to the graph begins
+/// a search of its own, so that a cycle that this search could find stands there from its begin. But where waits have moved in a
+/// queue meanwhile, it begins again ([`Searches`](super::searches::Searches)).
 pub(crate) struct Search {
     origin: Owner,
     /// The wait to which a way back is looked for; `None`: everybody is wanted whom `origin` waits for.
@@ -81,6 +94,8 @@ pub(crate) struct Search {
     locks: HashMap<LockIdx, Seen>,
     /// Waits to be followed, with the edge that led there.
     todo: VecDeque<(WaiterId, Option<usize>)>,
+    /// What was found around the first of them.
+    around: Option<Around>,
     seen: HashMap<Owner, Followed>,
     edges: Vec<Edge>,
     /// Waits that stand behind a part, each with that part: one of each way back that has any.
@@ -89,11 +104,26 @@ pub(crate) struct Search {
     only_soft: bool,
     /// A way back that is one only if these waits never end.
     unproven: Option<(Vec<Edge>, Knot)>,
+    /// How much may be looked at before it is interrupted.
+    left: usize,
+    was_interrupted: bool,
+    /// Only these owners are followed.
+    only: Option<HashSet<Owner>>,
+}
+
+/// Those whom a wait waits for.
+struct Around {
+    lock: LockIdx,
+    name: LockId,
+    found: std::vec::IntoIter<Blocker>,
+    /// There are others.
+    is_part: bool,
 }
 
 /// What a search knows of a lock, and how far it has been there: what was found on the way of one waiter is not
 /// looked for again on the way of the next, so that a search passes each holder and each position once.
 struct Seen {
+    /// Without those who wait for nothing, if a way back is looked for and there are many.
     holders: Holders,
     /// All holders were found, or all but this one, which waits itself.
     passed_holders: Passed,
@@ -106,7 +136,7 @@ struct Seen {
 }
 
 /// What makes two waits for a lock wait for the same ones among those ahead of both, although they pass some.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Apart {
     mode: Mode,
     for_all: bool,
@@ -133,26 +163,94 @@ impl Search {
         Some(Search { only_soft: true, ..Search::cycle(waits, from, now)? })
     }
 
-    /// Looks for all whom this owner waits for.
+    /// Looks for those whom this owner waits for: all of them, if they are not too many to be named.
     pub(crate) fn blockers(waits: &impl Waits, origin: &Owner) -> Search {
         Search::new(origin.clone(), None, waits.waits_of(origin))
     }
 
+    /// The same search anew, after waits were let pass or have left.
+    pub(crate) fn again(self, waits: &impl Waits, now: Now) -> Option<Search> {
+        self.restart(waits, now)
+    }
+
+    fn restart(&self, waits: &impl Waits, now: Now) -> Option<Search> {
+        let (only_soft, left) = (self.only_soft, self.left);
+        Some(Search { only_soft, left, ..Search::cycle(waits, self.from?, now)? })
+    }
+
     fn new(origin: Owner, from: Option<WaiterId>, todo: impl IntoIterator<Item = WaiterId>) -> Search {
-        let todo = todo.into_iter().map(|id| (id, None)).collect();
-        let (locks, seen, edges) = (HashMap::default(), HashMap::default(), Vec::new());
-        let (soft, only_soft, unproven) = (Vec::new(), false, None);
-        Search { origin, from, locks, todo, seen, edges, soft, only_soft, unproven }
+        Search {
+            origin,
+            from,
+            locks: HashMap::default(),
+            todo: todo.into_iter().map(|id| (id, None)).collect(),
+            around: None,
+            seen: HashMap::default(),
+            edges: Vec::new(),
+            soft: Vec::new(),
+            only_soft: false,
+            unproven: None,
+            left: PORTION,
+            was_interrupted: false,
+            only: None,
+        }
+    }
+
+    /// The wait to which a way back is looked for.
+    pub(crate) fn of_wait(&self) -> Option<WaiterId> {
+        self.from
+    }
+
+    /// So much may be looked at from now on before it is interrupted.
+    pub(crate) fn allow(&mut self, portion: usize) {
+        self.left = portion;
+    }
+
+    /// What is left of that.
+    pub(crate) fn left(&self) -> usize {
+        self.left
+    }
+
+    fn count(&mut self, looked_at: usize) {
+        if self.only.is_none() {
+            self.left = self.left.saturating_sub(looked_at);
+        }
     }
 
     /// These are the holders of a lock, as its key has them.
-    pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, mut holders: Holders) {
+    pub(crate) fn learn(&mut self, waits: &impl Waits, lock: &LockId, holders: Holders) {
         let Some(lock) = waits.find(lock) else { return };
+        let mut holders = match self.from {
+            Some(_) => self.who_matters(waits, holders),
+            None => holders,
+        };
         waits.anticipate(lock, &mut holders);
         let (all_until, shared_until) = (Position::FRONT, Position::FRONT);
         let apart_until = HashMap::default();
         let seen = Seen { holders, passed_holders: Passed::None, all_until, shared_until, apart_until };
         self.locks.insert(lock, seen);
+    }
+
+    /// Of many holders those who wait themselves, and the origin: through others no way leads back. Of 10,000 readers hardly any
+    /// waits, so that those who wait are looked for among them if these are fewer.
+    fn who_matters(&mut self, waits: &impl Waits, holders: Holders) -> Holders {
+        const FEW: usize = 8;
+        if holders.len() <= FEW {
+            return holders;
+        }
+        let hold_of = |owner: &Owner| holders.of(owner.as_bytes()).cloned();
+        let waiting = waits.waiting_owners_len();
+        let mut found: Vec<Hold> = match &self.only {
+            Some(only) => only.iter().filter_map(hold_of).collect(),
+            None if waiting < holders.len() => waits.waiting_owners().filter_map(hold_of).collect(),
+            None => holders.iter().filter(|hold| waits.is_waiting(&hold.owner)).cloned().collect(),
+        };
+        if !found.iter().any(|hold| hold.owner == self.origin) {
+            found.extend(hold_of(&self.origin));
+        }
+        // It is looked at faster than what is followed.
+        self.count(waiting.min(holders.len()) / 8);
+        Holders::from_holds(found).unwrap_or(Holders::Free)
     }
 
     /// Goes on until something is needed or found.
@@ -167,59 +265,141 @@ impl Search {
             };
         }
         while let Some((id, from)) = self.todo.front().copied() {
-            let Some(wait) = waits.waiting(id, now) else {
-                self.todo.pop_front();
-                continue;
-            };
-            let Some(name) = waits.name(wait.lock) else {
-                return defect!("a wait for an unknown lock", Step::Done);
-            };
-            let Some(seen) = self.locks.get_mut(&wait.lock) else { return Step::Read(name.clone()) };
-            self.todo.pop_front();
-            if self.from.is_some() && wait.is_beside_own(&seen.holders) {
-                continue;
+            if self.left == 0 && self.only.is_none() {
+                self.was_interrupted = true;
+                return Step::Later;
             }
-            let wanted = self.from.map(|from| (&self.origin, from));
-            for blocker in blockers(waits, (id, &wait), seen, wanted, now) {
-                let Some(led_to) = self.follow(waits, wait.lock, &blocker, now) else { continue };
-                let edge = self.edges.len();
-                let soft = blocker.ahead.filter(|_| blocker.is_soft);
-                self.edges.push(Edge { owner: blocker.owner, lock: name.clone(), by: id, soft, from });
-                if let Some(from) = self.from.filter(|from| led_to.contains(from)) {
-                    let way = self.way_to(edge);
-                    // One of them is enough.
-                    if let Some(soft) = way.iter().find_map(|edge| Some((edge.by, edge.soft?))) {
-                        self.soft.push(soft);
-                        continue;
+            if let Some(around) = &mut self.around {
+                if let Some(blocker) = around.found.next() {
+                    let (lock, name) = (around.lock, around.name.clone());
+                    self.count(1);
+                    if let Some(step) = self.pursue(waits, (id, from), (lock, name), blocker, now) {
+                        return step;
                     }
-                    let needs_some = |edge: &Edge| {
-                        let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
-                        // The only holder that is allowed is one for whom all wait.
-                        limit.is_some_and(|limit| limit.get() > 1)
-                    };
-                    if !way.iter().any(needs_some) {
-                        if self.only_soft {
-                            continue;
-                        }
-                        return Step::Cycle(way, Vec::new());
-                    }
-                    if !self.soft.is_empty() {
-                        // It is found again when these have passed.
-                        continue;
-                    }
-                    self.unproven = Some((way, Knot::of(waits, from, self.origin.clone())));
-                    return self.step(waits, now);
+                    continue;
                 }
-                self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
+                if !around.is_part {
+                    self.around = None;
+                    self.todo.pop_front();
+                    continue;
+                }
+            }
+            if let Some(lock) = self.look_around(waits, id, now) {
+                return Step::Read(lock);
             }
         }
         if self.soft.is_empty() {
+            if self.only.is_some() {
+                // What was found is not so any more.
+                let Some(search) = self.restart(waits, now) else { return Step::Done };
+                *self = search;
+                return Step::Later;
+            }
             return Step::Done;
         }
         let mut soft = std::mem::take(&mut self.soft);
         soft.sort_unstable();
         soft.dedup();
         Step::Soft(soft)
+    }
+
+    /// Finds those whom this wait waits for, which is the first to be followed. Returns the lock whose holders are needed for that.
+    fn look_around(&mut self, waits: &impl Waits, id: WaiterId, now: Now) -> Option<LockId> {
+        let goes_on = self.around.take().is_some();
+        let Some(wait) = waits.waiting(id, now) else {
+            self.todo.pop_front();
+            return None;
+        };
+        let Some(name) = waits.name(wait.lock) else {
+            self.todo.clear();
+            return defect!("a wait for an unknown lock", None);
+        };
+        let Some(seen) = self.locks.get_mut(&wait.lock) else { return Some(name.clone()) };
+        if self.from.is_some() && wait.is_beside_own(&seen.holders) {
+            self.todo.pop_front();
+            return None;
+        }
+        let sought = Sought {
+            origin: self.from.map(|from| (&self.origin, from)),
+            only: self.only.as_ref(),
+            most: if self.only.is_some() { usize::MAX } else { self.left },
+            goes_on,
+        };
+        let Found { blockers, looked_at, is_part } = blockers(waits, (id, &wait), seen, &sought, now);
+        let (lock, name, found) = (wait.lock, name.clone(), blockers.into_iter());
+        self.around = Some(Around { lock, name, found, is_part });
+        self.count(1 + looked_at);
+        None
+    }
+
+    /// Follows one whom a wait waits for. Returns what is found by that, if it ends the search or interrupts it.
+    fn pursue(
+        &mut self,
+        waits: &impl Waits,
+        (id, from): (WaiterId, Option<usize>),
+        (lock, name): (LockIdx, LockId),
+        blocker: Blocker,
+        now: Now,
+    ) -> Option<Step> {
+        if self.only.as_ref().is_some_and(|only| !only.contains(&blocker.owner)) {
+            return None;
+        }
+        let led_to = self.follow(waits, lock, &blocker, now)?;
+        let edge = self.edges.len();
+        let soft = blocker.ahead.filter(|_| blocker.is_soft);
+        self.edges.push(Edge { owner: blocker.owner, lock: name, by: id, soft, from });
+        let Some(from) = self.from.filter(|from| led_to.contains(from)) else {
+            if self.from.is_none() && self.edges.len() >= MOST_NAMED {
+                return Some(Step::Done);
+            }
+            self.todo.extend(led_to.into_iter().map(|wait| (wait, Some(edge))));
+            return None;
+        };
+        let way = self.way_to(edge);
+        let can_swap = |edge: &Edge| {
+            let part = edge.soft?;
+            (!waits.was_let_pass(edge.by, part)).then_some((edge.by, part))
+        };
+        // One of them is enough.
+        if let Some(soft) = way.iter().find_map(can_swap) {
+            if self.was_interrupted {
+                return Some(self.confirm(waits, &way, now));
+            }
+            self.soft.push(soft);
+            return None;
+        }
+        let needs_some = |edge: &Edge| {
+            let limit = waits.waiting(edge.by, now).and_then(|wait| wait.wants.limit);
+            // The only holder that is allowed is one for whom all wait.
+            limit.is_some_and(|limit| limit.get() > 1)
+        };
+        if !way.iter().any(needs_some) {
+            if self.only_soft {
+                return None;
+            }
+            if self.was_interrupted {
+                return Some(self.confirm(waits, &way, now));
+            }
+            return Some(Step::Cycle(way, Vec::new()));
+        }
+        if !self.soft.is_empty() {
+            // It is found again when these have passed.
+            return None;
+        }
+        if self.was_interrupted {
+            // That looks at everything itself.
+            self.locks.clear();
+        }
+        self.unproven = Some((way, Knot::of(waits, from, self.origin.clone())));
+        Some(self.step(waits, now))
+    }
+
+    /// Looks whether a way that was found in several portions is there: all of it at once, and nothing else.
+    fn confirm(&mut self, waits: &impl Waits, way: &[Edge], now: Now) -> Step {
+        let Some(mut search) = self.restart(waits, now) else { return Step::Done };
+        search.only = Some(way.iter().map(|edge| edge.owner.clone()).collect());
+        *self = search;
+        self.step(waits, now)
     }
 
     /// The waits of one who is waited for at a lock that are to be followed now; `None` if that leads to nobody new.
@@ -288,23 +468,43 @@ impl Search {
     }
 }
 
+/// Whom a search looks for around a wait.
+struct Sought<'a> {
+    /// Only the way back to this owner is wanted, to this wait of his.
+    origin: Option<(&'a Owner, WaiterId)>,
+    /// Only these are wanted.
+    only: Option<&'a HashSet<Owner>>,
+    /// So many are looked at in the queue.
+    most: usize,
+    /// Some were found before.
+    goes_on: bool,
+}
+
+struct Found {
+    blockers: Vec<Blocker>,
+    looked_at: usize,
+    /// There are others in the queue.
+    is_part: bool,
+}
+
 /// The owners that a wait waits for directly, without those that were found already.
 ///
 /// If only the way back to one owner is wanted, the owners in the queue that wait for this lock only are left out. Each of
 /// them waits for the lock's holders and for those ahead, as this wait does itself, and so leads to nobody new. But a reader waits for
-/// no part of other readers, which one between them may wait for.
+/// no part of other readers, which one between them may wait for; and a part waits for those that came later and pass it.
 fn blockers(
     waits: &impl Waits,
     (id, wait): (WaiterId, &Waiting<'_>),
     seen: &mut Seen,
-    wanted: Option<(&Owner, WaiterId)>,
+    sought: &Sought<'_>,
     now: Now,
-) -> Vec<Blocker> {
+) -> Found {
     let Waiting { lock, owner, wants, .. } = *wait;
+    let wanted = sought.origin;
     let holders = seen.pass_holders(waits, wait, wanted.map(|(origin, _)| origin));
     let holders =
         holders.into_iter().map(|owner| Blocker { owner, ahead: None, only: false, is_soft: false });
-    let mut found: Vec<Blocker> = holders.collect();
+    let mut found = Found { blockers: holders.collect(), looked_at: 0, is_part: false };
     // A reader behind others is one of many. One with a limit waits for all who may come to hold the lock before it.
     let for_all = wants.bars_readers();
     let served_at = served_at_of(waits, wait, now);
@@ -316,30 +516,34 @@ fn blockers(
     let is_behind = |first: WaiterId, ahead: &Waiting<'_>| {
         wait.must_not_pass(ahead) && !passed_by.is_some_and(|passed| passed.contains(&first))
     };
-    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all) {
+    if let Some((origin, from)) = wanted.filter(|(origin, _)| *origin != owner && for_all && !sought.goes_on)
+    {
         // Of its waits here the one to which the way back is looked for, or any.
         let is_ahead = |id: &WaiterId| {
             waits.waiting(*id, now).is_some_and(|wait| wait.position < served_at && is_behind(*id, &wait))
         };
         let from = waits.together(from);
         let ahead = waits.waits_at(lock, origin).filter(is_ahead).max_by_key(|id| from.contains(id));
-        found.extend(ahead.and_then(|id| {
+        found.blockers.extend(ahead.and_then(|id| {
             let is_soft = waits.waiting(id, now)?.is_part;
             Some(Blocker { owner: origin.clone(), ahead: Some(id), only: false, is_soft })
         }));
     }
+    let has_passes = waits.has_passes(lock);
+    if has_passes && wait.is_part && !sought.goes_on {
+        found.blockers.extend(waits.passers(lock, id).filter_map(|first| {
+            let Waiting { owner, is_part, .. } = waits.waiting(first, now)?;
+            Some(Blocker { owner: owner.clone(), ahead: Some(first), only: false, is_soft: is_part })
+        }));
+    }
     let has_parts = waits.has_parts(lock);
-    let stands_apart = passed_by.is_some() || (has_parts && for_all && wants.mode == Mode::Shared);
-    let until = match (stands_apart, for_all) {
-        (true, _) => {
-            let mut passed: SmallVec<_> = passed_by.into_iter().flatten().copied().collect();
-            passed.sort_unstable();
-            let apart = Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), passed };
-            seen.apart_until.entry(apart).or_insert(Position::FRONT)
-        }
-        (false, true) => &mut seen.all_until,
-        (false, false) => &mut seen.shared_until,
-    };
+    let stands_apart = has_passes || (has_parts && for_all && wants.mode == Mode::Shared);
+    let apart = stands_apart.then(|| {
+        let mut passed: SmallVec<_> = passed_by.into_iter().flatten().copied().collect();
+        passed.sort_unstable();
+        Apart { mode: wants.mode, for_all, is_holder: wait.position.is_holder(), passed }
+    });
+    let until = seen.until(apart.as_ref(), for_all);
     let passed = *until;
     if served_at <= passed {
         return found;
@@ -350,19 +554,37 @@ fn blockers(
         (true, false) | (false, false) => Ahead::Barring,
         (false, true) => Ahead::Crossing,
     };
-    for first in waits.ahead(lock, which, passed..served_at) {
-        let Some(ahead) = waits.waiting(first, now).filter(|ahead| is_behind(first, ahead)) else { continue };
+    let listed = sought.only.map(|only| {
+        let at_lock = only.iter().flat_map(|owner| waits.waits_at(lock, owner));
+        let placed = at_lock.filter_map(|id| Some((waits.waiting(id, now)?.position, id)));
+        let mut ahead: Vec<_> = placed.filter(|(at, _)| passed <= *at && *at < served_at).collect();
+        ahead.sort_unstable();
+        ahead.into_iter().map(|(_, id)| id)
+    });
+    let queue = listed.is_none().then(|| waits.ahead(lock, which, passed..served_at));
+    for first in listed.into_iter().flatten().chain(queue.into_iter().flatten()) {
+        let Some(ahead) = waits.waiting(first, now) else { continue };
+        if found.looked_at >= sought.most && which != Ahead::Barring {
+            *seen.until(apart.as_ref(), for_all) = ahead.position;
+            found.is_part = true;
+            break;
+        }
+        found.looked_at += 1;
+        // Readers go in side by side.
+        let is_beside = !for_all && !ahead.wants.bars_readers();
+        if is_beside || !is_behind(first, &ahead) {
+            continue;
+        }
         // A reader goes in together with one that has a limit, when that can.
         let only = !for_all && ahead.wants.limit.is_some();
         let is_soft = ahead.is_part;
-        found.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
+        found.blockers.push(Blocker { owner: ahead.owner.clone(), ahead: Some(first), only, is_soft });
         // It waits for all that are ahead of it, and for all holders. One whose owner was in line before waits for less, and from
         // the origin nothing is followed.
         let is_followed = wanted.is_some_and(|(origin, _)| ahead.owner != origin);
-        let passes_none =
-            waits.passed_by(lock, first).is_none() && !(has_parts && ahead.wants.mode == Mode::Shared);
-        let leads_to_all = is_followed && !for_all && passes_none && !ahead.is_beside_own(&seen.holders);
-        if leads_to_all && served_at_of(waits, &ahead, now) == ahead.position {
+        let passes_some = has_passes || (has_parts && ahead.wants.mode == Mode::Shared);
+        let leads_to_all = is_followed && !for_all && !passes_some && !ahead.is_beside_own(&seen.holders);
+        if leads_to_all && sought.only.is_none() && served_at_of(waits, &ahead, now) == ahead.position {
             break;
         }
     }
@@ -370,29 +592,26 @@ fn blockers(
 }
 
 impl Seen {
+    /// How far the queue was looked at by such waits.
+    fn until(&mut self, apart: Option<&Apart>, for_all: bool) -> &mut Position {
+        match (apart, for_all) {
+            (Some(apart), _) => self.apart_until.entry(apart.clone()).or_insert(Position::FRONT),
+            (None, true) => &mut self.all_until,
+            (None, false) => &mut self.shared_until,
+        }
+    }
+
     /// The holders that exclude a request and are looked for, but for those who were found already. If only the way back to one
     /// owner is wanted: those who wait themselves, and that owner.
     fn pass_holders(&mut self, waits: &impl Waits, wait: &Waiting<'_>, wanted: Option<&Owner>) -> Vec<Owner> {
         let Waiting { owner, wants, .. } = *wait;
+        let most = if wanted.is_none() { MOST_NAMED } else { usize::MAX };
         let found = |holders: &Holders| -> Vec<Owner> {
-            let excludes = |hold: &&Hold| wait.is_behind(hold);
-            match wanted {
-                None => holders.iter().filter(excludes).map(|hold| hold.owner.clone()).collect(),
-                // Of 10,000 readers hardly any waits: those who wait are looked for among them, not the other way round.
-                Some(origin) if waits.waiting_owners_len() < holders.len() => {
-                    let holds = |owner: &&Owner| holders.of(owner.as_bytes()).as_ref().is_some_and(excludes);
-                    let mut found: Vec<Owner> =
-                        waits.waiting_owners().chain([origin]).filter(holds).cloned().collect();
-                    found.sort_unstable();
-                    found.dedup();
-                    found
-                }
-                Some(origin) => {
-                    let leads_on = |hold: &&Hold| hold.owner == *origin || waits.is_waiting(&hold.owner);
-                    let holders = holders.iter().filter(excludes).filter(leads_on);
-                    holders.map(|hold| hold.owner.clone()).collect()
-                }
-            }
+            let leads_on = |hold: &&Hold| {
+                wanted.is_none_or(|origin| hold.owner == *origin || waits.is_waiting(&hold.owner))
+            };
+            let holders = holders.iter().filter(|hold| wait.is_behind(hold)).filter(leads_on);
+            holders.take(most).map(|hold| hold.owner.clone()).collect()
         };
         match (&self.holders, wants.bars_readers()) {
             (Holders::Shared(_), false) | (Holders::Free, _) => Vec::new(),

@@ -5,6 +5,8 @@
 use foldhash::HashMap;
 
 use super::acknowledgements::{Acknowledgement, Standing};
+use crate::core::spare::free_spare;
+use crate::core::waits_for::Edge;
 use crate::core::{Decision, WaiterId};
 use crate::server::blocked::{self, Handle};
 use crate::server::socket::Socket;
@@ -37,6 +39,8 @@ pub(super) enum Ended {
     },
     /// The hold has ended before they had.
     Lost,
+    /// It waits for its own owner, through these.
+    Deadlock(Vec<Edge>),
 }
 
 /// What a client is answered.
@@ -44,8 +48,8 @@ pub(super) struct Answer {
     pub(super) ended: Ended,
     /// The client has hung up.
     pub(super) hung_up: bool,
-    /// The client and its socket, if it is told of a grant.
-    pub(super) told: Option<(u64, Option<Socket>)>,
+    /// The client and its socket, if it is told of a grant, and whether replicas have acknowledged that.
+    pub(super) told: Option<(u64, Option<Socket>, bool)>,
 }
 
 impl Ended {
@@ -94,7 +98,7 @@ impl BlockedClients {
     }
 
     /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
-    /// a grant is told that it was cancelled.
+    /// a grant is told that it was cancelled or lost.
     #[inline(always)]
     pub(super) fn end(&mut self, id: WaiterId, ended: Ended) {
         let Some(wait) = self.waits.get_mut(&id) else { return };
@@ -103,7 +107,9 @@ impl BlockedClients {
                 wait.ended = Some(ended);
                 blocked::unblock(wait.handle, id.0);
             }
-            (Some(before), Ended::By(Decision::Cancelled)) if before.is_grant() => wait.ended = Some(ended),
+            (Some(before), Ended::By(Decision::Cancelled | Decision::Lost)) if before.is_grant() => {
+                wait.ended = Some(ended);
+            }
             _ => {}
         }
     }
@@ -123,7 +129,11 @@ impl BlockedClients {
             return Some(Answer { ended: ended.clone(), hung_up, told: None });
         }
         let wait = self.remove(id)?;
-        Some(Answer { ended: wait.ended?, hung_up, told: Some((wait.client, wait.socket)) })
+        Some(Answer {
+            ended: wait.ended?,
+            hung_up,
+            told: Some((wait.client, wait.socket, wait.wanted.is_some())),
+        })
     }
 
     /// The server has taken the handle back.
@@ -131,9 +141,7 @@ impl BlockedClients {
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Wait> {
         let wait = self.waits.remove(&id)?;
         self.wanting -= usize::from(wait.wanted.is_some());
-        if self.waits.is_empty() && self.waits.capacity() > 1024 {
-            *self = BlockedClients::default();
-        }
+        free_spare(&mut self.waits);
         Some(wait)
     }
 

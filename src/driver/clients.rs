@@ -4,6 +4,7 @@
 
 use super::acknowledgements::{Acknowledgement, Standing, Whose, Written};
 use super::blocked::{Answer, Ended};
+use super::deadlock::words;
 use super::state::{dispatch, with, Driver};
 use crate::core::{Decision, Now, Reply, WaiterId};
 use crate::error::Error;
@@ -78,8 +79,11 @@ impl BlockedClient for Waits {
         let id = WaiterId(token);
         let answer = with(ctx, |driver| {
             let Answer { ended, hung_up, told } = driver.blocked.answer(id)?;
-            if let Some((client, socket)) = told {
+            if let Some((client, socket, is_acknowledged)) = told {
                 driver.locks.answered(id);
+                if is_acknowledged {
+                    driver.locks.acknowledged(id);
+                }
                 driver.deliveries.insert(id, client, socket);
             }
             Some((ended, hung_up))
@@ -91,6 +95,9 @@ impl BlockedClient for Waits {
             Ended::Stands(standing) => return reply_if_it_stands(ctx, &standing),
             Ended::NotAcknowledged { got, of, revoked } => {
                 return ctx.reply_error(&Error::NotAcknowledged { got, of, revoked }.to_string());
+            }
+            Ended::Deadlock(edges) => {
+                return ctx.reply_error(&Error::Deadlock(words(ctx, &edges)).to_string());
             }
             Ended::Lost => return ctx.reply_error(&Error::NotOwner.to_string()),
         };
@@ -129,9 +136,6 @@ impl BlockedClient for Waits {
             // It is the one that was answered just now, if it was with a grant: that one is forgotten.
             let was_told = !gone && driver.deliveries.ends_with(id);
             let wait = if was_told { None } else { driver.blocked.remove(id) };
-            if driver.blocked.is_empty() {
-                driver.locks.give_memory_back();
-            }
             if gone {
                 if let Some(wait) = &wait {
                     driver.waiting_clients.forget(wait.client());

@@ -5,7 +5,8 @@
 use super::blocked::Ended;
 use super::reconcile::{reconcile, serve_bundles};
 use super::state::{dispatch, with};
-use crate::core::waits_for::{Edge, Step};
+use crate::config;
+use crate::core::waits_for::{Edge, Step, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
 use crate::error::shown;
 use crate::keyspace;
@@ -23,75 +24,131 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
     with(ctx, |driver| driver.locks.may_be_in_cycle(id, holders))
 }
 
+/// What a search has found.
+enum Found {
+    /// The wait waits for its own owner, through these.
+    Deadlock(Vec<Edge>),
+    /// It may end. So much more may be looked at.
+    MayEnd(usize),
+    /// That is to be found out later.
+    Interrupted(Box<Search>),
+}
+
 /// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then. Where that is so only because
 /// somebody stands behind a call that waits for several locks, he is let pass it instead. That is all that is done if deadlocks are
-/// not to be `reported`.
+/// not to be `reported`. What would take too long is found out later ([`search_late`]).
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
     if nobody_waits_for_owner_of(ctx, id) {
         return None;
     }
-    loop {
-        let search = if reported { Search::cycle::<LockManager> } else { Search::soft_cycle::<LockManager> };
-        let mut search = with(ctx, |driver| search(&driver.locks, id, ctx.now()))?;
-        let (edges, others) = match run(ctx, &mut search) {
-            Step::Cycle(edges, others) if reported => (edges, others),
-            Step::Soft(soft) => {
-                let let_pass = |(who, part)| with(ctx, |driver| driver.locks.let_pass(who, part));
-                let mut locks: Vec<LockId> = soft.into_iter().filter_map(let_pass).collect();
-                if locks.is_empty() {
-                    return defect!("nobody is let pass", None);
-                }
-                locks.sort_unstable();
-                locks.dedup();
-                for lock in locks {
-                    ctx.in_db(lock.db, || reconcile(ctx, &lock));
-                }
-                continue;
-            }
-            _ => return None,
-        };
-        // Whoever has hung up waits no more, even if the server has not read so yet.
-        let gone: Vec<WaiterId> = with(ctx, |driver| {
-            let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
-            waits.filter(|id| driver.blocked.is_hung_up(*id)).collect()
-        });
-        let text = gone.is_empty().then(|| {
-            let reader = Caller::of(ctx).access();
-            describe(&edges, |edge| reader.may_read(&edge.lock.key))
-        });
-        with(ctx, |driver| {
-            for id in &gone {
-                driver.locks.leave(*id);
-                driver.blocked.end(*id, Ended::Left);
-            }
-            if text.is_some() {
+    let search = if reported { Search::cycle::<LockManager> } else { Search::soft_cycle::<LockManager> };
+    let search = with(ctx, |driver| search(&driver.locks, id, ctx.now()))?;
+    match resolve(ctx, search, reported) {
+        Found::MayEnd(_) => None,
+        Found::Interrupted(_) => {
+            with(ctx, |driver| driver.locks.search_later(id));
+            None
+        }
+        Found::Deadlock(edges) => {
+            let text = words(ctx, &edges);
+            with(ctx, |driver| {
                 driver.stats.deadlocks += 1;
                 driver.locks.leave(id);
-            }
-        });
-        dispatch(ctx, ctx.now());
-        if text.is_some() {
-            return text;
+            });
+            dispatch(ctx, ctx.now());
+            Some(text)
         }
     }
 }
 
-/// Serves those who wait for several locks ([`serve_bundles`]), and lets pass whom that helps who did not have to before. To be called
-/// when no lock is in hand, in the same command as what made way for them.
-#[inline]
-pub(crate) fn serve_others(ctx: Ctx<'_>) {
-    serve_bundles(ctx);
-    // Mostly there is none.
-    if with(ctx, |driver| driver.locks.has_bundles()) {
-        search_again(ctx);
+/// Looks in portions whether waits wait for their own owners by now, or did so all the time. To be called by the timer, when writing
+/// is possible.
+pub(super) fn search_late(ctx: Ctx<'_>) {
+    let reported = config::deadlock_detection();
+    let mut left = PORTION;
+    while left > 0 {
+        let Some(mut search) = with(ctx, |driver| driver.locks.next_search(reported, ctx.now())) else {
+            return;
+        };
+        search.allow(left);
+        let id = search.of_wait();
+        // Each search costs something.
+        left -= 1;
+        match (resolve(ctx, search, reported), id) {
+            (Found::Interrupted(search), _) => {
+                with(ctx, |driver| driver.locks.put_off(*search));
+                left = 0;
+            }
+            (Found::MayEnd(rest), _) => left = left.min(rest),
+            (Found::Deadlock(edges), Some(id)) => with(ctx, |driver| {
+                let lead = driver.locks.lead_of(id);
+                driver.stats.deadlocks += 1;
+                driver.locks.end_deadlocked(id);
+                driver.blocked.end(lead, Ended::Deadlock(edges));
+            }),
+            (Found::Deadlock(_), None) => return defect!("a deadlock of no wait"),
+        }
+    }
+    with(ctx, |driver| driver.locks.rest_from_searches());
+}
+
+/// Follows a search to its end. Lets pass whom that helps, and ends the waits of clients that are gone.
+fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> Found {
+    loop {
+        match run(ctx, &mut search) {
+            Step::Cycle(edges, others) if reported => {
+                if !end_gone(ctx, &edges, others) {
+                    return Found::Deadlock(edges);
+                }
+            }
+            Step::Soft(soft) => let_pass(ctx, &soft),
+            Step::Later => return Found::Interrupted(Box::new(search)),
+            _ => return Found::MayEnd(search.left()),
+        }
+        let left = search.left();
+        match with(ctx, |driver| search.again(&driver.locks, ctx.now())) {
+            Some(again) => search = again,
+            None => return Found::MayEnd(left),
+        }
     }
 }
 
-#[cold]
-fn search_again(ctx: Ctx<'_>) {
-    while let Some(id) = with(ctx, |driver| driver.locks.next_to_search()) {
-        deadlock_of(ctx, id, false);
+/// Whoever has hung up waits no more, even if the server has not read so yet. Returns whether that ends any of these waits.
+fn end_gone(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
+    let any = with(ctx, |driver| {
+        let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
+        let gone: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
+        for id in &gone {
+            driver.locks.leave(*id);
+            driver.blocked.end(*id, Ended::Left);
+        }
+        !gone.is_empty()
+    });
+    if any {
+        dispatch(ctx, ctx.now());
     }
+    any
+}
+
+/// Swaps the order of waits and the parts that they stand behind, and serves their locks.
+fn let_pass(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
+    let let_pass =
+        |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*who, *part));
+    let mut locks: Vec<LockId> = soft.iter().filter_map(let_pass).collect();
+    if locks.is_empty() {
+        return defect!("nobody is let pass");
+    }
+    locks.sort_unstable();
+    locks.dedup();
+    for lock in locks {
+        ctx.in_db(lock.db, || reconcile(ctx, &lock));
+    }
+}
+
+/// What is said of a cycle to the client that calls, or is answered.
+pub(super) fn words(ctx: Ctx<'_>, edges: &[Edge]) -> String {
+    let reader = Caller::of(ctx).access();
+    describe(edges, |edge| reader.may_read(&edge.lock.key))
 }
 
 /// Serves those who wait for several locks, after a call for several. That a lock is free is announced when nobody of them got it.
@@ -102,7 +159,7 @@ pub(crate) fn in_several<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
     for lock in with(ctx, |driver| driver.locks.end_several()) {
         ctx.in_db(lock.db, || reconcile(ctx, &lock));
     }
-    serve_others(ctx);
+    serve_bundles(ctx);
     done
 }
 
@@ -119,9 +176,10 @@ fn nobody_waits_for_owner_of(ctx: Ctx<'_>, id: WaiterId) -> bool {
     !locks.iter().any(holds)
 }
 
-/// All whom this owner waits for, nearest first.
+/// Those whom this owner waits for, nearest first: all, if that are not too many.
 pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
     let mut search = with(ctx, |driver| Search::blockers(&driver.locks, owner));
+    search.allow(4 * PORTION);
     run(ctx, &mut search);
     search.into_edges()
 }

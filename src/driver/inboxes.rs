@@ -7,6 +7,7 @@ use std::rc::Rc;
 use foldhash::HashMap;
 
 use super::turn_ends::TurnEnds;
+use crate::core::spare::free_spare;
 use crate::core::{LockManager, MonoUs};
 use crate::server::{event_loop, Ctx};
 
@@ -75,6 +76,7 @@ impl Inboxes {
     pub(super) fn forget(&mut self, client: u64) {
         if !self.known.is_empty() {
             self.known.remove(&client);
+            free_spare(&mut self.known);
         }
     }
 

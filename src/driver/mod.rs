@@ -43,9 +43,9 @@ mod waiting_clients;
 pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
 pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_grants};
 pub(crate) use commit::commit;
-pub(crate) use deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle, serve_others};
+pub(crate) use deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle};
 pub(crate) use news::{await_message, inbox};
-pub(crate) use reconcile::{grant_all, take_back};
+pub(crate) use reconcile::{grant_all, serve_bundles, take_back};
 pub(crate) use state::{dispatch, queue_unseen, with, Remembered};
 
 use crate::config;

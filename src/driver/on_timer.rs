@@ -2,7 +2,7 @@
 
 //! What is done when the timer fires.
 
-use super::deadlock::serve_others;
+use super::deadlock::search_late;
 use super::reconcile::reconcile;
 use super::state::with;
 use super::{owners, replicas};
@@ -46,21 +46,21 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
     replicas::end_overdue(ctx);
     let has_time = || ctx.now().mono.saturating_sub(started) < BUDGET_US;
     while has_time() {
-        let locks = with(ctx, |driver| {
-            let locks = driver.locks.tick(ctx.now(), may_write);
+        let (lock, is_overdue) = with(ctx, |driver| {
+            let now = ctx.now();
+            let lock = driver.locks.tick(now, may_write);
             driver.pass_on_decisions(ctx);
-            locks
+            (lock, driver.locks.is_overdue(now))
         });
-        for lock in &locks {
+        if let Some(lock) = &lock {
             // What goes wrong with one lock must not keep others waiting.
-            guard(|| {
-                reconcile(ctx, lock);
-                serve_others(ctx);
-            });
-        }
-        if locks.is_empty() {
+            guard(|| reconcile(ctx, lock));
+        } else if !is_overdue {
             break;
         }
+    }
+    if may_write && with(ctx, |driver| driver.locks.has_searches()) {
+        guard(|| search_late(ctx));
     }
     owners::tell(ctx, has_time);
     let flushed = with(ctx, |driver| {

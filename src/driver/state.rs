@@ -131,7 +131,7 @@ impl Driver {
             self.looks.plan_all(ctx.now().mono);
         }
         self.pass_on_decisions(ctx);
-        if plans || self.in_cluster || !self.alarm.is_set() {
+        if plans || self.in_cluster || !self.alarm.is_set() || self.locks.has_searches() {
             self.plan_at(ctx, now, None);
         }
     }

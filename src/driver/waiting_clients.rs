@@ -4,6 +4,7 @@
 
 use foldhash::HashMap;
 
+use crate::core::spare::free_spare;
 use crate::core::WaiterId;
 use crate::server::socket::Socket;
 
@@ -43,6 +44,7 @@ impl WaitingClients {
     pub(super) fn forget(&mut self, client: u64) {
         if !self.0.is_empty() {
             self.0.remove(&client);
+            free_spare(&mut self.0);
         }
     }
 

@@ -14,8 +14,12 @@ use crate::server::{ask, Ctx, Str};
 /// What the name of a lock's channel begins with.
 const CHANNEL: &[u8; 24] = b"redisson_lock__channel:{";
 
-/// The same of those on which owners are told what happens to their holds.
+/// Prefix of the channels on which owners are told what happens to their holds.
 const EVENTS: &[u8; 12] = b"lock:event:{";
+
+/// That prefix for a key with a brace: `lock:event::key`. With the prefix above, `k` and `{k}` would share a channel, and an owner
+/// of one lock would take the end of the other for its own.
+const EVENTS_OF_BRACED_KEYS: &[u8; 13] = b"lock:event::{";
 
 /// The message that wakes one waiter of each client.
 const FREE: i64 = 0;
@@ -69,7 +73,7 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &Kinds, channel: S
 
 /// Tells an owner what has happened to its hold: those who have subscribed to that at this server, and in a cluster at any.
 pub(crate) fn tell_owner(ctx: Ctx<'_>, notice: &Notice) {
-    let channel = Str::new(&names::derived(EVENTS, &notice.lock.key));
+    let channel = Str::new(&events(&notice.lock.key));
     let message = [notice.happened.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
     let chosen = match config::publish() {
         // That is about those who wait elsewhere.
@@ -84,6 +88,15 @@ pub(crate) fn has_listeners(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     let kinds = Kinds::chosen(|| ctx.is_cluster());
     let any = |kind| ask::subscribers(ctx, kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
+}
+
+/// The channel of the messages to a lock's owners. No two locks share one.
+fn events(lock: &[u8]) -> Name {
+    if lock.contains(&b'{') {
+        names::derived(EVENTS_OF_BRACED_KEYS, lock)
+    } else {
+        names::derived(EVENTS, lock)
+    }
 }
 
 fn channel(lock: &[u8]) -> Str<'static> {
@@ -117,6 +130,31 @@ impl Kinds {
         Kinds {
             classic: matches!(chosen, Publish::Classic | Publish::Both),
             sharded: matches!(chosen, Publish::Sharded | Publish::Both),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::events;
+    use crate::keyspace::names::share_slot;
+
+    #[test]
+    fn no_two_locks_share_an_event_channel() {
+        let locks = ["k", "{k}", "{{k}}", ":{k}", "::{k}", "{k}:", "a{k}", ":k", "k}", "{", "}"];
+        let channels: HashSet<_> = locks.iter().map(|lock| events(lock.as_bytes())).collect();
+        assert_eq!(channels.len(), locks.len());
+        assert_eq!(events(b"k").as_slice(), b"lock:event:{k}");
+        assert_eq!(events(b"{k}1").as_slice(), b"lock:event::{k}1");
+    }
+
+    /// Where messages are published to shards, the lock's node has their subscribers.
+    #[test]
+    fn an_event_channel_is_in_the_slot_of_its_lock() {
+        for lock in ["k", "{k}", "a{k}b", ":{k}"] {
+            assert!(share_slot(lock.as_bytes(), &events(lock.as_bytes())), "{lock}");
         }
     }
 }

@@ -203,8 +203,11 @@ impl Found {
     }
 
     /// Keeps a crowd that is stored, on a primary: at a replica the stream from the primary changes it.
-    pub(super) fn keep(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &Rc<Crowd>) {
+    pub(super) fn keep(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
         if self.lasts && !crowd.is_touched() && crowd.fields() > MANY && ctx.is_primary() {
+            let to_keep = Rc::make_mut(crowd);
+            to_keep.free_spare();
+            to_keep.is_kept();
             let name = self.name.take().unwrap_or_else(|| key.name().as_bytes().into());
             kept::put(ctx, (self.db, name), Rc::clone(crowd), ctx.now().wall);
         }

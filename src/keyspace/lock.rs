@@ -239,8 +239,11 @@ impl<'a> Lock<'a> {
         // Handed over, the key stays, with another field. To everybody else it is as if it were made anew.
         let replaced = if somebody_stays { None } else { self.take_replaced() };
         if !somebody_stays {
-            if replaced.is_none() {
-                self.key.delete();
+            match (&self.stored, &replaced) {
+                (_, Some(_)) => {}
+                // There may be thousands of fields.
+                (Stored::Crowd(_), None) => self.key.unlink(),
+                (_, None) => self.key.delete(),
             }
             self.stored = Stored::Nothing;
             self.stored_end = None;
@@ -404,7 +407,7 @@ impl<'a> Lock<'a> {
 
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
-        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.crowd()) {
+        if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.kept_crowd()) {
             // What a panic has left may be half written.
             if !std::thread::panicking() {
                 found.keep(self.ctx, &self.key, crowd);
@@ -449,6 +452,14 @@ pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Hol
         Some(found) if found.0 > CLOSELY => look(ctx, name, now),
         Some(found) => crowd::look_closely(&key, found, now).map_or_else(|| read_all(&key, now), Ok),
         None => read_all(&key, now),
+    }
+}
+
+/// Has a lock of the selected database be opened by all of its fields, unless there are thousands.
+pub(crate) fn read_closely(ctx: Ctx<'_>, name: &Str<'_>) {
+    let found = crowd_size(&Key::open_for_read(ctx, name));
+    if found.is_none_or(|(fields, _)| fields <= CLOSELY) {
+        kept::forget(ctx, name.as_bytes());
     }
 }
 

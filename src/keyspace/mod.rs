@@ -18,6 +18,6 @@ mod record;
 mod records;
 pub(crate) mod redisson_fair;
 
-pub(crate) use lock::{held_by, look, look_closely, Lock};
+pub(crate) use lock::{held_by, look, look_closely, read_closely, Lock};
 pub(crate) use memory::Memory;
-pub(crate) use records::{granted, newest_token, raise_counter};
+pub(crate) use records::{granted, lower_counter, newest_token, raise_counter};

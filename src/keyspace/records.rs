@@ -217,6 +217,10 @@ impl core::Records for Records<'_> {
         Ok(self.record(id)?.record.cancelled.filter(|(_, end)| now <= *end).map(|(undone, _)| undone))
     }
 
+    fn request_ttl_ms(&self) -> i64 {
+        config::request_ttl()
+    }
+
     fn may_grow(&mut self) -> bool {
         !self.ctx.flags().is_out_of_memory()
     }
@@ -297,19 +301,33 @@ pub(crate) fn granted(ctx: Ctx<'_>, lock: &Str<'_>, id: &RequestId) -> Result<Op
     core::Records::granted(&mut Records::of(ctx, lock), id)
 }
 
-/// No token that is granted from now on is less than this one.
-pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) {
+/// What a counter was at before it was raised, and when it was to be forgotten.
+pub(crate) struct Before {
+    value: Token,
+    expires_at: Option<i64>,
+}
+
+/// No token that is granted from now on is less than this one. Returns what the counter was, if that has changed it.
+pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Option<Before> {
     let mut records = Records::of(ctx, lock);
-    let Ok(counter) = records.counter() else { return };
-    if counter.value < Some(token) {
-        (counter.value, counter.changed) = (Some(token), true);
-    }
+    let counter = records.counter().ok().filter(|counter| counter.value < Some(token))?;
+    let before = counter.value.map(|value| Before { value, expires_at: counter.key.expires_at() });
+    (counter.value, counter.changed) = (Some(token), true);
     let propagation = Propagation::of(ctx);
     if records.store(propagation) {
         propagation.count();
         // Who watches the lock for a token that it has checked, has lost it.
         notify::signal_modified(ctx, lock);
     }
+    before
+}
+
+/// The counter is what it was before: nothing was done that it was raised for.
+pub(crate) fn lower_counter(ctx: Ctx<'_>, lock: &Str<'_>, Before { value, expires_at }: Before) {
+    let propagation = Propagation::of(ctx);
+    let mut key = open(ctx, &names::counter(lock.as_bytes()));
+    set(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
+    propagation.count();
 }
 
 /// What a fencing counter is at.

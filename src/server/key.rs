@@ -387,6 +387,13 @@ impl<'a> Handle<'a> {
         let deleted: c_int = unsafe { call!(RedisModule_DeleteKey(self.raw)) };
         debug_assert_eq!(deleted, super::OK);
     }
+
+    /// The same, where the value may be large: its memory is freed by another thread.
+    pub(crate) fn unlink(&mut self) {
+        // SAFETY: the key is open for writing.
+        let deleted: c_int = unsafe { call!(RedisModule_UnlinkKey(self.raw)) };
+        debug_assert_eq!(deleted, super::OK);
+    }
 }
 
 impl Drop for Handle<'_> {

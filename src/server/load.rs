@@ -186,7 +186,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_SetAbsExpire RedisModule_SetCommandInfo RedisModule_SetDisconnectCallback
         RedisModule_SetModuleOptions RedisModule_SignalModifiedKey RedisModule_StopTimer
         RedisModule_StringDMA RedisModule_StringPtrLen RedisModule_StringSet RedisModule_StringToLongLong RedisModule_SubscribeToKeyspaceEvents RedisModule_SubscribeToServerEvent
-        RedisModule_UnblockClient RedisModule_ValueLength RedisModule_WrongArity
+        RedisModule_UnblockClient RedisModule_UnlinkKey RedisModule_ValueLength RedisModule_WrongArity
         RedisModule_ZsetLastInScoreRange RedisModule_ZsetRangeCurrentElement RedisModule_ZsetRangeStop
     );
     symbols.into_iter().filter_map(|(name, absent)| absent.then_some(name)).collect()

@@ -103,6 +103,11 @@ impl<'a> Command<'a> {
         }
     }
 
+    /// True if it runs a script.
+    pub(crate) fn is_script(&self) -> bool {
+        self.is_script
+    }
+
     /// True if it is to be carried out [`later`](super::later): it may last, and its client go meanwhile.
     pub(crate) fn is_for_later(&self, ctx: Ctx<'_>) -> bool {
         self.is_script && !ctx.flags().denies_blocking()

@@ -21,6 +21,8 @@ crate::on_every_server!(
     keys_that_the_caller_may_not_read_are_masked,
     it_can_be_turned_off,
     odd_names_are_shown_sensibly,
+    a_call_that_was_passed_is_served_later,
+    a_wait_that_comes_to_wait_for_itself_is_told,
     a_crowd_costs_nothing,
     blockers_are_listed_nearest_first,
     contended_locks_are_listed,
@@ -319,6 +321,45 @@ fn odd_names_are_shown_sensibly(flavor: Flavor) {
 
 /// A search walks the chain, not the crowd: with thousands ahead that wait for nothing else, each new waiter asks
 /// for the holder alone.
+/// p's call for X and Y came first, but waits for e through K. So e passes it at X, and is served first when X is released.
+fn a_call_that_was_passed_is_served_later(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("e", "K"), ("a", "X")]);
+        let mut p = world.waiting("LOCK.ACQUIRE K p BLOCK 0");
+        let mut both = world.waiting("LOCK.MACQUIRE 2 X Y p BLOCK 0");
+        let mut e = world.waiting("LOCK.MACQUIRE 2 X Z e BLOCK 0");
+        assert_eq!(a.call("LOCK.RELEASE X a"), "0");
+        assert_eq!(e.recv(), "[1, 1]");
+        assert_eq!(a.call("LOCK.MRELEASE 2 X Z e"), "[0, 0]");
+        assert_eq!(both.recv(), "[1, 1]");
+        assert_eq!(a.call("LOCK.RELEASE K e"), "0");
+        assert_eq!(p.recv(), "1");
+        assert_eq!(deadlocks(world), "0");
+    });
+}
+
+/// o's second wait for X stands behind v only when its first one has ended.
+fn a_wait_that_comes_to_wait_for_itself_is_told(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = holds(world, &[("x", "X"), ("o", "K")]);
+        let mut first = world.waiting("LOCK.ACQUIRE X o BLOCK 0 ID one");
+        let mut v = world.waiting("LOCK.ACQUIRE X v BLOCK 0");
+        let mut second = world.waiting("LOCK.ACQUIRE X o BLOCK 0");
+        let mut behind = world.waiting("LOCK.ACQUIRE K v BLOCK 0");
+        assert_eq!(a.call("LOCK.CANCEL X o ID one"), "1");
+        assert!(first.recv().starts_with("UNBLOCKED"));
+        assert_eq!(
+            second.recv(),
+            "DEADLOCK waiting could never end: o waits for v (lock X), v for o (lock K)"
+        );
+        assert_eq!(deadlocks(world), "1");
+        a.call("LOCK.RELEASE X x");
+        assert_eq!(v.recv(), "1");
+        a.call("LOCK.RELEASE K o");
+        assert_eq!(behind.recv(), "1");
+    });
+}
+
 fn a_crowd_costs_nothing(flavor: Flavor) {
     let server = Server::with_module(flavor, &["--maxclients", "4000"]);
     let mut a = server.client();

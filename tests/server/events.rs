@@ -9,6 +9,7 @@ crate::on_every_server!(
     a_lease_that_runs_out_is_told,
     readers_are_told_one_by_one,
     a_break_is_told_to_everybody,
+    braces_around_a_key_make_another_channel,
     what_strangers_remove_is_told,
     a_field_that_strangers_remove_is_told,
     an_eviction_is_told,
@@ -54,8 +55,9 @@ impl Ear {
         let text = self.client.recv();
         let rest =
             text.strip_prefix("[pmessage, lock:event:*, lock:event:").unwrap_or_else(|| panic!("{text}"));
-        let (key, message) = rest.strip_suffix(']').unwrap().split_once(", ").unwrap();
-        let key = key.strip_prefix('{').and_then(|key| key.strip_suffix('}')).unwrap_or(key);
+        let (name, message) = rest.strip_suffix(']').unwrap().split_once(", ").unwrap();
+        let key = name.strip_prefix(':').or_else(|| name.strip_prefix('{')?.strip_suffix('}'));
+        let key = key.unwrap_or_else(|| panic!("{name} names no key"));
         format!("{key}: {message}")
     }
 
@@ -164,6 +166,23 @@ fn a_break_is_told_to_everybody(flavor: Flavor) {
         assert_eq!(writer.recv(), "1");
         ear.hears(&["k: broken a", "k: broken b", "k: broken w"]);
         assert_eq!(a.call("LOCK.BREAK k"), "0");
+    });
+}
+
+/// What is stored beside both locks has the same names. A holder of one must not take the end of the other for its own.
+fn braces_around_a_key_make_another_channel(flavor: Flavor) {
+    where_owners_are_told(flavor, |world, a, ear| {
+        let mut holder = world.client();
+        assert_eq!(holder.call("SUBSCRIBE lock:event:{k}"), "[subscribe, lock:event:{k}, 1]");
+        for lock in ["k", "{k}"] {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE {lock} alice")), "1");
+        }
+        assert_eq!(a.call("LOCK.BREAK {k}"), "1");
+        ear.hears(&["{k}: broken alice"]);
+        assert_eq!(a.call("LOCK.BREAK k"), "1");
+        ear.hears(&["k: broken alice"]);
+        assert_eq!(holder.recv(), "[message, lock:event:{k}, broken alice]");
+        assert!(holder.has_nothing());
     });
 }
 

@@ -24,6 +24,7 @@ crate::on_every_server!(
     rights_that_are_taken_away_are_gone,
     a_user_may_have_any_name,
     a_script_that_fails_may_have_written,
+    what_a_script_is_granted_is_newer_than_its_token,
     a_pause_is_waited_for,
     who_leaves_before_its_turn_runs_nothing,
     a_demotion_ends_what_has_not_begun,
@@ -417,6 +418,31 @@ fn a_user_may_have_any_name(flavor: Flavor) {
 }
 
 /// Its token counts from then on, also if a failover had lost the end of the counter.
+fn what_a_script_is_granted_is_newer_than_its_token(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        let script =
+            "redis.call('DEL', KEYS[1]) return redis.call('LOCK.ACQUIRE', KEYS[1], ARGV[1], 'FENCE')[6]";
+        let mut token = token_of(&a.call("LOCK.ACQUIRE k a FENCE PX 100000"));
+        for (in_transaction, ahead) in [(false, 1_200_000_000), (true, 600_000_000)] {
+            let ahead = token + ahead;
+            if in_transaction {
+                a.call("MULTI");
+            }
+            let words = ["LOCK.GUARD", "k", "TOKEN", &ahead.to_string(), "EVAL", script, "1", "k", "new"];
+            let mut granted = a.call_args(&words.map(str::as_bytes));
+            if in_transaction {
+                granted = a.call("EXEC").trim_matches(['[', ']']).to_owned();
+            }
+            token = granted.parse().unwrap_or_else(|_| panic!("{granted}"));
+            assert!(token > ahead, "{token} is not greater than {ahead}");
+            assert_eq!(a.call(&format!("LOCK.CHECK k TOKEN {token}")), "1");
+            assert_eq!(prefix(&a.call(&format!("LOCK.CHECK k TOKEN {ahead}"))), "NOTOWNER");
+            assert_eq!(a.call("GET redisson_lock_token:{k}"), token.to_string());
+        }
+    });
+}
+
 fn a_script_that_fails_may_have_written(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = holder(world);
@@ -437,6 +463,7 @@ fn a_script_that_fails_may_have_written(flavor: Flavor) {
                 "NOSCRIPT"
             );
             assert_eq!(a.call("GET redisson_lock_token:{k}"), lost.to_string());
+            assert_eq!(a.call("PTTL redisson_lock_token:{k}"), "-1");
             let writes = format!("redis.call('SET', 'x', 'new') {fails}");
             assert!(guarded(&mut a, token, &writes).contains("no"));
             assert_eq!(a.call("GET redisson_lock_token:{k}"), token.to_string());

@@ -239,7 +239,7 @@ fn to_break_a_lock_is_logged(flavor: Flavor) {
 
 fn a_renamed_command_is_refused(flavor: Flavor) {
     let module = module().to_str().unwrap();
-    for command in ["HSET", "HDEL", "SET", "DEL", "PEXPIREAT"] {
+    for command in ["COMMAND", "HSET", "HDEL", "SET", "DEL", "PEXPIREAT"] {
         let log = Server::log_of_failing(flavor, &["--rename-command", command, "", "--loadmodule", module]);
         let why = format!("redis-lock is not loaded: the server has no command {command}");
         assert!(log.contains(&why), "{log}");

@@ -27,6 +27,7 @@ crate::on_every_server!(
     a_message_that_was_lost_is_found_by_asking_again,
     a_cancel_ends_the_wait_or_gives_back,
     what_ends_a_wait_or_a_grant_is_told,
+    a_grant_whose_hold_a_cancel_takes_is_lost,
     no_message_comes_within_a_transaction,
     a_script_cannot_wait,
     the_channel_needs_permission,
@@ -516,6 +517,25 @@ fn what_ends_a_wait_or_a_grant_is_told(flavor: Flavor) {
 }
 
 /// Redis 7.0 would put it into the reply.
+fn a_grant_whose_hold_a_cancel_takes_is_lost(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut c) = (world.client(), inbox(world, "w"));
+        assert_eq!(a.call("LOCK.ACQUIRE k c ID r1"), "1");
+        assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+        for reader in ["c", "d"] {
+            assert_eq!(a.call(&format!("LOCK.ACQUIRE k {reader} SHARED PX 60000")), "1");
+        }
+        let call = "LOCK.ACQUIRE k c NOTIFY w ID r2 GRACE 60000";
+        assert_eq!(c.call(call), "0");
+        assert_eq!(a.call("LOCK.RELEASE k d"), "0");
+        assert_eq!(heard(&mut c, "w"), "granted r2 k");
+        assert_eq!(a.call("LOCK.CANCEL k c ID r1"), "1");
+        assert_eq!(heard(&mut c, "w"), "lost r2 k");
+        assert_eq!(a.call("LOCK.ACQUIRE k stranger SHARED PX 60000"), "1");
+        assert_eq!(c.call(call), "0", "it is a new call, and waits");
+    });
+}
+
 fn no_message_comes_within_a_transaction(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut b = inbox(world, "w");

@@ -19,7 +19,27 @@ crate::on_every_server!(
     a_demotion_ends_all_waits,
     a_promotion_starts_afresh,
     a_clock_that_is_set_back_keeps_nobody_waiting,
+    a_watchdog_survives_stalls_of_half_its_lease,
 );
+
+/// What `docs/guarantees.md` says of stalls: the hold survives those that are shorter than two thirds of its lease, however many, and
+/// no longer one than the lease.
+fn a_watchdog_survives_stalls_of_half_its_lease(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let (mut a, mut b) = (world.client(), world.client());
+        assert_eq!(a.call("LOCK.ACQUIRE k a WATCHDOG PX 2000"), "1");
+        let mut next = world.waiting("LOCK.ACQUIRE k next BLOCK 0");
+        for _ in 0..4 {
+            assert_eq!(b.call("DEBUG SLEEP 1"), "OK");
+            assert_eq!(b.call("LOCK.CHECK k OWNER a"), "1");
+        }
+        assert!(next.has_nothing());
+        assert_eq!(b.call("DEBUG SLEEP 2.1"), "OK");
+        assert_eq!(next.recv(), "1");
+        assert!(a.call("LOCK.RELEASE k a").starts_with("NOTOWNER "));
+        assert_eq!(next.call("LOCK.RELEASE k next"), "0");
+    });
+}
 
 fn a_pause_holds_grants_back(flavor: Flavor) {
     in_world(flavor, |world| {

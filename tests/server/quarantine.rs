@@ -14,6 +14,7 @@ crate::on_every_server!(
     a_start_at_the_end_of_a_second_is_as_long,
     who_waits_is_granted_it_in_order_when_it_is_over,
     holders_go_on,
+    a_known_reader_is_not_upgraded,
     a_restart_after_a_kill,
     a_promotion,
     a_failover,
@@ -126,7 +127,10 @@ fn holders_go_on(flavor: Flavor) {
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 100000"), "2");
     assert_eq!(a.call("LOCK.ACQUIRE k b"), "nil", "it is known who holds it");
     left(&a.call("LOCK.ACQUIRE s b SHARED"));
-    assert_eq!(a.call("LOCK.ACQUIRE s a"), "2", "an upgrade");
+    left(&a.call("LOCK.ACQUIRE s a"));
+    assert_eq!(a.call("LOCK.ACQUIRE s a SHARED PX 100000"), "2");
+    assert_eq!(a.call("LOCK.ACQUIRE k a SHARED PX 100000"), "3", "a writer is alone");
+    assert_eq!(a.call("LOCK.RELEASE k a SHARED"), "2");
     assert_eq!(a.call("LOCK.RENEW k a PX 100000"), "2");
     assert_eq!(a.call("LOCK.CHECK k OWNER a"), "2");
     let mut b = server.waiting("LOCK.ACQUIRE k b BLOCK 0");
@@ -136,6 +140,34 @@ fn holders_go_on(flavor: Flavor) {
     a.call("CONFIG SET lock.quarantine 0");
     assert_eq!(a.call("LOCK.ACQUIRE k a"), "nil", "who waits comes first");
     assert_eq!(b.recv(), "1");
+}
+
+/// The replica has heard of one reader, and not of the other one.
+fn a_known_reader_is_not_upgraded(flavor: Flavor) {
+    let primary = fresh(flavor, "0", &[]);
+    let mut replica = fresh(flavor, LONG, &[]);
+    replica.follow(&primary);
+    let (mut a, mut there) = (primary.client(), replica.client());
+    assert_eq!(a.call("LOCK.ACQUIRE k known SHARED PX 100000"), "1");
+    assert_eq!(a.call("WAIT 1 10000"), "1");
+    // To where nobody is: the link is cut.
+    assert_eq!(there.call("REPLICAOF 127.0.0.1 1"), "OK");
+    assert_eq!(a.call("LOCK.ACQUIRE k forgotten SHARED PX 100000"), "1");
+    drop(primary);
+    there.call("REPLICAOF NO ONE");
+    left(&there.call("LOCK.ACQUIRE k2 z"));
+    for upgrade in ["LOCK.ACQUIRE k known", "LOCK.ACQUIRE k known FENCE", "LOCK.MACQUIRE 1 k known"] {
+        left(&there.call(upgrade));
+    }
+    left(&there.call("LOCK.ACQUIRE k known SHARED ONCE LIMIT 2"));
+    let mut upgrades = replica.waiting("LOCK.ACQUIRE k known BLOCK 0 PX 100000");
+    let several = replica.waiting("LOCK.MACQUIRE 2 {k}l k known BLOCK 0");
+    assert_eq!(there.call("LOCK.ACQUIRE k known SHARED PX 100000"), "2");
+    assert!(upgrades.has_nothing() && several.has_nothing());
+    several.close();
+    there.call("CONFIG SET lock.quarantine 0");
+    assert_eq!(upgrades.recv(), "3", "it is over");
+    replica.assert_healthy();
 }
 
 fn a_restart_after_a_kill(flavor: Flavor) {

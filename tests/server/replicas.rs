@@ -18,6 +18,8 @@ crate::on_every_server!(
     who_is_next_wants_replicas_too,
     who_leaves_meanwhile_keeps_nothing,
     a_hold_that_ends_meanwhile_is_not_told,
+    a_hold_that_is_taken_meanwhile_is_not_told,
+    a_hold_that_ends_with_a_connection_is_not_told,
     a_grant_whose_lease_ends_meanwhile_is_not_told,
     a_grant_whose_slot_moves_meanwhile_is_told_so,
     a_lease_is_not_shortened_before,
@@ -267,6 +269,65 @@ fn a_hold_that_ends_meanwhile_is_not_told(flavor: Flavor) {
                 a.call("DEL l");
                 assert_eq!(a.call("WAIT 1 20000"), "1");
             }
+        }
+    });
+}
+
+/// The owner goes on to hold the lock, but not by that grant.
+fn a_hold_that_is_taken_meanwhile_is_not_told(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        for take in ["LOCK.CANCEL k c ID r1", "LOCK.RELEASE k c", "LOCK.MRELEASE 1 k c"] {
+            for call in ["LOCK.ACQUIRE k c", "LOCK.MACQUIRE 2 {k}l k c"] {
+                assert_eq!(a.call("LOCK.ACQUIRE k c PX 100000 ID r1"), "1");
+                assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+                assert_eq!(a.call("LOCK.ACQUIRE k c SHARED PX 100000"), "1");
+                assert_eq!(a.call("WAIT 1 20000"), "1");
+                world.replica.signal(libc::SIGSTOP);
+                let mut upgrade = world.waiting(&format!("{call} PX 100000 REPLICAS 1 WITHIN 60000"));
+                assert_eq!(a.call("LOCK.ACQUIRE k stranger SHARED"), "nil");
+                let left = if take.starts_with("LOCK.MRELEASE") { "[1]" } else { "1" };
+                assert_eq!(a.call(take), left, "{take}");
+                assert_eq!(a.call("LOCK.ACQUIRE k stranger SHARED PX 100000"), "1");
+                world.replica.signal(libc::SIGCONT);
+                assert_eq!(prefix(&upgrade.recv()), "NOTOWNER", "{call}, {take}");
+                until("the other lock is free", || a.call("EXISTS {k}l") == "0");
+                assert_eq!(a.call("LOCK.RELEASE k c"), "0");
+                assert_eq!(a.call("LOCK.RELEASE k stranger"), "0");
+                a.call("DEL lock_request:{k}:c:r1");
+            }
+        }
+        // What is known to be held is given back first.
+        assert_eq!(a.call("LOCK.ACQUIRE k c PX 100000"), "1");
+        assert_eq!(a.call("WAIT 1 20000"), "1");
+        world.replica.signal(libc::SIGSTOP);
+        let mut again = world.waiting("LOCK.ACQUIRE k c PX 100000 REPLICAS 1 WITHIN 60000");
+        assert_eq!(a.call("LOCK.RELEASE k c"), "1");
+        world.replica.signal(libc::SIGCONT);
+        assert_eq!(again.recv(), "2");
+        assert_eq!(a.call("HGETALL k"), "[c, 1]");
+    });
+}
+
+/// The connection on which the owner's holds depend closes, and somebody else is granted the lock before the timer ends them.
+fn a_hold_that_ends_with_a_connection_is_not_told(flavor: Flavor) {
+    with_replica(flavor, |world| {
+        let mut a = world.client();
+        for round in 0..5 {
+            let (mut bound, mut next) = (world.client(), world.client());
+            assert_eq!(bound.call("LOCK.ACQUIRE k c PX 100000 EPHEMERAL"), "1");
+            assert_eq!(a.call("WAIT 1 20000"), "1");
+            world.replica.signal(libc::SIGSTOP);
+            let mut again = world.waiting("LOCK.ACQUIRE k c PX 100000 REPLICAS 1 WITHIN 60000");
+            // The server reads in one turn that it has closed, and the other's call.
+            world.primary.signal(libc::SIGSTOP);
+            bound.close();
+            next.send("LOCK.ACQUIRE k d PX 100000 BLOCK 0");
+            world.primary.signal(libc::SIGCONT);
+            assert_eq!(next.recv(), "1");
+            world.replica.signal(libc::SIGCONT);
+            assert_eq!(prefix(&again.recv()), "NOTOWNER", "round {round}");
+            assert_eq!(a.call("LOCK.RELEASE k d"), "0");
         }
     });
 }

@@ -16,6 +16,7 @@ crate::on_every_server!(
     lost_before_the_grant_could_be_told,
     lost_before_the_reply_was_read,
     lost_before_the_reply_was_read_with_an_ephemeral_hold,
+    a_hold_that_a_connection_ended_is_acquired_anew,
     an_old_connection_does_not_release_what_was_repeated,
     lost_before_the_reply_to_a_release_was_read,
     a_failover_keeps_the_replies,
@@ -227,6 +228,34 @@ fn lost_before_the_reply_was_read_with_an_ephemeral_hold(flavor: Flavor) {
             .call("LOCK.ACQUIRE k b ID one EPHEMERAL FENCE")
             .starts_with("[owner, b, holds, 1, token, "));
         assert!(a.call("HGETALL k").starts_with("[b, 1, #fence, "));
+    });
+}
+
+/// Also if the hold came to depend on the connection by a later call.
+fn a_hold_that_a_connection_ended_is_acquired_anew(flavor: Flavor) {
+    in_world(flavor, |world| {
+        let mut a = world.client();
+        for (acquire, bind, got) in [
+            ("LOCK.ACQUIRE {k} alice ID r1", "LOCK.RENEW {k} alice EPHEMERAL", "1"),
+            ("LOCK.ACQUIRE {k} alice ID r1", "LOCK.ACQUIRE {k} alice EPHEMERAL", "1"),
+            ("LOCK.ACQUIRE {k} alice ID r1 WATCHDOG", "LOCK.RENEW {k} alice EPHEMERAL", "1"),
+            ("LOCK.MACQUIRE 2 {k} {k}l alice ID r1", "LOCK.MRENEW 2 {k} {k}l alice EPHEMERAL", "[1, 1]"),
+        ] {
+            assert_eq!(a.call(acquire), got, "{acquire}");
+            let mut bound = world.client();
+            bound.call(bind);
+            bound.close();
+            until("it is released", || a.call("EXISTS {k} {k}l") == "0");
+            assert_eq!(a.call("LOCK.ACQUIRE {k} bob"), "1");
+            assert_eq!(a.call(acquire), "nil", "{acquire}, {bind}");
+            assert_eq!(a.call("LOCK.RELEASE {k} bob"), "0");
+            assert_eq!(a.call("LOCK.CANCEL {k} alice ID r1"), "0", "nothing is held");
+            a.call("DEL lock_request:{k}:alice:r1 lock_request:{k}l:alice:r1");
+            for _ in 0..2 {
+                assert_eq!(a.call(acquire), got, "it is acquired anew, once");
+            }
+            a.call("DEL {k} {k}l lock_request:{k}:alice:r1 lock_request:{k}l:alice:r1");
+        }
     });
 }
 

@@ -2,18 +2,20 @@
 
 //! The set-ups of `docs/setups`, and what `docs/operations.md` says of an upgrade.
 
+use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::support::programs::{tool, Printed, Run};
 use crate::support::server::module;
-use crate::support::{until, Client, Flavor, Server};
+use crate::support::{show, until, Client, Flavor, Server};
 
 crate::on_every_server!(
     the_sentinels_find_a_new_primary,
     the_cluster_keeps_locks_when_a_node_is_gone,
+    set_ups_leave_foreign_servers_alone,
     an_upgrade_of_a_running_pair_loses_no_lock,
 );
 
@@ -94,6 +96,10 @@ fn the_sentinels_find_a_new_primary(flavor: Flavor) {
     assert!(new.call("LOCK.INFO held").contains("alice"));
     until("it has a replica, and locks", || new.call("LOCK.ACQUIRE other bob") == "1");
     assert_eq!(set_up.lockrun(&locked), "locked\n");
+    assert!(Run::spawn(set_up.command("stop")).finish().status.success());
+    until("all six have ended", || {
+        (0..6).all(|nth| TcpListener::bind(("127.0.0.1", set_up.port + nth)).is_ok())
+    });
 }
 
 fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
@@ -120,52 +126,164 @@ fn the_cluster_keeps_locks_when_a_node_is_gone(flavor: Flavor) {
     assert!(replica.call("LOCK.INFO b").contains("alice"));
 }
 
+fn set_ups_leave_foreign_servers_alone(flavor: Flavor) {
+    for script in ["sentinel.sh", "cluster.sh"] {
+        let mut foreign = Server::start(flavor, &[]);
+        let mut client = foreign.client();
+        assert_eq!(client.call("SET its data"), "OK");
+        let set_up = SetUp { script, flavor, dir: tempfile::tempdir().unwrap(), port: foreign.port - 2 };
+        let run = |what: &str| Run::spawn(set_up.command(what)).finish();
+        let refused = run("start");
+        assert!(!refused.status.success(), "{script} starts beside another server");
+        assert!(Printed::new(&refused).stderr.contains("is in use by another program"), "{script}");
+        // A pid file of an earlier start, whose number is that server's by now.
+        let stale = set_up.dir.path().join(foreign.port.to_string());
+        for with_stale_files in [false, true] {
+            if with_stale_files {
+                fs::create_dir_all(&stale).unwrap();
+                fs::write(stale.join("pid"), format!("{}\n", foreign.pid())).unwrap();
+                fs::write(stale.join("server.conf"), "").unwrap();
+            }
+            for what in ["stop", "clean"] {
+                run(what);
+                foreign.assert_healthy();
+                assert_eq!(client.call("GET its"), "data", "{script} {what}");
+            }
+        }
+        assert!(stale.exists(), "the files of a process that runs are kept");
+    }
+}
+
+/// A machine with a server that has a configuration file, as the page on operations has it.
+struct Host {
+    flavor: Flavor,
+    dir: tempfile::TempDir,
+    port: u16,
+    child: Child,
+}
+
+impl Host {
+    fn start(flavor: Flavor, port: u16) -> Host {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = dir.path().display();
+        let mut config =
+            format!("port {port}\nbind 127.0.0.1\ndir {shown}\nlogfile {shown}/log\nappendonly yes\n");
+        config.push_str(&format!("repl-diskless-sync-delay 0\nloadmodule {shown}/redis-lock.so\n"));
+        fs::write(dir.path().join("server.conf"), config).unwrap();
+        let child = Host::spawn(flavor, dir.path());
+        let host = Host { flavor, dir, port, child };
+        host.until_it_answers();
+        host
+    }
+
+    /// Installs the module, and starts the server with it.
+    fn spawn(flavor: Flavor, dir: &Path) -> Child {
+        let new = dir.join("new.so");
+        fs::copy(module(), &new).unwrap();
+        fs::rename(&new, dir.join("redis-lock.so")).unwrap();
+        Command::new(flavor.program()).arg(dir.join("server.conf")).spawn().unwrap()
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.port)
+    }
+
+    fn until_it_answers(&self) {
+        until("the server answers", || {
+            Client::try_connect(self.port)
+                .and_then(|mut client| {
+                    client.try_send("PING")?;
+                    client.try_recv()
+                })
+                .is_ok_and(|reply| show(&reply) == "PONG")
+        });
+    }
+
+    /// What `systemctl restart` does. A server that writes its first AOF refuses to end, and is asked again.
+    fn restart(&mut self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        until("the server has ended", || {
+            // SAFETY: the process is our child, and not reaped yet.
+            self.child.try_wait().unwrap().is_some() || unsafe { libc::kill(pid, libc::SIGTERM) } != 0
+        });
+        self.child = Host::spawn(self.flavor, self.dir.path());
+        self.until_it_answers();
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Carries out the session on the page in a shell that knows both hosts.
+fn follow_the_upgrade(a: &mut Host, b: &mut Host) {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    let (_, session) = page.split_once("<!-- session: upgrade -->\n```\n").unwrap();
+    let (session, _) = session.split_once("```").unwrap();
+    let steps = session.split("$ ").skip(1);
+    assert!(steps.clone().count() > 4, "{session}");
+    for step in steps {
+        let (typed, printed) = step.split_once('\n').unwrap();
+        match typed {
+            "ssh a sudo systemctl restart redis-server" => a.restart(),
+            "ssh b sudo systemctl restart redis-server" => b.restart(),
+            _ => {
+                let ports = format!("case $2 in a) port={} ;; b) port={} ;; esac", a.port, b.port);
+                let cli = format!("redis-cli() {{ {ports}; shift 2; command redis-cli -p $port \"$@\"; }}");
+                let typed = typed
+                    .replace("sleep 1", "sleep 0.05")
+                    .replace("TO b 6379", &format!("TO 127.0.0.1 {}", b.port));
+                let mut shell = Command::new("bash");
+                shell.args(["-c", &format!("{cli}\n{typed}")]);
+                let output = Run::spawn(shell).finish();
+                let shown = Printed::new(&output);
+                assert_eq!(shown.stdout.trim_end(), printed.trim_end(), "{typed}: {shown}");
+            }
+        }
+    }
+}
+
 fn an_upgrade_of_a_running_pair_loses_no_lock(flavor: Flavor) {
-    // What is installed is the same module under another name.
-    let newer = tempfile::tempdir().unwrap();
-    let newer = newer.path().join("redis-lock.so");
-    std::fs::copy(module(), &newer).unwrap();
-    let newer = ["--loadmodule", newer.to_str().unwrap()];
-    let primary = Server::with_module(flavor, &[]);
-    let replica_of = |server: &Server, program: &[&str]| {
-        let port = server.port.to_string();
-        let replica = Server::start(flavor, &[program, &["--replicaof", "127.0.0.1", &port]].concat());
-        let mut client = replica.client();
-        until("the replica is in sync", || client.info("replication", "master_link_status") == "up");
-        replica
-    };
-    let old_replica = replica_of(&primary, &["--loadmodule", module().to_str().unwrap()]);
-    let mut a = primary.client();
-    assert_eq!(a.call("LOCK.ACQUIRE k alice PX 600000"), "1");
-    assert!(a.call("LOCK.ACQUIRE fenced alice PX 600000 FENCE").contains("token"));
+    let first = six_free_ports();
+    let [mut a, mut b] = [first, first + 1].map(|port| Host::start(flavor, port));
+    // Nothing says so in a file.
+    assert_eq!(b.client().call(&format!("REPLICAOF 127.0.0.1 {}", a.port)), "OK");
+    let mut primary = a.client();
+    assert_eq!(primary.call("LOCK.ACQUIRE k alice PX 600000"), "1");
+    assert!(primary.call("LOCK.ACQUIRE fenced alice PX 600000 FENCE").contains("token"));
     let info = |client: &mut Client| client.call("LOCK.INFO fenced");
     let token = |info: &str| info.split_once("token, ").unwrap().1.split(',').next().unwrap().to_owned();
-    let before = token(&info(&mut a));
-    assert_eq!(a.call("LOCK.ACQUIRE retried alice PX 600000 ID 1"), "1");
-    let mut waiter = primary.waiting("LOCK.ACQUIRE k bob BLOCK 0");
-    // Steps 2 to 4 of the page.
-    drop(old_replica);
-    let new_primary = replica_of(&primary, &newer);
-    let known = format!("port={},state=online", new_primary.port);
-    until("the primary knows the replica", || a.call("INFO replication").contains(&known));
-    assert_eq!(a.call(&format!("FAILOVER TO 127.0.0.1 {}", new_primary.port)), "OK");
+    let before = token(&info(&mut primary));
+    assert_eq!(primary.call("LOCK.ACQUIRE retried alice PX 600000 ID 1"), "1");
+    let mut waiter = a.client();
+    waiter.send("LOCK.ACQUIRE k bob BLOCK 0");
+    until("bob waits", || primary.info("lock", "lock_waiters") == "1");
+    follow_the_upgrade(&mut a, &mut b);
     assert!(waiter.recv().starts_with("UNBLOCKED"), "the wait ends");
-    let mut b = new_primary.client();
-    until("the roles are swapped", || b.call("ROLE").starts_with("[master"));
-    drop(a);
-    drop(primary);
-    let replica = replica_of(&new_primary, &newer);
-    assert!(b.call("LOCK.INFO k").contains("alice"));
-    assert_eq!(token(&info(&mut b)), before);
-    assert_eq!(b.call("LOCK.ACQUIRE retried alice PX 600000 ID 1"), "1");
-    let mut bob = new_primary.waiting("LOCK.ACQUIRE k bob BLOCK 0");
-    assert_eq!(b.call("LOCK.RELEASE k alice"), "0");
+    let mut primary = b.client();
+    assert!(primary.call("LOCK.INFO k").contains("alice"));
+    assert_eq!(token(&info(&mut primary)), before);
+    assert_eq!(primary.call("LOCK.ACQUIRE retried alice PX 600000 ID 1"), "1");
+    let mut bob = b.client();
+    bob.send("LOCK.ACQUIRE k bob BLOCK 0");
+    until("bob waits", || primary.info("lock", "lock_waiters") == "1");
+    assert_eq!(primary.call("LOCK.RELEASE k alice"), "0");
     assert_eq!(bob.recv(), "1");
-    assert_eq!(b.call("LOCK.RELEASE fenced alice"), "0");
+    assert_eq!(primary.call("LOCK.RELEASE fenced alice"), "0");
     let next: i64 = {
-        assert!(b.call("LOCK.ACQUIRE fenced carol FENCE").contains("token"));
-        token(&info(&mut b)).parse().unwrap()
+        assert!(primary.call("LOCK.ACQUIRE fenced carol FENCE").contains("token"));
+        token(&info(&mut primary)).parse().unwrap()
     };
     assert!(next > before.parse().unwrap());
-    drop(replica);
+    // Whenever they are started again, there is one primary.
+    a.restart();
+    b.restart();
+    let role = |host: &Host| host.client().info("replication", "role");
+    assert_eq!([role(&a), role(&b)], ["slave", "master"]);
+    until("the replica is in sync", || a.client().info("replication", "master_link_status") == "up");
+    assert!(b.client().call("LOCK.ACQUIRE k dave").starts_with("nil"), "bob holds it");
+    assert!(a.client().call("LOCK.ACQUIRE k dave").starts_with("READONLY"));
 }

@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 const LOCK: &str = "example:report";
 
-/// The channel on which the server tells the lock's owner. (Of a key that has a brace it is the prefix and the key.)
+/// The channel on which the server tells the lock's owner. (For a key with a brace it is `lock:event::` and the key.)
 const EVENTS: &str = "lock:event:{example:report}";
 
 /// What the worker does before it looks again whether it may go on: a page of a report, say.

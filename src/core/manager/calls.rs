@@ -19,8 +19,9 @@ pub(super) fn acquire(step: &mut Step<'_>, request: &Request, patience: Patience
                 return Outcome::Granted(reply);
             }
         }
-        match step.records.granted(id) {
+        match step.granted(id) {
             Ok(None) => {}
+            Ok(Some(reply)) if step.forget_if_closed(request, id, &reply) => looks = false,
             Ok(Some(reply)) if step.records.is_unconfirmed(id) && !step.confirm_recorded(request, &reply) => {
                 looks = false;
             }
@@ -88,10 +89,7 @@ pub(super) fn release(step: &mut Step<'_>, release: &Release) -> Result<i64, Not
     }
     let lease = lease_ms.map(|ms| Lease::new(ms, step.now.wall.saturating_add(ms)));
     let lease_end = lease.map(|lease| lease.end);
-    let released = match step.unconfirmed_of(release) {
-        Some(grant) => Ok(step.give_back(owner, grant, lease_end)),
-        None => step.holders.release(owner.as_bytes(), *scope, lease_end),
-    };
+    let released = step.give_back(owner, *scope, id.as_ref(), lease_end);
     let left = released.map_err(|NotOwner| NotReleased::NotOwner)?;
     if let Some(lease) = lease.filter(|_| left > 0) {
         step.set_lease(owner, lease);
@@ -127,13 +125,14 @@ pub(super) fn cancel(step: &mut Step<'_>, id: &RequestId) -> Result<bool, Refusa
     }
     // A release with the same id gave it back already.
     let given_back = step.records.released(id)?.is_some();
-    let granted = step.records.granted(id)?.filter(|_| !given_back);
+    let granted = step.granted(id)?.filter(|_| !given_back);
     let undone = if step.cancel_wait(id).is_some() {
         true
-    } else if let Some(reply) = granted.filter(|_| !step.has_ended(id)) {
+    } else if let Some(reply) = granted {
         let asked = Owner::new(id.asked());
         let owner = reply.owner.as_deref().unwrap_or(&asked);
-        let released = step.holders.release(owner.as_bytes(), ReleaseScope::OneOf(reply.mode), None).is_ok();
+        let mode = ReleaseScope::OneOf(reply.mode);
+        let released = !step.has_ended(owner, id) && step.give_back(owner, mode, None, None).is_ok();
         if released {
             step.unbind_request(owner, id);
         }

@@ -8,27 +8,29 @@ use crate::core::schedule::earlier;
 use crate::core::table::LockIdx;
 use crate::core::{Decision, LockId, MonoUs, Now};
 
-/// How many locks one [`tick`] asks its caller to reconcile, so that thousands of leases that end in
-/// the same millisecond do not stall the server: the rest follows in the next tick.
+/// How many locks whose watchdogs are due are made ready by one [`tick`].
 const TICK_BATCH: usize = 64;
 
 /// How long to wait before the next try while nothing may be written, in milliseconds.
 const PAUSE_RETRY_MS: u64 = 2;
 
 /// See [`LockManager::tick`](super::LockManager::tick).
-pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> {
+pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Option<LockId> {
     parts.watch_no_more();
-    while let Some(id) = parts.deadlines.pop_due(now.mono) {
+    for _ in 0..4 * parts.portion.0 {
+        let Some(id) = parts.deadlines.pop_due(now.mono) else { break };
         if !parts.end_wait(id, Some(Decision::TimedOut)) {
             // It is the grace of a grant that is over.
             parts.miss(id);
         }
     }
+    parts.lost = 0;
+    parts.end_losing(now);
     for lock in parts.sessions.sweep(now.mono) {
         parts.drop_if_idle(lock);
     }
     if !may_write {
-        return Vec::new();
+        return None;
     }
     // A key is expired only when its time has passed, not when it has come.
     while let Some(lock) = parts.leases.pop_due(now.wall - 1) {
@@ -46,7 +48,12 @@ pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Vec<LockId> 
     }
     let due: Vec<LockIdx> = parts.sessions.due_for_renewal(now).take(TICK_BATCH).collect();
     due.into_iter().for_each(|lock| parts.table.set_ready(lock));
-    parts.table.take_ready(TICK_BATCH).into_iter().filter_map(|lock| parts.name(lock)).collect()
+    parts.table.take_ready().and_then(|lock| parts.name(lock))
+}
+
+/// See [`LockManager::is_overdue`](super::LockManager::is_overdue).
+pub(super) fn is_overdue(parts: &Parts, now: Now) -> bool {
+    !parts.losing.is_empty() || parts.deadlines.first().is_some_and(|at| at <= now.mono)
 }
 
 /// A window is over, or what is remembered of subscribers is old.
@@ -71,7 +78,14 @@ fn end_window(parts: &mut Parts, lock: LockIdx, now: Now) {
 pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u64> {
     let until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
     let without_writing = earlier(parts.deadlines.first(), parts.sessions.next_sweep()).map(until);
-    let without_writing = if parts.notices.is_empty() { without_writing } else { Some(0) };
+    let is_at_once = !parts.notices.is_empty() || !parts.losing.is_empty();
+    let without_writing = if is_at_once { Some(0) } else { without_writing };
+    let searches = (!parts.searches.is_empty()).then_some(if may_write {
+        parts.searches.pause_ms()
+    } else {
+        PAUSE_RETRY_MS
+    });
+    let without_writing = earlier(without_writing, searches);
     if parts.table.any_ready() {
         return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));
     }
@@ -99,6 +113,8 @@ pub(super) fn next_deadline(parts: &Parts, now: Now) -> Option<u64> {
 pub(super) fn plans_nothing(parts: &Parts) -> bool {
     !parts.table.any_ready()
         && parts.notices.is_empty()
+        && parts.losing.is_empty()
+        && parts.searches.is_empty()
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()
@@ -110,6 +126,7 @@ pub(super) fn plans_nothing(parts: &Parts) -> bool {
 #[cfg(test)]
 pub(super) fn only_forgets(parts: &Parts) -> bool {
     !parts.table.any_ready()
+        && parts.searches.is_empty()
         && parts.deadlines.is_empty()
         && parts.leases.is_empty()
         && parts.windows.is_empty()

@@ -27,15 +27,16 @@ use std::ffi::CStr;
 use super::binding::{NewBind, Takes};
 use super::bundles::NewBundle;
 use super::granted_keys::GrantedKeys;
+use super::searches::{Next, Searches};
 use super::sessions::MayHaveEnded;
 use super::table::{Known, LockIdx};
 use super::waiters::WaitState;
 use super::{
     ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Message, MonoUs, News,
     NotOwner, NotReleased, Notice, Now, Outcome, Owner, Patience, Records, Refusal, Release, Renewal, Reply,
-    Request, RequestId, Statistics, Verdict, WaiterId, WallMs,
+    Request, RequestId, Search, Statistics, Verdict, WaiterId, WallMs,
 };
-use parts::{LockState, Parts};
+use parts::{LockState, Loses, Parts};
 use step::Step;
 
 /// All that is remembered about locks.
@@ -175,7 +176,7 @@ impl LockManager {
     ) -> (usize, InHand) {
         let mut step = Step::begin(&mut self.parts, lock, MayHaveEnded::Any, holders, records, now);
         step.tell_holders(Happened::Broken);
-        let lost = step.holders.clear();
+        let lost = step.end_all();
         step.count((lost > 0).then_some(Counted::Broken));
         (lost, step.finish())
     }
@@ -207,7 +208,7 @@ impl LockManager {
         self.parts.tell(idx, held.into_iter().flatten().filter(|_| !moved));
         let Some(state) = self.parts.state_mut(idx) else { return };
         state.unannounced = false;
-        state.unconfirmed.take_voided();
+        state.unconfirmed.take_voided(usize::MAX);
         state.forget_hold();
         for id in state.queue.iter().collect::<Vec<_>>() {
             self.parts.end_queued(id, decision.clone());
@@ -345,13 +346,53 @@ impl LockManager {
         several::end_several(&mut self.parts)
     }
 
-    /// The next wait that may wait for its own owner by now, though it did not when it began: one that has lost its place before
-    /// others, or whose owner was given a lock by a foreign write.
-    pub(crate) fn next_to_search(&mut self) -> Option<WaiterId> {
-        several::next_to_search(&mut self.parts)
+    /// True if there are waits that may wait for their own owners by now, though that was not found when they began.
+    #[inline]
+    pub(crate) fn has_searches(&self) -> bool {
+        !self.parts.searches.is_empty()
     }
 
-    /// Lets a wait pass a part that stands before it in the same queue, for good. Returns the lock, which is to be reconciled.
+    /// The next search for a way from such a wait back to its owner. If deadlocks are not to be `reported`, only for one that ends
+    /// when somebody is let pass.
+    pub(crate) fn next_search(&mut self, reported: bool, now: Now) -> Option<Search> {
+        loop {
+            let id = match self.parts.searches.next()? {
+                Next::GoOn(search) => return Some(*search),
+                Next::Begin(id) => id,
+            };
+            let search = match reported {
+                true => Search::cycle(&*self, id, now),
+                false if self.has_bundles() => Search::soft_cycle(&*self, id, now),
+                false => None,
+            };
+            if search.is_some() {
+                return search;
+            }
+        }
+    }
+
+    /// A search goes on later.
+    pub(crate) fn put_off(&mut self, search: Search) {
+        self.parts.searches.put_off(search);
+    }
+
+    /// As much was searched as may be in one go.
+    pub(crate) fn rest_from_searches(&mut self) {
+        self.parts.searches.rest();
+    }
+
+    /// The search of this wait was too long for one call: it is searched later.
+    pub(crate) fn search_later(&mut self, id: WaiterId) {
+        self.parts.searches.insert(id);
+    }
+
+    /// Ends a wait that would never end. Its client is told that by the caller, unless messages tell it.
+    pub(crate) fn end_deadlocked(&mut self, id: WaiterId) {
+        let is_notified = self.parts.waiters.queued(id).is_some_and(|wait| wait.request().notify.is_some());
+        self.parts.end_wait(id, is_notified.then_some(Decision::Lost));
+    }
+
+    /// Swaps the order of a wait and a part that it stands behind in the same queue. Returns the lock, which is to be reconciled.
     pub(crate) fn let_pass(&mut self, who: WaiterId, part: WaiterId) -> Option<LockId> {
         several::let_pass(&mut self.parts, who, part)
     }
@@ -387,6 +428,19 @@ impl LockManager {
     pub(crate) fn answered(&mut self, id: WaiterId) {
         if !self.parts.waiters.bundles.is_empty() {
             self.parts.waiters.bundles.answered(id);
+        }
+    }
+
+    /// Replicas have acknowledged the grant, and its client is answered. From now on the grant is in flight as one that needs its
+    /// delivery only.
+    pub(crate) fn acknowledged(&mut self, id: WaiterId) {
+        for id in self.parts.waiters.together(id) {
+            let Some(wait) = self.parts.waiters.get(id) else { continue };
+            let lock = wait.lock();
+            if let Some(state) = self.parts.table.get_mut(lock) {
+                state.unconfirmed.acknowledged(id, &wait.request().owner);
+            }
+            self.parts.unwatch_lease(lock);
         }
     }
 
@@ -443,18 +497,9 @@ impl LockManager {
 
     /// A connection was closed. True if there is something to do soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
-        let (queued, granted) = self.parts.waiters.notified.all_of(connection);
-        for id in queued {
-            self.parts.end_wait(id, None);
-        }
-        granted.into_iter().for_each(|id| self.parts.begin_to_revoke(id));
-        for (lock, ends) in self.parts.sessions.connection_closed(connection, now) {
-            if ends && !self.parts.demoted {
-                self.parts.table.set_ready(lock);
-            }
-            self.parts.drop_if_idle(lock);
-        }
-        self.parts.table.any_ready()
+        self.parts.losing.insert(connection, Loses::Everything);
+        self.parts.end_losing(now);
+        self.parts.table.any_ready() || !self.parts.losing.is_empty()
     }
 
     /// Somebody else changed the key. True if anybody here cares, so that the caller must see to a
@@ -479,6 +524,7 @@ impl LockManager {
         } else {
             if let Some(state) = parts.state_mut(idx) {
                 state.unconfirmed.leases_are_anothers();
+                state.may_have_ended = true;
             }
             if !parts.granted_keys.contains(lock) {
                 parts.taken_elsewhere(idx, now);
@@ -511,7 +557,7 @@ impl LockManager {
             if let Some(id) = parts.table.id(lock) {
                 parts.granted_keys.remove(id.as_ref());
             }
-            parts.void_grants(lock, false, |_| true);
+            parts.void_grants(lock, false, MayHaveEnded::Any, |_| true);
             parts.sessions.doubt(lock);
             if let Some(state) = parts.state_mut(lock) {
                 state.forget_hold();
@@ -559,6 +605,7 @@ impl LockManager {
             parts.end_queued(id, Decision::Demoted);
         }
         parts.table.clear_ready();
+        parts.searches = Searches::default();
         parts.granted_keys = GrantedKeys::default();
         parts.sessions.suspend();
         for lock in parts.table.handles(None) {
@@ -566,7 +613,7 @@ impl LockManager {
             let lost = parts.state_mut(lock).map(|state| state.held.take_ended());
             parts.tell(lock, lost.into_iter().flatten());
             parts.forget_held(lock);
-            parts.void_grants(lock, false, |_| true);
+            parts.void_grants(lock, false, MayHaveEnded::Any, |_| true);
             parts.end_lost(lock, &Decision::Demoted);
             parts.forget_window(lock);
             parts.schedule_lease(lock, None);
@@ -701,7 +748,12 @@ impl LockManager {
 
     /// The next of the decisions that were not taken yet, in the order in which they were made.
     pub(crate) fn next_decision(&mut self) -> Option<(WaiterId, Decision)> {
-        self.parts.decisions.pop_front()
+        let next = self.parts.decisions.pop_front();
+        if next.is_none() {
+            // The memory of a crowd that was decided.
+            self.parts.decisions.shrink_to(64);
+        }
+        next
     }
 
     /// The next of the messages that were not taken yet, in the order of what they tell. One that tells of a grant which has been
@@ -748,10 +800,15 @@ impl LockManager {
         self.parts.sessions.any_bound()
     }
 
-    /// Time has passed, or something has changed. Ends the waits whose time is over; then, if it is allowed
-    /// to write now, returns the locks that the caller must open and [`reconcile`](LockManager::reconcile).
-    pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Vec<LockId> {
+    /// Time has passed, or something has changed. Ends waits whose time is over; then, if it is allowed to write now, returns the
+    /// next lock that the caller must open and [`reconcile`](LockManager::reconcile).
+    pub(crate) fn tick(&mut self, now: Now, may_write: bool) -> Option<LockId> {
         clock::tick(&mut self.parts, now, may_write)
+    }
+
+    /// True if a [`tick`](LockManager::tick) has left something undone for which nothing needs to be written.
+    pub(crate) fn is_overdue(&self, now: Now) -> bool {
+        clock::is_overdue(&self.parts, now)
     }
 
     /// In how many milliseconds [`tick`](LockManager::tick) is due; `None` if nothing is planned.
@@ -857,14 +914,5 @@ impl LockManager {
     /// What is known of the queue of this lock; `None` if nobody waits for it.
     pub(crate) fn queue(&self, lock: LockRef<'_>, now: Now) -> Option<QueueInfo> {
         overview::queue(&self.parts, lock, now)
-    }
-
-    /// Frees tables that are empty and were large.
-    pub(crate) fn give_memory_back(&mut self) {
-        self.parts.waiters.shrink();
-        self.parts.deadlines.shrink();
-        if self.parts.decisions.is_empty() {
-            self.parts.decisions.shrink_to(64);
-        }
     }
 }

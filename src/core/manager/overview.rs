@@ -107,7 +107,9 @@ pub(super) fn waiting(parts: &Parts, lock: LockRef<'_>) -> usize {
 pub(super) fn ending(parts: &Parts, lock: Known<'_>) -> usize {
     let Some(lock) = parts.table.handle_of(lock) else { return 0 };
     let unconfirmed = parts.state(lock).map_or(0, |state| state.unconfirmed.may_end());
-    unconfirmed + parts.sessions.closed(lock).count()
+    // Of each kind a portion, but a caller may be one more.
+    let most = parts.portion.0 + 1;
+    unconfirmed.min(2 * most) + parts.sessions.closed_len(lock).min(most)
 }
 
 /// See [`LockManager::wanted_here`](super::LockManager::wanted_here).

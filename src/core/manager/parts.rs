@@ -2,7 +2,9 @@
 
 //! The parts of the lock manager side by side. Only the files of this directory see more than one of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+
+use smallvec::SmallVec;
 
 use crate::core::fairness::Fairness;
 use crate::core::fragile::FragileLocks;
@@ -10,15 +12,36 @@ use crate::core::granted_keys::GrantedKeys;
 use crate::core::held::{self, Held};
 use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::{Calendar, Schedule};
+use crate::core::searches::Searches;
 use crate::core::sessions::{MayHaveEnded, Sessions};
 use crate::core::table::{LockIdx, LockTable};
 use crate::core::unconfirmed::{SetToken, Unconfirmed};
 use crate::core::wait_queue::{Position, WaitQueue};
 use crate::core::waiters::{Crossing, Ended, NewWait, Wait, WaitState, Waiters};
 use crate::core::{
-    Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now, Owner, Request,
-    Statistics, WaiterId, WallMs,
+    ConnectionId, Counted, Decision, Happened, Hold, LockId, Message, MonoUs, News, Notice, Notify, Now,
+    Owner, Request, Statistics, WaiterId, WallMs,
 };
+
+/// How much of what is due at one lock a step does: how many grants it makes, revokes or voids, and how many holds it ends or
+/// renews. Thousands at once would stall the server, so the rest is left to the next step, which the timer makes soon.
+#[derive(Clone, Copy)]
+pub(super) struct Portion(pub(super) usize);
+
+impl Default for Portion {
+    fn default() -> Portion {
+        Portion(64)
+    }
+}
+
+/// Why a connection loses the waits that it has to be told of by messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loses {
+    /// It has closed: all, and the holds that depend on it end.
+    Everything,
+    /// It does not confirm what it is granted: those that are queued.
+    Queued,
+}
 
 /// What is remembered about one lock, besides what its key holds.
 #[derive(Default)]
@@ -38,6 +61,12 @@ pub(super) struct LockState {
     /// It was granted to somebody who is told by a message, and external clients may have seen that it will be held for longer
     /// than until the end of the grace: see [`Foreseen`](super::step::Foreseen).
     pub(super) foreseen_unconfirmed: bool,
+    /// How many held the lock at the end of the last step, if more grants and bindings are remembered than one step looks through.
+    pub(super) held_by: u32,
+    /// Some of these may be of holds that have ended since they were looked through.
+    pub(super) may_have_ended: bool,
+    /// After how many more steps they are looked through again.
+    pub(super) looks_in: u32,
     /// When a newcomer has looked at the key last, and at what stands beside it.
     pub(super) seen: Option<MonoUs>,
     /// For when it stands in [`Parts::leases`].
@@ -87,6 +116,12 @@ pub(super) struct Parts {
     pub(super) granted_keys: GrantedKeys,
     /// No hold is remembered of a lock that nobody waits for.
     pub(super) forgets_holds: bool,
+    /// How much a step does at once.
+    pub(super) portion: Portion,
+    /// Connections whose waits and holds are still to be ended.
+    pub(super) losing: BTreeMap<ConnectionId, Loses>,
+    /// How many of these were ended since the last tick.
+    pub(super) lost: usize,
     /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
     pub(super) quarantined_until: Option<MonoUs>,
     /// This server is not the primary.
@@ -104,7 +139,15 @@ pub(super) struct Parts {
     /// How many leases ran out under their owners, as far as that is known.
     pub(super) leases_run_out: usize,
     pub(super) statistics: Statistics,
+    /// Waits that may wait for their own owners.
+    pub(super) searches: Searches,
 }
+
+/// So many waits of an owner for one lock are searched when the first of them ends.
+const MOST_LEFT_BEHIND: usize = 4;
+
+/// So many waits of an owner are searched, or of the owners who hold a lock.
+pub(super) const MOST_SEARCHED: usize = 16;
 
 impl Parts {
     pub(super) fn state(&self, lock: LockIdx) -> Option<&LockState> {
@@ -166,12 +209,6 @@ impl Parts {
         if end.is_none() {
             self.fragile.remove(lock);
         }
-    }
-
-    /// True if holds end with the next step on the lock, of which their owners know.
-    pub(super) fn ends_without_call(&self, lock: LockIdx) -> bool {
-        let Some(state) = self.table.get(lock).filter(|state| !state.held.is_empty()) else { return false };
-        state.unconfirmed.may_end() > 0 || self.sessions.closed(lock).next().is_some()
     }
 
     /// Owners are to be told what has happened to their holds.
@@ -290,13 +327,80 @@ impl Parts {
         self.decide(id, lock, &request, Decision::Lost);
         self.begin_to_revoke(id);
         if loses_others {
-            for other in self.waiters.notified.queued_of(notify.connection) {
-                if self.end_wait(other, Some(Decision::Lost)) {
-                    self.statistics.count(Counted::Dropped);
-                }
-            }
+            self.losing.entry(notify.connection).or_insert(Loses::Queued);
         }
         true
+    }
+
+    /// Ends some of the waits, and what else depends on connections that have closed; the rest with the next tick.
+    pub(super) fn end_losing(&mut self, now: Now) {
+        while self.lost < 4 * self.portion.0 {
+            let Some((connection, loses)) = self.losing.first_key_value().map(|(at, loses)| (*at, *loses))
+            else {
+                return;
+            };
+            self.lost += 1;
+            if !self.end_next_of(connection, loses, now) {
+                self.losing.remove(&connection);
+            }
+        }
+    }
+
+    /// False if there is nothing left to end of this connection.
+    fn end_next_of(&mut self, connection: ConnectionId, loses: Loses, now: Now) -> bool {
+        let next = match loses {
+            Loses::Everything => self.waiters.notified.next_of(connection),
+            Loses::Queued => self.waiters.notified.next_queued_of(connection),
+        };
+        if let Some(id) = next {
+            let decision = (loses == Loses::Queued).then_some(Decision::Lost);
+            self.statistics.add(Counted::Dropped, usize::from(decision.is_some()));
+            if !self.end_wait(id, decision) {
+                self.begin_to_revoke(id);
+            }
+            // Whatever it was.
+            self.waiters.notified.remove(connection, id);
+            return true;
+        }
+        if loses == Loses::Queued {
+            return false;
+        }
+        let Some((lock, ends)) = self.sessions.close_next(connection, now) else { return false };
+        if ends && !self.demoted {
+            self.table.set_ready(lock);
+        }
+        self.drop_if_idle(lock);
+        true
+    }
+
+    /// True if the connection of this wait has closed, or is to lose it for another reason.
+    #[inline(always)]
+    pub(super) fn is_losing(&self, wait: &Wait) -> bool {
+        // Nearly always there is none.
+        !self.losing.is_empty() && self.has_lost(wait)
+    }
+
+    #[cold]
+    fn has_lost(&self, wait: &Wait) -> bool {
+        wait.request().notify.as_ref().is_some_and(|notify| self.losing.contains_key(&notify.connection))
+    }
+
+    /// A wait that is queued ends without a grant, as its connection loses it.
+    #[cold]
+    pub(super) fn end_lost_wait(&mut self, id: WaiterId) {
+        let of = |wait: &Wait| wait.request().notify.as_ref().map(|notify| notify.connection);
+        let connection = self.waiters.get(id).and_then(of);
+        if connection.and_then(|connection| self.losing.get(&connection)) == Some(&Loses::Queued) {
+            self.statistics.count(Counted::Dropped);
+            self.end_queued(id, Decision::Lost);
+        } else {
+            self.take_out(id);
+        }
+    }
+
+    /// How many grants and bindings of a lock are remembered that end with their holds.
+    pub(super) fn remembered_of(&self, lock: LockIdx) -> usize {
+        self.table.get(lock).map_or(0, |state| state.unconfirmed.len()) + self.sessions.len_of(lock)
     }
 
     /// A grant of which its client was told by a message is confirmed, revoked or void.
@@ -364,6 +468,13 @@ impl Parts {
     fn take_out_alone(&mut self, id: WaiterId) -> Option<Wait> {
         let (wait, crossing) = self.waiters.remove(id)?;
         self.leave_queue(id, (wait.lock(), wait.position(), wait.deadline()), crossing);
+        // What else its owner waits for here was served with it, and may stand behind others now.
+        let others = self.waiters.of_owner_at(wait.lock(), wait.request().owner.as_bytes());
+        for other in others.take(MOST_LEFT_BEHIND) {
+            if self.waiters.queued(other).is_some_and(|other| other.position() > wait.position()) {
+                self.searches.insert(other);
+            }
+        }
         if let Some(state) = self.table.get_mut(wait.lock()).filter(|state| state.queue.is_empty()) {
             // Nobody got it, and nobody wants it any more.
             state.plain_hold = None;
@@ -449,7 +560,7 @@ impl Parts {
             self.deadlines.set(&id, None);
         }
         if let Some(state) = self.table.get_mut(lock) {
-            state.unconfirmed.begin_to_revoke(id);
+            state.unconfirmed.begin_to_revoke(id, &wait.request().owner);
             self.table.set_ready(lock);
         }
     }
@@ -473,12 +584,22 @@ impl Parts {
 
     /// The owner holds the lock: its queued waits for it, of which it may have more, stand before all newcomers from now on.
     pub(super) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
-        for at in 0..self.waiters.of_owner_at(lock, owner.as_bytes()).len() {
-            let Some((_, id)) = self.waiters.of_owner_at(lock, owner.as_bytes()).get(at).copied() else {
-                break;
-            };
-            self.move_wait(id, true);
+        let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
+        waits.into_iter().for_each(|id| self.move_wait(id, true));
+    }
+
+    /// The owner holds more than when its waits began: those who wait for that may be the ones whom it waits for.
+    #[cold]
+    pub(super) fn search_waits_of(&mut self, owner: &Owner) {
+        for id in self.waiters.of_owner(owner.as_bytes()).take(MOST_SEARCHED) {
+            self.searches.insert(id);
         }
+    }
+
+    /// True if who holds this lock may stand in the way of somebody who did not stand behind it: where all wait for this lock only,
+    /// whoever is granted it came first.
+    pub(super) fn has_parts(&self, lock: LockIdx) -> bool {
+        !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_parts())
     }
 
     /// The owner of this queued wait holds the lock from now on, or does so no more.
@@ -491,6 +612,7 @@ impl Parts {
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
         state.queue.insert(after, (id, is_part), wants);
+        self.searches.has_moved();
         if crosses {
             state.queue.set_crossing(after, true);
         }
@@ -504,7 +626,7 @@ impl Parts {
         who: MayHaveEnded<'_>,
         ended: impl Fn(&Owner) -> bool,
     ) {
-        self.void_grants(lock, true, &ended);
+        self.void_grants(lock, true, who, &ended);
         if self.sessions.knows(lock) {
             let Some(name) = self.name(lock) else { return };
             self.sessions.unbind_ended(lock, &name, who, &ended);
@@ -513,9 +635,15 @@ impl Parts {
 
     /// The holds of these owners ended: grants of them that are in flight are void. What depends on connections stays. `forgets`
     /// unless what is stored of their requests has gone where the holds went.
-    pub(super) fn void_grants(&mut self, lock: LockIdx, forgets: bool, ended: impl Fn(&Owner) -> bool) {
+    pub(super) fn void_grants(
+        &mut self,
+        lock: LockIdx,
+        forgets: bool,
+        who: MayHaveEnded<'_>,
+        ended: impl Fn(&Owner) -> bool,
+    ) {
         let Some(state) = self.table.get_mut(lock) else { return };
-        for id in state.unconfirmed.void(ended) {
+        for id in state.unconfirmed.void(who, ended) {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
@@ -586,12 +714,13 @@ impl Parts {
             let is_simple = id.is_none() && bind.is_none() && notify.is_none() && !confirmed_later;
             wait.state() == WaitState::Granted && is_simple && !wait.is_part()
         };
-        let Some(lock) = self.waiters.get(id).filter(is_plain).map(Wait::lock) else { return false };
+        let Some(wait) = self.waiters.get(id).filter(is_plain) else { return false };
+        let lock = wait.lock();
         if self.sessions.knows(lock) {
             return false;
         }
         let Some(state) = self.table.get_mut(lock) else { return false };
-        if !state.unconfirmed.confirm_plain(id) {
+        if !state.unconfirmed.confirm_plain(id, &wait.request().owner) {
             return false;
         }
         self.waiters.forget_plain(id);
@@ -605,7 +734,8 @@ impl Parts {
         self.waiters.get(id).filter(|wait| wait.state() == WaitState::Granted)?;
         let (wait, _) = self.waiters.remove(id)?;
         self.grace_ends(id, wait.request());
-        let confirmed = self.table.get_mut(wait.lock()).and_then(|state| state.unconfirmed.confirm(id));
+        let state = self.table.get_mut(wait.lock());
+        let confirmed = state.and_then(|state| state.unconfirmed.confirm(id, &wait.request().owner));
         let Some(confirmed) = confirmed else { return defect!("a grant that its lock does not know", None) };
         if confirmed.settles {
             self.table.set_ready(wait.lock());

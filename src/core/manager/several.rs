@@ -182,6 +182,9 @@ pub(super) fn grant_part(
 /// See [`LockManager::granted_all`](super::LockManager::granted_all).
 pub(super) fn granted_all(parts: &mut Parts, lead: WaiterId, replies: Vec<Reply>) {
     parts.decisions.push_back((lead, Decision::GrantedAll(Rc::from(replies))));
+    if let Some(owner) = parts.waiters.get(lead).map(|wait| wait.request().owner.clone()) {
+        parts.search_waits_of(&owner);
+    }
 }
 
 /// See [`LockManager::was_tried`](super::LockManager::was_tried).
@@ -215,11 +218,6 @@ pub(super) fn end_several(parts: &mut Parts) -> Vec<LockId> {
     withheld.into_iter().filter(unannounced).filter_map(|lock| parts.name(lock)).collect()
 }
 
-/// See [`LockManager::next_to_search`](super::LockManager::next_to_search).
-pub(super) fn next_to_search(parts: &mut Parts) -> Option<WaiterId> {
-    parts.waiters.bundles.next_to_search()
-}
-
 /// See [`LockManager::was_withheld`](super::LockManager::was_withheld).
 pub(super) fn was_withheld(parts: &mut Parts, in_hand: InHand) {
     if let Some(state) = in_hand.lock.and_then(|lock| parts.state_mut(lock)) {
@@ -239,6 +237,8 @@ pub(super) fn let_pass(parts: &mut Parts, who: WaiterId, part: WaiterId) -> Opti
     if !parts.state_mut(lock)?.queue.let_pass(who, part) {
         return defect!("a wait passes a part that it has passed", None);
     }
+    // What it stands behind now may wait for its owner otherwise, too.
+    parts.searches.insert(part);
     parts.table.set_ready(lock);
     parts.name(lock)
 }
@@ -255,8 +255,9 @@ pub(super) fn has_bundles(parts: &Parts) -> bool {
 
 fn verdict(step: &mut Step<'_>, request: &Request, patience: Patience) -> Verdict {
     if let Some(id) = &request.id {
-        match step.records.granted(id) {
+        match step.granted(id) {
             Ok(None) => {}
+            Ok(Some(reply)) if step.forget_if_closed(request, id, &reply) => {}
             Ok(Some(reply)) => return Verdict::Repeats(reply),
             Err(refusal) => return Verdict::Refused(refusal),
         }

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use super::parts::{LockState, Parts};
+use super::parts::{LockState, Parts, MOST_SEARCHED};
 use super::unseen::has_too_many;
 use crate::core::binding::{NewBind, Overtaken, Takes};
 use crate::core::bundles::{NewBundle, Verdict};
@@ -16,11 +16,11 @@ use crate::core::lease::{Lease, SetLease};
 use crate::core::schedule::earlier;
 use crate::core::sessions::MayHaveEnded;
 use crate::core::table::{Known, LockIdx};
-use crate::core::unconfirmed::{Set, SetToken, Until};
+use crate::core::unconfirmed::{GivenBack, Set, SetToken, Until};
 use crate::core::waiters::{Wait, WaitState};
 use crate::core::{
-    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, Notify,
-    Now, Owner, Records, Refusal, Release, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
+    Bind, ConnectionId, Counted, Decision, Happened, Hold, Holders, LockId, LockRef, Mode, MonoUs, NotOwner,
+    Notify, Now, Owner, Records, Refusal, ReleaseScope, Reply, Request, RequestId, Token, WaiterId, WallMs,
     Wants,
 };
 
@@ -39,6 +39,16 @@ pub(super) struct Step<'a> {
     /// The lock was granted to somebody who waited.
     handed_over: bool,
     foreseen: Foreseen,
+    /// How much of what is due it does.
+    portion: usize,
+    /// More grants and bindings are remembered of it than a step looks through.
+    is_crowded: bool,
+    /// It is looked whose holds have ended, of all whose grants and bindings are remembered.
+    looks_at_all: bool,
+    /// Holds are left that are to end, or requests that are to be forgotten: the queue is served when none is.
+    is_unfinished: bool,
+    /// Something is left to do.
+    is_due_again: bool,
 }
 
 /// What the caller of a step has to know of the lock when it has written it.
@@ -77,8 +87,13 @@ impl InHand {
     }
 }
 
-/// Of how many holders of a lock that a foreign write has changed it is looked for whom they wait.
-const MOST_SEARCHED: usize = 16;
+/// Where all readers of a lock have to be read for each step, so many steps do what is due for all of them.
+const MOST_READS: usize = 64;
+
+/// What is counted of each lock takes little memory.
+fn counted(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
 
 /// A request that was granted.
 struct Grant {
@@ -118,8 +133,10 @@ impl<'a> Step<'a> {
         now: Now,
     ) -> Step<'a> {
         let (name, lock) = (known.name(), parts.table.handle_of(known));
+        let portion = parts.portion.0.max(holders.read_len() / MOST_READS);
         let mut step = Step {
             parts,
+            portion,
             name,
             lock,
             who,
@@ -128,6 +145,10 @@ impl<'a> Step<'a> {
             now,
             handed_over: false,
             foreseen: Foreseen::AsWritten,
+            is_crowded: false,
+            looks_at_all: true,
+            is_unfinished: false,
+            is_due_again: false,
         };
         if let Some(lock) = lock {
             step.catch_up(lock);
@@ -138,33 +159,75 @@ impl<'a> Step<'a> {
     #[inline(always)]
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
+        self.decide_what_to_look_at(lock);
         self.forget_voided(lock);
-        let ends_some = self.parts.tells_owners && self.notice_losses(lock);
+        if self.parts.tells_owners {
+            self.notice_losses(lock);
+        }
         self.revoke(lock);
         self.follow_connections(lock);
-        if ends_some {
-            self.settle_held(lock, MayHaveEnded::Any);
+    }
+
+    /// Few grants and bindings are all looked through, whether their holds have ended. Many are only if somebody may have lost a hold
+    /// without a call, and then not at each step: so no more of them are looked at, on an average, than a step does of other things.
+    #[inline(always)]
+    fn decide_what_to_look_at(&mut self, lock: LockIdx) {
+        let (remembered, portion) = (self.parts.remembered_of(lock), self.portion);
+        if remembered > portion {
+            (self.is_crowded, self.looks_at_all) = (true, self.is_time_to_look(lock, remembered / portion));
         }
+    }
+
+    #[cold]
+    fn is_time_to_look(&mut self, lock: LockIdx, steps: usize) -> bool {
+        let (holders, calls) = (counted(self.holders.len()), self.is_call());
+        let Some(state) = self.parts.state_mut(lock) else { return false };
+        state.may_have_ended |= holders < state.held_by;
+        if calls || !state.may_have_ended {
+            return false;
+        }
+        let looks = state.looks_in == 0;
+        (state.may_have_ended, state.looks_in) =
+            if looks { (false, counted(steps)) } else { (true, state.looks_in - 1) };
+        self.is_due_again |= !looks;
+        looks
     }
 
     /// Grants of which clients were told by messages have ended before they were confirmed: they were never made.
     #[inline(always)]
     fn forget_voided(&mut self, lock: LockIdx) {
+        let portion = self.portion;
         let Some(state) = self.parts.state_mut(lock).filter(|state| state.unconfirmed.any_voided()) else {
             return;
         };
-        for request in state.unconfirmed.take_voided() {
+        for request in state.unconfirmed.take_voided(portion) {
             self.records.forget_grant(&request);
+        }
+        self.is_unfinished |= state.unconfirmed.any_voided();
+    }
+
+    /// Notes who has lost its hold since the last step.
+    #[cold]
+    fn notice_losses(&mut self, lock: LockIdx) {
+        let Some(state) = self.parts.state_mut(lock) else { return };
+        let lost = state.held.take_lost(self.holders, self.now.wall);
+        self.parts.tell(lock, lost);
+    }
+
+    /// This owner's hold has ended without a call, or its lease is another one. If it holds nothing, nothing depends on that any more.
+    fn ended_or_set(&mut self, lock: LockIdx, owner: &Owner) {
+        if self.parts.tells_owners {
+            self.settle_held(lock, MayHaveEnded::Of(owner));
+        }
+        if self.holders.of(owner.as_bytes()).is_none() {
+            self.parts.void_ended(lock, MayHaveEnded::Of(owner), |_| true);
         }
     }
 
-    /// Notes who has lost its hold since the last step. Returns whether this one may end some without a call.
-    #[cold]
-    fn notice_losses(&mut self, lock: LockIdx) -> bool {
-        let Some(state) = self.parts.state_mut(lock) else { return false };
-        let lost = state.held.take_lost(self.holders, self.now.wall);
-        self.parts.tell(lock, lost);
-        self.parts.ends_without_call(lock)
+    /// Ends every hold. Returns how many owners lost theirs.
+    pub(super) fn end_all(&mut self) -> usize {
+        self.looks_at_all = true;
+        self.holders.clear()
     }
 
     /// Everybody who holds the lock is to be told what happens to it.
@@ -230,9 +293,10 @@ impl<'a> Step<'a> {
 
     #[inline(always)]
     fn put_away(&mut self, lock: LockIdx) -> InHand {
-        if self.parts.tells_owners {
+        if self.parts.tells_owners && (self.looks_at_all || self.is_call()) {
             self.settle_held(lock, self.who);
         }
+        self.note_crowd(lock);
         self.parts.end_lost(lock, &Decision::Lost);
         self.settle_fairness(lock);
         let watches_lease = self.watch_lease(lock);
@@ -241,7 +305,9 @@ impl<'a> Step<'a> {
         let (is_bound, forgets) = (self.parts.sessions.knows(lock), self.parts.forgets_holds);
         let handed_over = self.handed_over;
         let bundles = &self.parts.waiters.bundles;
-        let is_reserved = !bundles.is_empty() && self.holders.is_free() && bundles.is_reserved(lock);
+        let is_reserved = !bundles.is_empty()
+            && self.holders.is_free()
+            && bundles.is_reserved(lock, || self.parts.has_parts(lock));
         let is_free = self.holders.is_free();
         let foreseen = &mut self.foreseen;
         let unannounced = self.parts.state_mut(lock).is_some_and(|state| {
@@ -268,6 +334,24 @@ impl<'a> Step<'a> {
         InHand { lock: Some(lock), watches_lease, unannounced, is_reserved, foreseen: self.foreseen }
     }
 
+    /// True if a call of an owner does this step, and so ends no holds but that owner's.
+    fn is_call(&self) -> bool {
+        matches!(self.who, MayHaveEnded::Of(_))
+    }
+
+    /// Notes how many hold the lock, if more is remembered of them than a step looks through; and that there is more to do.
+    #[inline(always)]
+    fn note_crowd(&mut self, lock: LockIdx) {
+        let is_crowded = self.parts.remembered_of(lock) > self.parts.portion.0;
+        let holders = if is_crowded { counted(self.holders.len()) } else { 0 };
+        if let Some(state) = self.parts.state_mut(lock) {
+            state.held_by = holders;
+        }
+        if (self.is_unfinished || self.is_due_again) && !self.parts.demoted {
+            self.parts.table.set_ready(lock);
+        }
+    }
+
     /// The lock's handle; from now on something is remembered about it.
     fn known(&mut self) -> LockIdx {
         *self.lock.get_or_insert_with(|| self.parts.table.insert(self.name))
@@ -285,18 +369,30 @@ impl<'a> Step<'a> {
         self.lock.and_then(|lock| self.parts.name(lock)).unwrap_or_else(|| self.name.to_id())
     }
 
-    /// Revokes the grants that did not reach their clients.
+    /// Revokes grants that did not reach their clients: those of the caller, and of the others a portion.
     #[inline(always)]
     fn revoke(&mut self, lock: LockIdx) {
         if self.parts.state(lock).is_none_or(|state| state.unconfirmed.may_end() == 0) {
             return;
         }
-        while let Some(id) = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke()) {
+        if let MayHaveEnded::Of(owner) = self.who {
+            self.revoke_some(lock, Some(owner), usize::MAX);
+        }
+        self.revoke_some(lock, None, self.portion);
+        self.is_unfinished |= self.parts.state(lock).is_some_and(|state| state.unconfirmed.may_end() > 0);
+    }
+
+    /// Revokes so many of them, of this owner or of anybody, and sets as many leases of which it is known by now what was promised.
+    #[cold]
+    fn revoke_some(&mut self, lock: LockIdx, of: Option<&Owner>, at_most: usize) {
+        for _ in 0..at_most {
+            let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke(of));
+            let Some((id, owes)) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
             };
-            let Request { owner, wants, id: request, notify, .. } = wait.request();
+            let Request { owner, id: request, notify, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
                 // Its lease is over, which no step had found yet: there is nothing to give back.
                 if let Some(request) = request.as_ref().filter(|_| notify.is_some()) {
@@ -304,34 +400,87 @@ impl<'a> Step<'a> {
                 }
                 continue;
             }
-            self.holders.uncount(owner.as_bytes(), wants.mode);
+            if let Some(mode) = owes {
+                let _ = self.holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
+            }
             if let Some(state) = self.parts.state_mut(lock) {
                 state.unconfirmed.revoked(id, owner, self.holders);
             }
             if let Some(request) = request {
                 self.records.forget_grant(request);
             }
+            self.ended_or_set(lock, owner);
         }
-        let Some(state) = self.parts.state_mut(lock) else { return };
-        for (owner, end) in state.unconfirmed.settle(self.holders, self.now) {
+        for _ in 0..at_most {
+            let Some(state) = self.parts.state_mut(lock) else { return };
+            let Some((owner, end)) = state.unconfirmed.settle_next(of, self.holders, self.now) else {
+                return;
+            };
+            let Some(end) = end else { continue };
             if end >= self.now.wall {
                 self.parts.sessions.lease_end_was_set(lock, &owner, end, self.now);
             } else if self.parts.take_held(lock, &owner) {
-                self.parts.tell(lock, [(owner, Happened::Expired)]);
+                self.parts.tell(lock, [(owner.clone(), Happened::Expired)]);
             }
+            self.ended_or_set(lock, &owner);
         }
     }
 
-    /// Ends and renews the holds that depend on connections.
+    /// What is remembered of this request as granted, now that it is known whether that was revoked.
+    pub(super) fn granted(&mut self, id: &RequestId) -> Result<Option<Reply>, Refusal> {
+        if let Some(lock) = self.lock.filter(|_| self.is_unfinished) {
+            self.finish_request(lock, id)?;
+        }
+        self.records.granted(id)
+    }
+
+    #[cold]
+    fn finish_request(&mut self, lock: LockIdx, id: &RequestId) -> Result<(), Refusal> {
+        let wait = self.parts.waiters.of_request(lock, id).map(|(_, wait)| wait);
+        let revoking = wait.filter(|wait| wait.state() == WaitState::Revoking);
+        if let Some(owner) = revoking.map(|wait| wait.request().owner.clone()) {
+            self.revoke_some(lock, Some(&owner), usize::MAX);
+        }
+        if self.parts.state_mut(lock).is_some_and(|state| state.unconfirmed.take_voided_request(id)) {
+            self.records.forget_grant(id);
+        }
+        if let Some(reply) = self.records.granted(id)? {
+            let owner = reply.owner.map_or_else(|| Owner::new(id.asked()), |owner| *owner);
+            self.end_closed_of(lock, &owner);
+        }
+        Ok(())
+    }
+
+    /// Ends the hold of this owner, if its connection has closed.
+    fn end_closed_of(&mut self, lock: LockIdx, owner: &Owner) {
+        let (name, who) = (self.id(), (MayHaveEnded::Of(owner), 0));
+        let ended = self.parts.sessions.end_closed((lock, &name), who, self.holders, self.records, self.now);
+        self.closed(lock, &ended);
+    }
+
+    /// The holds of these owners have ended, as their connection has closed.
+    fn closed(&mut self, lock: LockIdx, ended: &[Owner]) {
+        self.parts.statistics.add(Counted::ReleasedOnDisconnect, ended.len());
+        ended.iter().for_each(|owner| self.ended_or_set(lock, owner));
+    }
+
+    /// Ends and renews holds that depend on connections.
     #[inline(always)]
     fn follow_connections(&mut self, lock: LockIdx) {
         if !self.parts.sessions.knows(lock) {
             return;
         }
         let name = self.id();
-        let (closed, set) =
-            self.parts.sessions.follow((lock, &name), self.who, self.holders, self.records, self.now);
-        self.parts.statistics.add(Counted::ReleasedOnDisconnect, closed);
+        if self.looks_at_all || self.is_call() {
+            let has_ended = |owner: &Owner| self.holders.of(owner.as_bytes()).is_none();
+            self.parts.sessions.unbind_ended(lock, &name, self.who, has_ended);
+        }
+        let who = (self.who, self.portion);
+        let (ended, set) =
+            self.parts.sessions.follow((lock, &name), who, self.holders, self.records, self.now);
+        self.closed(lock, &ended);
+        self.is_unfinished |= self.parts.sessions.closed_len(lock) > 0;
+        self.is_due_again |= self.parts.sessions.renews_on(lock);
         self.parts.statistics.add(Counted::RenewedByWatchdog, set.len());
         for (owner, lease, end) in set {
             self.note_held(&owner, held::Hold { end, ..held::Hold::default() });
@@ -339,31 +488,37 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Serves the queue.
+    /// Serves the queue: of many who can be served, a portion.
     fn serve(&mut self, lock: LockIdx) {
         // Who holds nothing any more, has nothing to be delivered, given back or renewed.
-        let holders = &*self.holders;
-        let who = self.who;
-        let may_have_ended = |owner: &Owner| match who {
-            MayHaveEnded::Of(caller) => *owner == *caller,
-            MayHaveEnded::Any => true,
-        };
-        self.parts
-            .void_ended(lock, who, |owner| may_have_ended(owner) && holders.of(owner.as_bytes()).is_none());
+        if self.looks_at_all || self.is_call() {
+            let holders = &*self.holders;
+            self.parts.void_ended(lock, self.who, |owner| holders.of(owner.as_bytes()).is_none());
+        }
         self.forget_voided(lock);
         self.send_behind_holders(lock);
-        if self.parts.waiters.bundles.is_stopped(lock) {
+        if self.parts.waiters.bundles.is_stopped(lock) || self.is_unfinished {
             return;
         }
         if self.holders.is_free() && self.is_left_free(lock) {
             return;
         }
+        let mut served = 0;
         while let Some(id) = self.next_in_line(lock) {
+            if served == self.portion {
+                self.is_due_again = true;
+                return;
+            }
+            served += 1;
             let Some(wait) = self.parts.waiters.get(id) else {
                 return defect!("a queue names an unknown wait");
             };
             if wait.is_over(self.now) {
                 self.parts.end_queued(id, Decision::TimedOut);
+                continue;
+            }
+            if self.parts.is_losing(wait) {
+                self.parts.end_lost_wait(id);
                 continue;
             }
             let request = wait.request().clone();
@@ -401,14 +556,15 @@ impl<'a> Step<'a> {
             return;
         }
         for hold in self.holders.iter().take(MOST_SEARCHED) {
-            let waits: Vec<WaiterId> = self.parts.waiters.of_owner(hold.owner.as_bytes()).collect();
-            waits.into_iter().for_each(|id| self.parts.waiters.bundles.is_to_be_searched(id));
+            self.parts.search_waits_of(&hold.owner);
         }
     }
 
     /// What an earlier hold of this owner depended on is no matter of the next one.
     fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
-        if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
+        if self.is_crowded {
+            self.ended_or_set(lock, owner);
+        } else if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
             let name = self.id();
             self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(owner), |_| true);
         }
@@ -421,7 +577,7 @@ impl<'a> Step<'a> {
         let next = self.parts.state(lock)?.queue.next(|id| {
             let Some(wait) = self.parts.waiters.get(id) else { return false };
             let Request { owner, wants, .. } = wait.request();
-            if wait.is_over(self.now) {
+            if wait.is_over(self.now) || self.parts.is_losing(wait) {
                 return true;
             }
             let is_next = self.admits(owner.as_bytes(), *wants) != Admission::Busy;
@@ -466,6 +622,9 @@ impl<'a> Step<'a> {
         if waits_more {
             // What else the owner waits for here is not in line behind others any more.
             self.parts.move_waits_ahead(lock, owner);
+            if self.parts.has_parts(lock) && !self.parts.waiters.get(id).is_some_and(Wait::is_part) {
+                self.parts.search_waits_of(owner);
+            }
         }
         if let Some(state) = self.parts.state_mut(lock) {
             let whole_lease = notify.is_some() && wants.mode == Mode::Exclusive && before.is_none();
@@ -481,7 +640,7 @@ impl<'a> Step<'a> {
                 (false, Some(_)) => Until::Confirmed,
                 (false, None) => Until::Delivered,
             };
-            state.unconfirmed.granted((id, owner, until), set, before, written);
+            state.unconfirmed.granted((id, owner, wants.mode, until), set, before, written);
         }
         reply
     }
@@ -495,7 +654,7 @@ impl<'a> Step<'a> {
             if !self.parts.waiters.get(id).is_some_and(|wait| holds(&wait.request().owner)) {
                 self.parts.move_wait(id, false);
                 // Those that it stands behind now may wait for its owner.
-                self.parts.waiters.bundles.is_to_be_searched(id);
+                self.parts.searches.insert(id);
             }
         }
     }
@@ -531,11 +690,15 @@ impl<'a> Step<'a> {
             && self.state().is_some_and(|state| state.fairness.yields(ready_until, self.now))
     }
 
-    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten.
+    /// Who excludes this request, if anybody does: the holders, or those who may hold the lock although that was forgotten. Those
+    /// hold it side by side with who is known to, so they do not exclude more of the same.
     #[inline(always)]
     fn admits(&self, owner: &[u8], wants: Wants) -> Admission {
+        let is_re_entry = |hold: &Hold| !wants.once && hold.allows_more(wants.mode);
         match self.parts.quarantined_until {
-            Some(until) if self.now.mono < until && self.holders.of(owner).is_none() => Admission::Busy,
+            Some(until) if self.now.mono < until && !self.holders.of(owner).is_some_and(is_re_entry) => {
+                Admission::Busy
+            }
             _ => self.holders.admits(owner, wants),
         }
     }
@@ -602,7 +765,7 @@ impl<'a> Step<'a> {
         let before = hold.map(|hold| (hold.expires_at, hold.token));
         let before_end = hold.map(|hold| hold.expires_at);
         // A first exclusive hold needs a token of its own: others got newer ones than the shared hold's.
-        let re_entry = hold.filter(|hold| request.wants.mode == Mode::Shared || hold.exclusive > 0);
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         let upgrade = hold.is_some() && re_entry.is_none();
         let token = if request.fence {
             match re_entry.and_then(|hold| hold.token) {
@@ -642,7 +805,7 @@ impl<'a> Step<'a> {
         }
         let reply = request.reply(holds, token);
         if let Some(id) = &request.id {
-            self.parts.sessions.has_begun(|| self.name.to_id(), id);
+            self.parts.sessions.has_begun(|| self.name.to_id(), (&request.owner, id), self.now);
             match &request.notify {
                 Some(notify) if to == To::Waiter => {
                     self.records.remember_unconfirmed(id, &reply, notify.grace_ms, self.now);
@@ -668,6 +831,9 @@ impl<'a> Step<'a> {
             }
             self.parts.sessions.lease_was_set(lock, &request.owner, lease, self.now);
             self.parts.move_waits_ahead(lock, &request.owner);
+            if self.parts.has_parts(lock) {
+                self.parts.search_waits_of(&request.owner);
+            }
             // It may have wanted something else before, for which it waits.
             self.supersede(lock, request);
         }
@@ -727,7 +893,7 @@ impl<'a> Step<'a> {
             Admission::Grant(_) => {}
         }
         let hold = self.holders.of(owner);
-        let re_entry = hold.filter(|hold| request.wants.mode == Mode::Shared || hold.exclusive > 0);
+        let re_entry = hold.filter(|hold| hold.allows_more(request.wants.mode));
         if request.fence && re_entry.and_then(|hold| hold.token).is_none() {
             if let Err(refusal) = self.records.has_next_token(self.holders.token()) {
                 return Verdict::Refused(refusal);
@@ -743,7 +909,7 @@ impl<'a> Step<'a> {
         let (lock, position, request) = (wait.lock(), wait.position(), wait.request().clone());
         let state = self.parts.state(lock)?;
         let is_left_free = self.holders.is_free() && state.fairness.yields(MonoUs::MAX, self.now);
-        if is_left_free || state.queue.is_barred(position) {
+        if self.is_unfinished || is_left_free || state.queue.is_barred(position) {
             return Some(Verdict::Busy { quarantined: false });
         }
         Some(self.may_grant(&request))
@@ -786,11 +952,11 @@ impl<'a> Step<'a> {
             if wait.request().confirmed_later {
                 self.parts.decisions.push_back((lead.unwrap_or(id), Decision::Superseded));
             }
-            self.revoke(wait.lock());
+            self.revoke_some(wait.lock(), Some(&wait.request().owner), usize::MAX);
         }
         let hold = self.holders.of(owner.as_bytes()).map(|hold| hold.expires_at);
         let (Some(mut end), Some(bind)) = (hold, request.bind) else { return };
-        if self.has_ended(id) {
+        if self.has_ended(owner, id) {
             return;
         }
         self.note_held(owner, held::Hold { end, since: None, client: request.client });
@@ -846,51 +1012,81 @@ impl<'a> Step<'a> {
         let granted = self.notified_grants(owner);
         let holds = self.holders.of(owner.as_bytes()).map_or(0, Hold::total);
         if i64::try_from(granted.len()).is_ok_and(|granted| granted == holds) {
-            granted.into_iter().for_each(|(id, _)| {
+            granted.into_iter().for_each(|id| {
                 self.confirm_wait(id, lease_ms);
             });
         }
     }
 
-    /// The grants of this owner that are to be confirmed by a call, each with its mode, in their order.
-    fn notified_grants(&self, owner: &Owner) -> Vec<(WaiterId, Mode)> {
+    /// The grants of this owner that are to be confirmed by a call, in their order.
+    fn notified_grants(&self, owner: &Owner) -> Vec<WaiterId> {
         let Some(state) = self.lock.and_then(|lock| self.parts.state(lock)) else { return Vec::new() };
-        let notified = |id| {
-            let request = self.parts.waiters.get(id)?.request();
-            request.notify.is_some().then_some((id, request.wants.mode))
-        };
-        state.unconfirmed.on_their_way_to(owner).filter_map(notified).collect()
+        let is_notified =
+            |id: &WaiterId| self.parts.waiters.get(*id).is_some_and(|wait| wait.request().notify.is_some());
+        state.unconfirmed.on_their_way_to(owner).filter(is_notified).collect()
     }
 
-    /// The grant that a release gives back although it was not confirmed: the one with the release's request id, or if the owner
-    /// holds nothing of that kind that it has confirmed, the first. What else it holds is not to end with a grace.
-    pub(super) fn unconfirmed_of(&self, release: &Release) -> Option<WaiterId> {
-        if !self.any_notified() {
+    /// Gives back a part of what the owner holds, for a call with this request id. Returns how many holds it has left, whose lease
+    /// ends then if that is given.
+    ///
+    /// A count does not tell whose hold is given back: see `Unconfirmed::whose_hold`. If it is that of a grant in flight whose client
+    /// is still to be told, that grant is lost. If the client may know of it already, the grant stays as it is but for its hold.
+    #[inline(always)]
+    pub(super) fn give_back(
+        &mut self,
+        owner: &Owner,
+        scope: ReleaseScope,
+        id: Option<&RequestId>,
+        lease_end: Option<WallMs>,
+    ) -> Result<i64, NotOwner> {
+        match self.whose_hold(owner, scope, id) {
+            Some(grant) if grant.is_kept_back => Ok(self.lose(owner, grant.id, lease_end)),
+            Some(grant) => {
+                self.keep_in_flight(owner, scope, grant);
+                self.holders.release(owner.as_bytes(), scope, lease_end)
+            }
+            None => self.holders.release(owner.as_bytes(), scope, lease_end),
+        }
+    }
+
+    /// The grant in flight whose hold is given back, if it is that of one.
+    #[inline(always)]
+    fn whose_hold(&self, owner: &Owner, scope: ReleaseScope, id: Option<&RequestId>) -> Option<GivenBack> {
+        let lock = self.lock?;
+        let unconfirmed = &self.parts.state(lock)?.unconfirmed;
+        // With its last hold all of an owner's grants are void.
+        if !unconfirmed.any_on_its_way() || scope == ReleaseScope::All {
             return None;
         }
-        let hold = self.holders.of(release.owner.as_bytes()).filter(|hold| hold.total() > 1)?;
-        let (mode, holds) = match release.scope {
-            ReleaseScope::All => return None,
-            ReleaseScope::One if hold.exclusive > 0 => (Mode::Exclusive, hold.exclusive),
-            ReleaseScope::OneOf(Mode::Exclusive) => (Mode::Exclusive, hold.exclusive),
-            ReleaseScope::One | ReleaseScope::OneOf(Mode::Shared) => (Mode::Shared, hold.shared),
-        };
-        let granted = self.notified_grants(&release.owner).into_iter();
-        let all: Vec<WaiterId> = granted.filter(|(_, of)| *of == mode).map(|(id, _)| id).collect();
-        let named = release.id.as_ref().and_then(|id| self.parts.waiters.of_request(self.lock?, id));
-        let named = named.map(|(id, _)| id).filter(|id| all.contains(id));
-        let none_is_confirmed = i64::try_from(all.len()).is_ok_and(|granted| granted >= holds);
-        named.or_else(|| all.first().copied().filter(|_| none_is_confirmed))
+        let hold = self.holders.of(owner.as_bytes()).filter(|hold| hold.total() > 1)?;
+        let mode = scope.mode_of(hold);
+        let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
+        let named = id.and_then(|id| self.parts.waiters.of_request(lock, id)).map(|(id, _)| id);
+        unconfirmed.whose_hold(owner, (mode, holds), named)
     }
 
-    /// Gives back a grant that was not confirmed. Returns how many holds the owner has left, whose lease ends then if that is given.
+    /// The hold of a grant is given back whose client may know of it. If nobody did, and the grant is revoked, then the call that has
+    /// given back an exclusive hold without saying so was for a shared one that is certain.
     #[cold]
-    pub(super) fn give_back(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
+    fn keep_in_flight(&mut self, owner: &Owner, scope: ReleaseScope, grant: GivenBack) {
+        let Some(hold) = self.holders.of(owner.as_bytes()) else { return };
+        let may_be_another = scope == ReleaseScope::One && hold.exclusive > 0 && !grant.is_named;
+        let shared = hold.shared;
+        let Some(state) = self.state_mut() else { return };
+        let instead = may_be_another && state.unconfirmed.is_certain(owner, Mode::Shared, shared);
+        state.unconfirmed.gave_back(grant.id, owner, instead.then_some(Mode::Shared));
+    }
+
+    /// The hold of a grant in flight is given back, and its client told so. Returns how many holds the owner has left, whose lease
+    /// ends then if that is given.
+    #[cold]
+    fn lose(&mut self, owner: &Owner, grant: WaiterId, lease_end: Option<WallMs>) -> i64 {
         let wait = self.parts.waiters.get(grant).map(|wait| (wait.lock(), wait.request().clone()));
         if let Some((lock, request)) = wait {
-            self.parts.decide(grant, lock, &request, Decision::Lost);
+            let lead = self.parts.waiters.lead_of(grant);
+            self.parts.decide(lead, lock, &request, Decision::Lost);
             self.parts.begin_to_revoke(grant);
-            self.revoke(lock);
+            self.revoke_some(lock, Some(owner), usize::MAX);
         }
         if let Some(end) = lease_end {
             let _ = self.holders.renew(owner.as_bytes(), end);
@@ -908,9 +1104,9 @@ impl<'a> Step<'a> {
         if let Some(state) = self.state_mut() {
             state.foreseen_unconfirmed = false;
         }
-        // The lease may be settled now.
-        self.revoke(wait.lock());
         let request = wait.request();
+        // The lease may be settled now.
+        self.revoke_some(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
             return defect!("a grant is confirmed of which no message tells", None);
         };
@@ -939,7 +1135,7 @@ impl<'a> Step<'a> {
         if let Some(lock) = self.lock {
             self.parts.was_set(lock, owner, Some((set, end)), None);
             self.parts.sessions.lease_was_set(lock, owner, lease, self.now);
-            self.revoke(lock);
+            self.revoke_some(lock, Some(owner), usize::MAX);
         }
         Some(lease)
     }
@@ -1040,8 +1236,9 @@ impl<'a> Step<'a> {
             WaitState::Granted
                 if wait.lead().is_some_and(|lead| self.parts.waiters.bundles.is_answered(lead)) =>
             {
+                let owner = wait.request().owner.clone();
                 self.parts.begin_to_revoke_alone(id);
-                self.revoke(lock);
+                self.revoke_some(lock, Some(&owner), usize::MAX);
                 Some(())
             }
             WaitState::Granted => {
@@ -1049,7 +1246,7 @@ impl<'a> Step<'a> {
                 let (lead, waits) = (self.parts.waiters.lead_of(id), wait.request().clone());
                 self.parts.decide(lead, lock, &waits, Decision::Cancelled);
                 self.parts.begin_to_revoke(id);
-                self.revoke(lock);
+                self.revoke_some(lock, Some(&waits.owner), usize::MAX);
                 Some(())
             }
             WaitState::Revoking => None,
@@ -1069,15 +1266,32 @@ impl<'a> Step<'a> {
         self.parts.statistics.held(self.now.mono.saturating_sub(since));
     }
 
-    /// True if the hold that this request got has ended since.
-    pub(super) fn has_ended(&self, id: &RequestId) -> bool {
-        self.parts.sessions.has_ended(|| self.name.to_id(), id, self.now)
+    /// True if the hold that this request got for its owner has ended since, as far as that is remembered.
+    pub(super) fn has_ended(&self, owner: &Owner, id: &RequestId) -> bool {
+        let sessions = &self.parts.sessions;
+        sessions.has_ended(|| self.name.to_id(), id, self.now)
+            || sessions.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
+    }
+
+    /// The hold that this request got with this reply may have ended with a connection: then it is as if the request had never been
+    /// made. Returns whether that is so. What was given back by its own id was made.
+    pub(super) fn forget_if_closed(&mut self, request: &Request, id: &RequestId, reply: &Reply) -> bool {
+        let owner = reply.owner.as_deref().unwrap_or(&request.owner);
+        let is_closed = self.parts.sessions.ended_with_connection(|| self.name.to_id(), owner, id, self.now)
+            && matches!(self.records.released(id), Ok(None));
+        if is_closed {
+            self.records.forget_grant(id);
+        }
+        is_closed
     }
 
     /// The hold that this request got was given back.
     pub(super) fn unbind_request(&mut self, owner: &Owner, id: &RequestId) {
         if let Some(lock) = self.lock {
             self.parts.sessions.unbind_request(lock, owner, id, self.now);
+            if self.is_crowded {
+                self.ended_or_set(lock, owner);
+            }
         }
     }
 

@@ -5,11 +5,11 @@
 use std::collections::BTreeSet;
 
 use super::clock;
-use super::parts::{LockState, Parts};
+use super::parts::{LockState, Parts, Portion};
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::waiters::{Wait, WaitState};
-use crate::core::{Decision, WaiterId};
+use crate::core::{Decision, Now, WaiterId};
 
 impl LockManager {
     /// Fails if an index is not what its owner says, if a wait is not where it belongs, or if anything is kept that is idle.
@@ -29,6 +29,7 @@ impl LockManager {
                     "{wait:?} stands in another's queue"
                 );
             }
+            state.unconfirmed.verify();
             let (on_their_way, revoking) = state.unconfirmed.ids();
             for (ids, of_state) in [(on_their_way, WaitState::Granted), (revoking, WaitState::Revoking)] {
                 for id in ids {
@@ -77,8 +78,10 @@ impl LockManager {
                 "a lock is fragile whose lease nobody waits for"
             );
         }
-        let free: Vec<_> = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock)).collect();
-        assert!(free.is_empty(), "nothing leads to another look at a lock that is waited for");
+        let stuck = parts.table.iter().filter(|(lock, ..)| self.is_stuck(*lock));
+        let stuck: Vec<_> =
+            stuck.map(|(_, id, state)| (id, state.queue.iter().collect::<Vec<_>>())).collect();
+        assert!(stuck.is_empty(), "nothing leads to another look at {stuck:?}");
     }
 
     /// True if somebody waits for the lock, and nothing plans to reconcile it: it is then held without a lease.
@@ -98,6 +101,19 @@ impl LockManager {
             && !parts.table.is_ready(lock)
             && state.lease_planned.is_none()
             && state.window_planned.is_none()
+    }
+
+    /// So much of what is due at one lock is done at once.
+    pub(crate) fn do_at_once(&mut self, portion: usize) {
+        self.parts.portion = Portion(portion);
+    }
+
+    /// The server has dealt with all connections that have closed.
+    pub(crate) fn close_all(&mut self, now: Now) {
+        while !self.parts.losing.is_empty() {
+            self.parts.lost = 0;
+            self.parts.end_losing(now);
+        }
     }
 
     /// What was decided since the last call, in the order of the decisions.

@@ -10,12 +10,16 @@ use smallvec::SmallVec;
 use super::LockManager;
 use crate::core::table::LockIdx;
 use crate::core::wait_queue::Position;
+use crate::core::waiters::Wait;
 use crate::core::waits::{Ahead, Waiting, Waits};
 use crate::core::{Holders, LockId, Now, Owner, ReleaseScope, Request, WaiterId};
 
 impl Waits for LockManager {
     fn waiting(&self, id: WaiterId, now: Now) -> Option<Waiting<'_>> {
         let wait = self.parts.waiters.queued(id).filter(|wait| !wait.is_over(now))?;
+        if self.parts.is_losing(wait) {
+            return None;
+        }
         let request = wait.request();
         Some(Waiting {
             lock: wait.lock(),
@@ -43,7 +47,7 @@ impl Waits for LockManager {
     }
 
     fn waits_at(&self, lock: LockIdx, owner: &Owner) -> impl Iterator<Item = WaiterId> {
-        self.parts.waiters.of_owner_at(lock, owner.as_bytes()).iter().map(|(_, id)| *id)
+        self.parts.waiters.of_owner_at(lock, owner.as_bytes())
     }
 
     fn ahead(
@@ -72,10 +76,8 @@ impl Waits for LockManager {
 
     fn anticipate(&self, lock: LockIdx, holders: &mut Holders) {
         let Some(state) = self.parts.state(lock) else { return };
-        for id in state.unconfirmed.revoking() {
-            if let Some(wait) = self.parts.waiters.get(id) {
-                holders.uncount(wait.request().owner.as_bytes(), wait.request().wants.mode);
-            }
+        for (owner, mode) in state.unconfirmed.revoking() {
+            let _ = holders.release(owner.as_bytes(), ReleaseScope::OneOf(mode), None);
         }
         for owner in self.parts.sessions.closed(lock) {
             let _ = holders.release(owner.as_bytes(), ReleaseScope::All, None);
@@ -88,6 +90,20 @@ impl Waits for LockManager {
 
     fn has_parts(&self, lock: LockIdx) -> bool {
         self.parts.state(lock).is_some_and(|state| state.queue.has_parts())
+    }
+
+    fn was_let_pass(&self, who: WaiterId, part: WaiterId) -> bool {
+        let lock = self.parts.waiters.queued(who).map(Wait::lock);
+        let state = lock.and_then(|lock| self.parts.state(lock));
+        state.is_some_and(|state| state.queue.was_let_pass(who, part))
+    }
+
+    fn has_passes(&self, lock: LockIdx) -> bool {
+        self.parts.state(lock).is_some_and(|state| state.queue.has_passes())
+    }
+
+    fn passers(&self, lock: LockIdx, part: WaiterId) -> impl Iterator<Item = WaiterId> {
+        self.parts.state(lock).into_iter().flat_map(move |state| state.queue.passers(part))
     }
 
     fn passed_by(&self, lock: LockIdx, who: WaiterId) -> Option<&HashSet<WaiterId>> {

@@ -3,8 +3,9 @@
 //! Calls for several locks, and calls for one beside them, against the rule as a plain list: whoever waits is granted all its
 //! locks as soon as for each of them the holders admit it, and nobody stands before it whom it conflicts with.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::real::Late;
 use super::*;
 use crate::core::holders::Admission;
 
@@ -70,6 +71,8 @@ struct Wait {
     deadline: Option<i64>,
     /// Whom it passes, and where.
     passes: BTreeSet<(usize, WaiterId)>,
+    /// Whom it was let pass, even if it stands behind that one again.
+    let_pass: BTreeSet<(usize, WaiterId)>,
 }
 
 /// A grant that was not delivered, at the locks whose holds have not ended since.
@@ -77,8 +80,8 @@ struct Wait {
 struct InFlight {
     id: WaiterId,
     owner: usize,
-    mode: Mode,
-    locks: BTreeSet<usize>,
+    /// Of which mode a hold is given back at each of them if it is revoked, if any.
+    locks: BTreeMap<usize, Option<Mode>>,
 }
 
 #[derive(Clone)]
@@ -117,11 +120,12 @@ impl Plain {
         }
         let conflicts = |other: &usize| {
             let first = &self.waits[*other];
+            let came_first = self.position(*other, lock) < self.position(at, lock);
             *other != at
                 && first.locks.contains(&lock)
-                && self.position(*other, lock) < self.position(at, lock)
                 && (first.mode == Mode::Exclusive || wait.mode == Mode::Exclusive)
                 && !wait.passes.contains(&(lock, first.id))
+                && (came_first || first.passes.contains(&(lock, wait.id)))
         };
         (0..self.waits.len()).filter(conflicts).collect()
     }
@@ -139,12 +143,36 @@ impl Plain {
         }
     }
 
+    /// The grants in flight that one of these holds belongs to.
+    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+        let owes = |grant: &InFlight| grant.owner == owner && grant.locks.get(&lock) == Some(&Some(mode));
+        (0..self.in_flight.len()).filter(|at| owes(&self.in_flight[*at])).collect()
+    }
+
+    fn release(&mut self, lock: usize, owner: usize, scope: ReleaseScope) -> Result<i64, NotOwner> {
+        let hold = self.holders[lock].of(OWNERS[owner]).cloned().ok_or(NotOwner)?;
+        let is_certain = |mode, held| held > i64::try_from(self.owing(lock, owner, mode).len()).unwrap();
+        if scope == ReleaseScope::One && hold.total() > 1 {
+            let (mode, held) = match hold.exclusive {
+                0 => (Mode::Shared, hold.shared),
+                exclusive => (Mode::Exclusive, exclusive),
+            };
+            if !is_certain(mode, held) {
+                // Had there been no such grant, another hold would have been given back.
+                let other = mode == Mode::Exclusive && is_certain(Mode::Shared, hold.shared);
+                let at = self.owing(lock, owner, mode)[0];
+                self.in_flight[at].locks.insert(lock, other.then_some(Mode::Shared));
+            }
+        }
+        self.holders[lock].release(OWNERS[owner], scope, None)
+    }
+
     /// Ends what has waited for too long, and grants what these decisions grant: whoever is to be had at once by two, both of whom
     /// come first at one lock, goes to either. Then nobody is left who could be granted all its locks.
     fn follow(&mut self, decisions: Vec<(WaiterId, Decision)>) -> Result<(), TestCaseError> {
         let holders = &self.holders;
         for grant in &mut self.in_flight {
-            grant.locks.retain(|lock| holders[*lock].of(OWNERS[grant.owner]).is_some());
+            grant.locks.retain(|lock, _| holders[*lock].of(OWNERS[grant.owner]).is_some());
         }
         let now = self.now;
         let over: BTreeSet<WaiterId> = self
@@ -161,7 +189,7 @@ impl Plain {
         let is_grant =
             |decision: &Decision| matches!(decision, Decision::Granted(_) | Decision::GrantedAll(_));
         let granted = decisions.iter().filter(|(_, decision)| is_grant(decision));
-        let granted: BTreeSet<WaiterId> = granted.map(|(id, _)| *id).collect();
+        let granted: Vec<WaiterId> = granted.map(|(id, _)| *id).collect();
         prop_assert_eq!(granted.len() + over.len(), decisions.len(), "{:?}", decisions);
         let Some(after) = self.after(&granted) else {
             prop_assert!(false, "{:?} are granted too early", granted);
@@ -173,8 +201,9 @@ impl Plain {
         Ok(())
     }
 
-    /// This, after these were granted all that they wait for, in an order in which each was to be granted. `None` if there is none.
-    fn after(&self, granted: &BTreeSet<WaiterId>) -> Option<Plain> {
+    /// This, after these were granted all that they wait for, in an order in which each was to be granted: if it can be, in theirs.
+    /// `None` if there is none.
+    fn after(&self, granted: &[WaiterId]) -> Option<Plain> {
         if granted.is_empty() {
             return Some(self.clone());
         }
@@ -183,8 +212,9 @@ impl Plain {
             let mut after = self.clone();
             let Wait { id, owner, locks, mode, .. } = after.waits.remove(at);
             after.grant(owner, &locks, mode);
-            after.in_flight.push(InFlight { id, owner, mode, locks });
-            let left = granted.iter().copied().filter(|other| *other != id).collect();
+            let locks = locks.into_iter().map(|lock| (lock, Some(mode))).collect();
+            after.in_flight.push(InFlight { id, owner, locks });
+            let left: Vec<WaiterId> = granted.iter().copied().filter(|other| *other != id).collect();
             after.after(&left)
         })
     }
@@ -207,11 +237,13 @@ impl Plain {
             };
             edges.extend((0..OWNERS.len()).filter(excluded).map(|owner| (owner, None)));
             for first in self.ahead(at, lock) {
-                if Some(self.position(first, lock)) > first_own {
+                let passes = self.waits[first].passes.contains(&(lock, wait.id));
+                if Some(self.position(first, lock)) > first_own && !passes {
                     continue;
                 }
                 let first = &self.waits[first];
-                let soft = (first.locks.len() > 1).then_some((lock, first.id));
+                let soft = Some((lock, first.id))
+                    .filter(|soft| first.locks.len() > 1 && !wait.let_pass.contains(soft));
                 edges.extend((first.owner != wait.owner).then_some((first.owner, soft)));
             }
         }
@@ -232,6 +264,31 @@ impl Plain {
         reached
     }
 
+    /// Lets a wait pass another one.
+    fn swap(&mut self, who: usize, lock: usize, passed: WaiterId) {
+        let (id, of) = (self.waits[who].id, self.index(passed));
+        self.waits[who].let_pass.insert((lock, passed));
+        let was_passed = of.is_some_and(|of| self.waits[of].passes.remove(&(lock, id)));
+        if !was_passed {
+            self.waits[who].passes.insert((lock, passed));
+        }
+    }
+
+    /// Lets pass and ends whom searches after a call have found. What they find is judged in `deadlocks.rs`.
+    fn follow_late(&mut self, real: &mut Real) {
+        for (passes, decided) in std::mem::take(&mut real.late_passes) {
+            for (who, passed, key) in passes {
+                let lock = LOCKS.iter().position(|lock| *lock == key).unwrap();
+                if let Some(who) = self.index(who) {
+                    self.swap(who, lock, passed);
+                }
+            }
+            real.decisions.extend(decided);
+        }
+        let ended = std::mem::take(&mut real.deadlocked);
+        self.waits.retain(|wait| !ended.contains(&wait.id));
+    }
+
     fn index(&self, id: WaiterId) -> Option<usize> {
         self.waits.iter().position(|wait| wait.id == id)
     }
@@ -239,6 +296,7 @@ impl Plain {
 
 fn play(history: &[Do]) -> Result<(), TestCaseError> {
     let mut real = Real::new(true);
+    real.late = Late::Ends;
     let free = LOCKS.iter().map(|_| Holders::Free).collect();
     let mut plain = Plain { now: real.now, holders: free, waits: Vec::new(), in_flight: Vec::new() };
     for step in history {
@@ -248,7 +306,7 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
             }
             Do::Release { lock, owner, all } => {
                 let scope = if *all { ReleaseScope::All } else { ReleaseScope::One };
-                let expected = plain.holders[*lock].release(OWNERS[*owner], scope, None);
+                let expected = plain.release(*lock, *owner, scope);
                 let op = Op::Release { lock: *lock, owner: *owner, scope, lease: None, id: None };
                 let seen = real.step(&op);
                 prop_assert_eq!(seen, Some(expected.map_or(Seen::NotOwner, Seen::Left)));
@@ -277,8 +335,11 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                     real.locks.delivered(grant.id, real.time());
                 } else {
                     real.locks.undelivered(grant.id);
-                    for lock in &grant.locks {
-                        plain.holders[*lock].uncount(OWNERS[grant.owner], grant.mode);
+                    for (lock, owes) in &grant.locks {
+                        let owner = OWNERS[grant.owner];
+                        if let Some(mode) = *owes {
+                            plain.holders[*lock].release(owner, ReleaseScope::OneOf(mode), None).unwrap();
+                        }
                     }
                 }
                 real.fire();
@@ -287,11 +348,13 @@ fn play(history: &[Do]) -> Result<(), TestCaseError> {
                 for _ in 0..*ms {
                     real.advance(1);
                     plain.now += 1;
+                    plain.follow_late(&mut real);
                     plain.follow(std::mem::take(&mut real.decisions))?;
                 }
             }
         }
         real.locks.verify();
+        plain.follow_late(&mut real);
         plain.follow(std::mem::take(&mut real.decisions))?;
         for (lock, key) in LOCKS.into_iter().enumerate() {
             let counts = |holders: &Holders| {
@@ -322,14 +385,21 @@ fn acquire(
         _ => {
             let locks: Vec<usize> = locks.iter().copied().collect();
             let seen = real.acquire_all(&locks, &call, block);
-            real.decisions.extend(real.locks.take_decisions());
-            real.fire();
+            real.settle();
             seen
         }
     };
     let id = if let Seen::Waits(id) = seen { id } else { WaiterId(u64::MAX) };
     let deadline = block.filter(|ms| *ms > 0).map(|ms| plain.now + i64::try_from(ms).unwrap());
-    let wait = Wait { id, owner, locks: locks.clone(), mode, deadline, passes: BTreeSet::new() };
+    let wait = Wait {
+        id,
+        owner,
+        locks: locks.clone(),
+        mode,
+        deadline,
+        passes: BTreeSet::new(),
+        let_pass: BTreeSet::new(),
+    };
     plain.waits.push(wait);
     let at = plain.waits.len() - 1;
     if plain.is_to_be_granted(at) {
@@ -364,9 +434,9 @@ fn acquire(
                 passed,
                 lock
             );
-            plain.waits[who].passes.insert((lock, passed));
+            plain.swap(who, lock, passed);
         }
-        if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect()) {
+        if let Some(after) = plain.after(&granted.iter().map(|(id, _)| *id).collect::<Vec<_>>()) {
             *plain = after;
         }
     }
@@ -378,7 +448,10 @@ fn acquire(
     prop_assert_eq!(hard, seen == Seen::Deadlock, "{:?} with waits {:?}", seen, &plain.waits);
     if hard {
         plain.waits.remove(at);
-        plain.waits.iter_mut().for_each(|wait| wait.passes.retain(|(_, passed)| *passed != id));
+        for wait in &mut plain.waits {
+            wait.passes.retain(|(_, passed)| *passed != id);
+            wait.let_pass.retain(|(_, passed)| *passed != id);
+        }
     } else {
         prop_assert!(!plain.reach(at, |_| true).contains(&owner), "a circle that nobody has broken");
     }

@@ -126,7 +126,33 @@ fn revocations() -> Vec<Op> {
     ops.extend([wait(0, exclusive(B, 2)), release(0, A), release(0, B)]);
     ops.push(Op::Release { lock: 0, owner: A, scope: ReleaseScope::All, lease: None, id: None });
     ops.push(Op::Release { lock: 0, owner: A, scope: ReleaseScope::One, lease: Some(2), id: None });
+    let shared_one = ReleaseScope::OneOf(Mode::Shared);
+    ops.push(Op::Release { lock: 0, owner: A, scope: shared_one, lease: None, id: None });
+    ops.push(Op::Answer { which: 0 });
     ops.push(Op::Expire { lock: 0, lease: 1 });
+    ops.extend(deliveries());
+    ops
+}
+
+/// Holds of some owners are known while those of others may be forgotten.
+fn quarantines() -> Vec<Op> {
+    let mut ops = vec![Op::Advance { ms: 1 }, Op::Quarantine { ms: 2 }, Op::Quarantine { ms: 0 }];
+    for owner in [A, B] {
+        ops.extend([wait(0, shared(owner, 3)), wait(0, exclusive(owner, 3)), release(0, owner)]);
+        ops.push(wait(0, Call { limit: 2, ..shared(owner, 3) }));
+        ops.push(wait(0, Call { limit: 2, once: true, ..shared(owner, 3) }));
+    }
+    let later = Call { confirmed_later: true, ..exclusive(A, 3) };
+    ops.push(Op::Acquire { lock: 0, call: later, block: None });
+    ops.push(Op::Acquire { lock: 0, call: exclusive(A, 3), block: None });
+    ops.push(wait(0, Call { id: Some(0), notify: Some((0, 2)), ..exclusive(B, 3) }));
+    ops.push(Op::Release {
+        lock: 0,
+        owner: A,
+        scope: ReleaseScope::OneOf(Mode::Shared),
+        lease: None,
+        id: None,
+    });
     ops.extend(deliveries());
     ops
 }
@@ -143,6 +169,9 @@ fn retries() -> Vec<Op> {
     }
     ops.extend([wait(0, named(A, 1)), wait(1, named(A, 0)), Op::Delete { lock: 0 }]);
     ops.push(Op::Acquire { lock: 0, call: Call { shared: true, ..named(B, 1) }, block: None });
+    ops.push(wait(0, shared(A, 3)));
+    let later = Call { confirmed_later: true, ..exclusive(A, 3) };
+    ops.extend([Op::Acquire { lock: 0, call: later, block: None }, Op::Answer { which: 0 }]);
     ops.extend(deliveries());
     ops
 }
@@ -181,6 +210,9 @@ fn connections() -> Vec<Op> {
     }
     ops.push(wait(0, Call { max: Some(4), ..bound(A, 1, (true, true)) }));
     ops.push(wait(0, Call { id: Some(0), ..bound(A, 0, (false, true)) }));
+    ops.push(wait(0, Call { id: Some(1), ..exclusive(A, 3) }));
+    ops.push(Op::CloseInTurn { connection: 0, lock: 0, owner: B, shared: false });
+    ops.push(Op::Acquire { lock: 0, call: Call { confirmed_later: true, ..exclusive(A, 3) }, block: None });
     ops.extend([
         wait(0, exclusive(A, 1)),
         wait(0, exclusive(C, 2)),
@@ -235,6 +267,7 @@ pub(super) fn everything() -> Vec<Op> {
         exclusive_locks(),
         readers(),
         revocations(),
+        quarantines(),
         retries(),
         messages(),
         connections(),
@@ -246,13 +279,14 @@ pub(super) fn everything() -> Vec<Op> {
 }
 
 /// All worlds, by their names.
-fn worlds() -> [(&'static str, Vec<Op>); 11] {
+fn worlds() -> [(&'static str, Vec<Op>); 12] {
     [
         ("two owners", two_owners()),
         ("one lock", one_lock()),
         ("exclusive locks", exclusive_locks()),
         ("readers", readers()),
         ("revocations", revocations()),
+        ("quarantines", quarantines()),
         ("retries", retries()),
         ("messages", messages()),
         ("connections", connections()),

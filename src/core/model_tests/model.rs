@@ -22,8 +22,10 @@ pub(super) struct ModelLock {
     pub(super) released: BTreeMap<(usize, u8), (i64, i64)>,
     /// Those that are granted and still to be confirmed.
     unconfirmed: BTreeSet<(usize, u8)>,
-    /// Which hold each of them got.
-    granted_hold: BTreeMap<(usize, u8), u64>,
+    /// Which hold each of them got, and whether it has made that depend on a connection.
+    granted_hold: BTreeMap<(usize, u8), (u64, bool)>,
+    /// The last hold of each owner that has ended with a connection.
+    last_closed: BTreeMap<usize, u64>,
     /// Replies to cancels, and until when they are remembered: whether there was anything to undo.
     cancelled: BTreeMap<(usize, u8), (bool, i64)>,
     bindings: BTreeMap<usize, ModelBinding>,
@@ -67,6 +69,20 @@ impl Call {
 }
 
 impl ModelHold {
+    fn count(&self, mode: Mode) -> i64 {
+        match mode {
+            Mode::Exclusive => self.exclusive,
+            Mode::Shared => self.shared,
+        }
+    }
+
+    fn count_mut(&mut self, mode: Mode) -> &mut i64 {
+        match mode {
+            Mode::Exclusive => &mut self.exclusive,
+            Mode::Shared => &mut self.shared,
+        }
+    }
+
     fn set_lease(&mut self, by: Option<WaiterId>, lease: Lease) {
         self.expires_at = match lease {
             Lease::To(end) if by.is_none() => end,
@@ -123,14 +139,10 @@ impl ModelHold {
     }
 
     /// The grant did not arrive, and is as if it had never been.
-    fn undelivered(&mut self, id: WaiterId, shared: bool) {
-        let (count, other) = if shared {
-            (&mut self.shared, &mut self.exclusive)
-        } else {
-            (&mut self.exclusive, &mut self.shared)
-        };
-        // The owner may have given that one back, not knowing of it, instead of one that it knew of.
-        *(if *count > 0 { count } else { other }) -= 1;
+    fn undelivered(&mut self, id: WaiterId, owes: Option<Mode>) {
+        if let Some(mode) = owes {
+            *self.count_mut(mode) -= 1;
+        }
         self.leases.retain(|(by, _)| *by != Some(id));
         let last = self.tokens.pop_if(|(by, ..)| *by == Some(id));
         self.tokens.retain(|(by, ..)| *by != Some(id));
@@ -198,9 +210,18 @@ pub(super) struct ModelGrant {
     pub(super) call: Call,
     number: u64,
     since: i64,
+    /// Of which mode a hold is given back if it is revoked. None if a release has given back its own.
+    owes: Option<Mode>,
+    /// It was acknowledged, and its client may know of it.
+    is_answered: bool,
 }
 
 impl ModelGrant {
+    /// Its client is not told before it is confirmed.
+    fn is_kept_back(&self) -> bool {
+        self.call.notify.is_some() || (self.call.confirmed_later && !self.is_answered)
+    }
+
     /// Until when it is to be confirmed, if its client is told by a message.
     fn grace_end(&self) -> Option<i64> {
         self.call.notify.map(|_| self.since + self.call.grace())
@@ -212,6 +233,8 @@ pub(super) struct Model {
     pub(super) locks: [ModelLock; LOCKS.len()],
     pub(super) now: i64,
     pub(super) paused: bool,
+    /// Until when locks may be forgotten, if ever.
+    quarantine: Option<i64>,
     holds_ever: u64,
     waiters_ever: u64,
     /// Grants that have not arrived.
@@ -246,6 +269,12 @@ impl ModelLock {
         let counts = call.limit > 0 && (call.once || self.of(call.owner).is_none());
         let too_many = counts && self.holds.len() >= usize::try_from(call.limit).unwrap();
         !too_many && !self.holds.iter().any(|hold| Self::excludes(hold, call))
+    }
+
+    /// The same while others may hold the lock of whom nothing is known: who is known to hold it may have more of the same kind.
+    fn admits_known(&self, call: &Call) -> bool {
+        let known = self.of(call.owner).is_some_and(|hold| call.shared || hold.exclusive > 0);
+        known && !call.once && self.admits(call)
     }
 
     /// It wants more of what its owner holds already.
@@ -292,6 +321,21 @@ impl Model {
         self.now * 1000
     }
 
+    /// Locks may be forgotten whose leases still run.
+    pub(super) fn is_quarantined(&self) -> bool {
+        self.quarantine.is_some_and(|until| self.now < until)
+    }
+
+    /// Nobody's hold is in the way, of those that are known and those that are not.
+    fn admits(&self, lock: usize, call: &Call) -> bool {
+        let lock = &self.locks[lock];
+        if self.is_quarantined() {
+            lock.admits_known(call)
+        } else {
+            lock.admits(call)
+        }
+    }
+
     /// Everything that is to happen at this moment, happens.
     pub(super) fn settle(&mut self) {
         let now = self.now;
@@ -333,7 +377,7 @@ impl Model {
         let locks = &self.locks;
         let lost = self.in_flight.extract_if(.., |grant| {
             let held = locks[grant.lock].holds.iter().any(|hold| hold.number == grant.number);
-            grant.call.confirmed_later && !held
+            grant.call.confirmed_later && !grant.is_answered && !held
         });
         self.decisions.extend(lost.map(|grant| (grant.id, Decision::Lost)));
         self.void_notified();
@@ -441,30 +485,64 @@ impl Model {
         since
     }
 
-    /// The grant that a release gives back although it was not confirmed.
-    fn unconfirmed_of(
-        &self,
-        lock: usize,
-        owner: usize,
-        scope: ReleaseScope,
-        id: Option<u8>,
-    ) -> Option<usize> {
-        let hold = self.locks[lock].of(owner).filter(|hold| hold.exclusive + hold.shared > 1)?;
-        let shared = match scope {
-            ReleaseScope::All => return None,
-            ReleaseScope::One => hold.exclusive == 0,
-            ReleaseScope::OneOf(mode) => mode == Mode::Shared,
+    /// Gives back a part of what an owner holds. Returns what is left; `None` if it holds nothing of that kind.
+    fn give_back(&mut self, lock: usize, owner: usize, scope: ReleaseScope, id: Option<u8>) -> Option<i64> {
+        let hold = self.locks[lock].of(owner)?;
+        let mode = match scope {
+            ReleaseScope::OneOf(mode) => mode,
+            _ if hold.exclusive > 0 => Mode::Exclusive,
+            _ => Mode::Shared,
         };
-        let is_its = |grant: &ModelGrant| {
-            grant.call.notify.is_some()
-                && grant.lock == lock
-                && grant.number == hold.number
-                && grant.call.shared == shared
-        };
-        let all: Vec<usize> = (0..self.in_flight.len()).filter(|at| is_its(&self.in_flight[*at])).collect();
+        if hold.count(mode) == 0 {
+            return None;
+        }
+        if scope == ReleaseScope::All || hold.exclusive + hold.shared == 1 {
+            let hold = self.locks[lock].of_mut(owner)?;
+            (hold.exclusive, hold.shared) = (0, 0);
+            return Some(0);
+        }
+        if let Some(at) = self.whose_hold(lock, owner, mode, id) {
+            if self.in_flight[at].is_kept_back() {
+                let (grant, call) = (self.in_flight[at].id, self.in_flight[at].call.clone());
+                self.decide(&call, grant, Decision::Lost);
+                self.not_arrived(at);
+                // What is left may have had a shorter lease, which is over.
+                self.expire(lock);
+                return Some(self.locks[lock].of(owner).map_or(0, |hold| hold.exclusive + hold.shared));
+            }
+            // Had there been no such grant, a release that does not say which hold would have given back another one.
+            let is_named = id.is_some() && self.in_flight[at].call.id == id;
+            let other = scope == ReleaseScope::One && mode == Mode::Exclusive && !is_named;
+            let other = other && self.certain(lock, owner, Mode::Shared) > 0;
+            self.in_flight[at].owes = other.then_some(Mode::Shared);
+        }
+        let hold = self.locks[lock].of_mut(owner)?;
+        *hold.count_mut(mode) -= 1;
+        Some(hold.exclusive + hold.shared)
+    }
+
+    /// The grants in flight that one of these holds belongs to.
+    fn owing(&self, lock: usize, owner: usize, mode: Mode) -> Vec<usize> {
+        let number = self.locks[lock].of(owner).map(|hold| hold.number);
+        let is_its =
+            |grant: &ModelGrant| (grant.lock, Some(grant.number), grant.owes) == (lock, number, Some(mode));
+        (0..self.in_flight.len()).filter(|at| is_its(&self.in_flight[*at])).collect()
+    }
+
+    /// How many holds of this mode are no grants in flight.
+    fn certain(&self, lock: usize, owner: usize, mode: Mode) -> i64 {
+        let held = self.locks[lock].of(owner).map_or(0, |hold| hold.count(mode));
+        held - i64::try_from(self.owing(lock, owner, mode).len()).unwrap()
+    }
+
+    /// The grant in flight whose hold is given back: the one that is named, or if none of the owner's holds is certain, the first
+    /// whose client may know of it, or the first.
+    fn whose_hold(&self, lock: usize, owner: usize, mode: Mode, id: Option<u8>) -> Option<usize> {
+        let all = self.owing(lock, owner, mode);
         let named = all.iter().find(|at| id.is_some() && self.in_flight[**at].call.id == id);
-        let certain = if shared { hold.shared } else { hold.exclusive } - i64::try_from(all.len()).unwrap();
-        named.or_else(|| all.first().filter(|_| certain <= 0)).copied()
+        let told = all.iter().find(|at| !self.in_flight[**at].is_kept_back());
+        let uncertain = told.or(all.first()).filter(|_| self.certain(lock, owner, mode) <= 0);
+        named.or(uncertain).copied()
     }
 
     fn confirm_record(&mut self, lock: usize, name: (usize, u8)) {
@@ -488,13 +566,14 @@ impl Model {
         let reply = self.grant(lock, &call, Some(id));
         let number = self.locks[lock].of(call.owner).unwrap().number;
         self.decide(&call, id, Decision::Granted(reply));
-        self.in_flight.push(ModelGrant { id, lock, call, number, since: self.now });
+        let owes = Some(call.wants().mode);
+        self.in_flight.push(ModelGrant { id, lock, call, number, since: self.now, owes, is_answered: false });
     }
 
-    fn whose_turn(&self, lock: usize) -> Option<WaiterId> {
-        let lock = &self.locks[lock];
+    fn whose_turn(&self, at: usize) -> Option<WaiterId> {
+        let lock = &self.locks[at];
         let line = lock.line();
-        let can = |waiter: &&&ModelWaiter| lock.admits(&waiter.call);
+        let can = |waiter: &&&ModelWaiter| self.admits(at, &waiter.call);
         let inside = line.iter().filter(|waiter| lock.wants_more(&waiter.call)).count();
         let candidates = if inside > 0 { &line[..inside] } else { &line[..line.len().min(1)] };
         candidates.iter().find(can).map(|waiter| waiter.id)
@@ -528,18 +607,26 @@ impl Model {
 
     /// Ends the holds whose connection has closed, if their lease has not done that before.
     fn end_closed(&mut self, at: usize) {
-        let now_us = self.now_us();
+        let now = self.now;
         let closed: Vec<_> =
             self.closed.extract_if(.., |(lock, _)| *lock == at).map(|(_, number)| number).collect();
         let lock = &mut self.locks[at];
         for hold in lock.holds.extract_if(.., |hold| closed.contains(&hold.number)) {
-            let Some(binding) = lock.bindings.get(&hold.owner) else { continue };
-            for (id, (_, ephemeral, .., until)) in &binding.requests {
-                // One that is not remembered any more may name a later call.
-                if *ephemeral && *until >= now_us {
-                    lock.granted.remove(&(hold.owner, *id));
-                }
-            }
+            let bound = lock.bindings.get(&hold.owner).map(|binding| &binding.requests);
+            let is_bound = |id: &u8| {
+                bound.is_some_and(|bound| bound.get(id).is_some_and(|(.., until)| *until >= now * 1000))
+            };
+            let given_back =
+                |name: &(usize, u8)| lock.released.get(name).is_some_and(|(_, until)| now <= *until);
+            let got = &lock.granted_hold;
+            // It is as if the calls that it comes from had never been made.
+            lock.granted.retain(|name, _| {
+                let is_its =
+                    name.0 == hold.owner && got.get(name).is_some_and(|(got, _)| *got == hold.number);
+                let bound = name.0 == hold.owner && is_bound(&name.1);
+                !bound && (!is_its || given_back(name))
+            });
+            lock.last_closed.insert(hold.owner, hold.number);
         }
         lock.tidy();
     }
@@ -617,7 +704,7 @@ impl Model {
             lock.granted.insert((call.owner, id), (reply.clone(), now + ttl));
             lock.unconfirmed.remove(&(call.owner, id));
             lock.unconfirmed.extend(is_unconfirmed.then_some((call.owner, id)));
-            lock.granted_hold.insert((call.owner, id), number);
+            lock.granted_hold.insert((call.owner, id), (number, call.bind.is_some()));
             lock.cancelled.remove(&(call.owner, id));
             lock.ended.remove(&(call.owner, id));
         }
@@ -663,6 +750,11 @@ impl Model {
     fn bind(&mut self, lock: usize, call: &Call, takes: Takes, since: i64) {
         let Some((connection, watchdog, ephemeral)) = call.bind else { return };
         let now_us = self.now_us();
+        if let Some((_, bound)) =
+            call.id.and_then(|id| self.locks[lock].granted_hold.get_mut(&(call.owner, id)))
+        {
+            *bound = true;
+        }
         let lease = self.lease_of(lock, call);
         let binding = self.locks[lock].bindings.entry(call.owner).or_default();
         let was_renewed = !binding.watchdogs.is_empty();
@@ -749,35 +841,8 @@ impl Model {
                         return Some(Seen::Left(*left));
                     }
                 }
-                if let Some(at) = self.unconfirmed_of(lock, owner, scope, id) {
-                    let grant = self.in_flight[at].id;
-                    self.news.push((grant, News::Lost));
-                    self.not_arrived(at);
-                    // What is left may have had a shorter lease, which is over.
-                    self.expire(lock);
-                    let hold = self.locks[lock].of_mut(owner);
-                    let left = hold.as_ref().map_or(0, |hold| hold.exclusive + hold.shared);
-                    if let Some((hold, lease)) = hold.zip(lease) {
-                        hold.set_lease(None, Lease::To(now + lease));
-                        self.lease_was_set(lock, &Call { owner, lease, ..Call::default() });
-                        self.note_end(lock, owner);
-                    }
-                    if let Some(id) = id {
-                        self.locks[lock].released.insert((owner, id), (left, now + TTL));
-                    }
-                    return Some(Seen::Left(left));
-                }
-                let Some(hold) = self.locks[lock].of_mut(owner) else { return Some(Seen::NotOwner) };
-                match scope {
-                    ReleaseScope::All => (hold.exclusive, hold.shared) = (0, 0),
-                    ReleaseScope::One if hold.exclusive > 0 => hold.exclusive -= 1,
-                    ReleaseScope::One => hold.shared -= 1,
-                    ReleaseScope::OneOf(Mode::Shared) if hold.shared > 0 => hold.shared -= 1,
-                    ReleaseScope::OneOf(Mode::Exclusive) if hold.exclusive > 0 => hold.exclusive -= 1,
-                    ReleaseScope::OneOf(_) => return Some(Seen::NotOwner),
-                }
-                let left = hold.exclusive + hold.shared;
-                if let Some(lease) = lease.filter(|_| left > 0) {
+                let Some(left) = self.give_back(lock, owner, scope, id) else { return Some(Seen::NotOwner) };
+                if let Some((hold, lease)) = self.locks[lock].of_mut(owner).zip(lease).filter(|_| left > 0) {
                     hold.set_lease(None, Lease::To(now + lease));
                     self.lease_was_set(lock, &Call { owner, lease, ..Call::default() });
                     self.note_end(lock, owner);
@@ -881,20 +946,35 @@ impl Model {
                 self.paused = paused;
                 None
             }
+            Op::Quarantine { ms } => {
+                self.quarantine = Some(now + ms);
+                None
+            }
             Op::Close { .. }
+            | Op::CloseInTurn { .. }
             | Op::Away { .. }
             | Op::Leave { .. }
+            | Op::Answer { .. }
             | Op::Deliver { .. }
             | Op::Advance { .. } => None,
         }
     }
 
     /// True if the request's hold has ended and its owner holds the lock anew. The keyspace does not tell the two holds
-    /// apart: whether a cancel gives the newer one back depends on what the server happens to remember.
+    /// apart: whether a cancel gives the newer one back depends on what the server happens to remember, if the request has bound
+    /// its hold. Of others nothing is remembered.
     pub(super) fn is_of_an_earlier_hold(&self, lock: usize, owner: usize, id: u8) -> bool {
         let lock = &self.locks[lock];
         let got = lock.granted_hold.get(&(owner, id));
-        lock.of(owner).is_some_and(|hold| got.is_some_and(|got| hold.number != *got))
+        lock.of(owner).is_some_and(|hold| got.is_some_and(|(got, bound)| *bound && hold.number != *got))
+    }
+
+    /// True if the request's hold has ended otherwise, and then a later one of the same owner with a connection. The keyspace does
+    /// not tell the two holds apart.
+    pub(super) fn is_of_an_earlier_hold_than_one_closed(&self, lock: usize, owner: usize, id: u8) -> bool {
+        let lock = &self.locks[lock];
+        let got = lock.granted_hold.get(&(owner, id)).filter(|_| lock.granted.contains_key(&(owner, id)));
+        lock.last_closed.get(&owner).is_some_and(|closed| got.is_some_and(|(got, _)| got < closed))
     }
 
     fn cancel(&mut self, lock: usize, owner: usize, id: u8) -> bool {
@@ -920,12 +1000,7 @@ impl Model {
             self.not_arrived(at);
             true
         } else if let Some((reply, _)) = granted.filter(|_| !ended) {
-            let hold = self.locks[lock].of_mut(owner);
-            let count = hold.map(|hold| match reply.mode {
-                Mode::Exclusive => &mut hold.exclusive,
-                Mode::Shared => &mut hold.shared,
-            });
-            let released = count.filter(|count| **count > 0).map(|count| *count -= 1).is_some();
+            let released = self.give_back(lock, owner, ReleaseScope::OneOf(reply.mode), None).is_some();
             if released {
                 self.unbind_request(lock, owner, id);
             }
@@ -1025,7 +1100,7 @@ impl Model {
         let same = |other: &ModelWaiter| {
             call.id.is_some() && (other.call.owner, other.call.id) == (call.owner, call.id)
         };
-        if comes_first && locked.admits(call) {
+        if comes_first && self.admits(lock, call) {
             if let Some(at) = locked.queue.iter().position(same) {
                 let before = self.locks[lock].queue.remove(at);
                 self.decide(&before.call, before.id, Decision::Superseded);
@@ -1041,7 +1116,10 @@ impl Model {
             self.bind(lock, call, Takes::Part, now);
             return Seen::Granted(reply);
         }
-        let Some(ms) = block else { return Seen::Busy };
+        let Some(ms) = block else {
+            let is_known_to_be_held = self.admits(lock, call) || !locked.admits(call);
+            return if is_known_to_be_held { Seen::Busy } else { Seen::Quarantined };
+        };
         let waited = !locked.queue.is_empty();
         self.waiters_ever += 1;
         let id = WaiterId(self.waiters_ever);
@@ -1213,6 +1291,14 @@ impl Model {
         self.settle();
     }
 
+    /// Replicas have acknowledged one of the grants. Returns which.
+    pub(super) fn answer(&mut self, which: usize) -> Option<WaiterId> {
+        let at = which.checked_rem(self.in_flight.len()).filter(|at| self.has_hold(*at))?;
+        let grant = &mut self.in_flight[at];
+        grant.is_answered |= grant.call.confirmed_later;
+        grant.call.confirmed_later.then_some(grant.id)
+    }
+
     pub(super) fn deliver(&mut self, which: usize, arrives: bool) {
         if arrives {
             self.arrived(which, true);
@@ -1230,9 +1316,9 @@ impl Model {
     }
 
     fn not_arrived(&mut self, which: usize) {
-        let ModelGrant { id, lock, call, number, .. } = self.in_flight.remove(which);
+        let ModelGrant { id, lock, call, number, owes, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
-            hold.undelivered(id, call.shared);
+            hold.undelivered(id, owes);
             self.note_end(lock, call.owner);
             self.never_granted(lock, &call);
         } else if call.notify.is_some() {
@@ -1243,7 +1329,7 @@ impl Model {
 
     /// `bind`: the connection is the one that waited.
     fn arrived(&mut self, which: usize, bind: bool) {
-        let ModelGrant { id, lock, call, number, since } = self.in_flight.remove(which);
+        let ModelGrant { id, lock, call, number, since, .. } = self.in_flight.remove(which);
         if let Some(hold) = self.locks[lock].of_mut(call.owner).filter(|hold| hold.number == number) {
             hold.delivered(id);
             self.lease_was_set(lock, &call);
@@ -1285,7 +1371,7 @@ impl Model {
         self.locks.iter_mut().for_each(|lock| lock.known.clear());
         // What is on its way is left as it is, and who waits still is told why.
         for grant in std::mem::take(&mut self.in_flight) {
-            if grant.call.confirmed_later || grant.call.notify.is_some() {
+            if grant.is_kept_back() {
                 self.decide(&grant.call, grant.id, Decision::Demoted);
             }
         }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::super::waits_for::{Edge, Step};
+use super::super::waits_for::{Edge, Step, PORTION};
 use super::*;
 
 /// What a key holds.
@@ -54,6 +54,10 @@ impl Records for Beside {
 
     fn cancelled(&mut self, id: &RequestId) -> Result<Option<bool>, Refusal> {
         Ok(self.cancelled.get(id).filter(|(_, until)| self.now <= *until).map(|(undone, _)| *undone))
+    }
+
+    fn request_ttl_ms(&self) -> i64 {
+        TTL
     }
 
     fn may_grow(&mut self) -> bool {
@@ -112,6 +116,8 @@ pub(in crate::core) struct Real {
     /// Whether the timer fires by itself after each step.
     pub(in crate::core) timer: bool,
     pub(in crate::core) decisions: Vec<(WaiterId, Decision)>,
+    /// Until when locks may be forgotten.
+    quarantine: Option<MonoUs>,
     /// The channels of all locks have subscribers.
     pub(in crate::core) listeners: bool,
     /// The locks of which it was published that they are free, one by one.
@@ -120,6 +126,27 @@ pub(in crate::core) struct Real {
     pub(in crate::core) notices: Vec<Notice>,
     /// Calls that were let pass another one at a lock, by what was found in one search, and what that decided.
     pub(in crate::core) passes: Vec<(Vec<Pass>, Decided)>,
+    /// The same of searches after a call.
+    pub(in crate::core) late_passes: Vec<(Vec<Pass>, Decided)>,
+    /// How waits are searched that come to wait for their own owners after they began.
+    pub(in crate::core) late: Late,
+    /// How much a search looks at in one go.
+    pub(in crate::core) portion: usize,
+    /// Only one portion is looked at after each step.
+    pub(in crate::core) lazy: bool,
+    /// Those that ended so.
+    pub(in crate::core) deadlocked: Vec<WaiterId>,
+}
+
+/// What is done about a wait that was found in a circle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum Late {
+    /// It is refused if it has just begun. No other wait is searched.
+    NotSearched,
+    /// It ends, whenever that was found.
+    Ends,
+    /// It stays.
+    Stays,
 }
 
 impl Real {
@@ -131,8 +158,8 @@ impl Real {
     }
 
     pub(in crate::core) fn new(timer: bool) -> Real {
-        let keys = LOCKS.map(|key| (key, Stored::Lock(Holders::Free))).into();
-        let beside = LOCKS.map(|key| (key, Beside::default())).into();
+        let keys = KEYS.map(|key| (key, Stored::Lock(Holders::Free))).into();
+        let beside = KEYS.map(|key| (key, Beside::default())).into();
         Real {
             locks: LockManager::default(),
             keys,
@@ -141,10 +168,16 @@ impl Real {
             paused: false,
             timer,
             decisions: Vec::new(),
+            quarantine: None,
             listeners: false,
             messages: Vec::new(),
             notices: Vec::new(),
             passes: Vec::new(),
+            late_passes: Vec::new(),
+            late: Late::NotSearched,
+            portion: PORTION,
+            lazy: false,
+            deadlocked: Vec::new(),
         }
     }
 
@@ -224,17 +257,33 @@ impl Real {
     pub(in crate::core) fn step(&mut self, op: &Op) -> Option<Seen> {
         let seen = self.apply(op).unwrap_or_else(Some);
         self.serve_bundles();
+        self.search_again();
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
         if let Op::Pause(false) = op {
             // The timer that was set again and again meanwhile.
             self.tick();
         }
-        self.locks.verify();
+        self.verify();
         if self.timer {
             self.fire();
         }
         seen
+    }
+
+    fn verify(&self) {
+        // Those who wait for each other do so for ever, until one of them is told.
+        if self.late != Late::Stays && !self.locks.has_searches() {
+            self.locks.verify();
+        }
+    }
+
+    /// Does what follows an input that is no step.
+    pub(in crate::core) fn settle(&mut self) {
+        self.serve_bundles();
+        self.search_again();
+        self.decisions.extend(self.locks.take_decisions());
+        self.fire();
     }
 
     /// What messages say, in the order of the waits that they are about.
@@ -243,6 +292,11 @@ impl Real {
         let mut news: Vec<_> = messages.map(|message| (message.id, message.news)).collect();
         news.sort_by_key(|(id, _)| *id);
         news
+    }
+
+    /// What the driver does before each acquire, and when the timer fires.
+    fn keep_quarantine(&mut self) {
+        self.locks.quarantine(self.quarantine, self.time());
     }
 
     fn take_notices(&mut self) {
@@ -259,8 +313,9 @@ impl Real {
     }
 
     pub(in crate::core) fn tick(&mut self) {
-        for lock in self.locks.tick(self.time(), !self.paused) {
-            let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+        self.keep_quarantine();
+        if let Some(lock) = self.locks.tick(self.time(), !self.paused) {
+            let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
             let served = self
                 .on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
             if served.is_err() {
@@ -268,25 +323,52 @@ impl Real {
             }
             self.serve_bundles();
         }
+        self.search_again();
         self.decisions.extend(self.locks.take_decisions());
         self.take_notices();
-        self.locks.verify();
+        self.verify();
+    }
+
+    /// Ends waits that have come to wait for their own owners: in portions, of which the rest is left if this is `lazy`.
+    pub(in crate::core) fn search_again(&mut self) {
+        while let Some(mut search) = self.locks.next_search(true, self.time()) {
+            if self.late == Late::NotSearched {
+                continue;
+            }
+            search.allow(self.portion);
+            let id = search.of_wait().unwrap();
+            let lead = self.locks.lead_of(id);
+            let in_call = std::mem::take(&mut self.passes);
+            let found = self.resolve(search);
+            self.late_passes.extend(std::mem::replace(&mut self.passes, in_call));
+            match found {
+                Ok(Some(_)) if self.late == Late::Ends => {
+                    self.locks.end_deadlocked(id);
+                    self.deadlocked.push(lead);
+                }
+                Ok(_) => {}
+                Err(search) => self.locks.put_off(*search),
+            }
+            if self.lazy {
+                break;
+            }
+        }
     }
 
     fn apply(&mut self, op: &Op) -> Result<Option<Seen>, Seen> {
         match *op {
-            Op::Acquire { lock, ref call, block } => self.acquire(LOCKS[lock], call, block).map(Some),
+            Op::Acquire { lock, ref call, block } => self.acquire(KEYS[lock], call, block).map(Some),
             Op::Release { lock, owner, scope, lease, id } => {
                 let id = id.map(|id| request_id(owner, id));
                 let release = Release { owner: Owner::new(OWNERS[owner]), scope, lease_ms: lease, id };
-                let left = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                let left = self.on(KEYS[lock], |locks, at, holders, beside, now| {
                     locks.release(at, holders, beside, &release, now)
                 })?;
                 Ok(Some(left.map_or(Seen::NotOwner, Seen::Left)))
             }
             Op::Cancel { lock, owner, id } => {
                 let id = request_id(owner, id);
-                let undone = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                let undone = self.on(KEYS[lock], |locks, at, holders, beside, now| {
                     locks.cancel(at, holders, beside, &id, now)
                 })?;
                 Ok(Some(Seen::Cancelled(undone.unwrap())))
@@ -294,13 +376,13 @@ impl Real {
             Op::Renew { lock, owner, lease, bind, max } => {
                 let (owner, bind) = (Owner::new(OWNERS[owner]), bind_of(bind, max));
                 let renewal = Renewal { owner, lease_ms: lease, bind, client: None };
-                let held = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                let held = self.on(KEYS[lock], |locks, at, holders, beside, now| {
                     locks.renew(at, holders, beside, &renewal, now)
                 })?;
                 Ok(Some(held.map_or(Seen::NotOwner, Seen::Renewed)))
             }
             Op::Break { lock } => {
-                let lost = self.on(LOCKS[lock], |locks, at, holders, beside, now| {
+                let lost = self.on(KEYS[lock], |locks, at, holders, beside, now| {
                     locks.break_lock(at, holders, beside, now)
                 })?;
                 Ok(Some(Seen::Broken(lost)))
@@ -315,6 +397,7 @@ impl Real {
     fn acquire(&mut self, key: &'static [u8], call: &Call, block: Option<u64>) -> Result<Seen, Seen> {
         let request = call.request();
         let now = self.time();
+        self.keep_quarantine();
         let deadline = block.filter(|ms| *ms > 0).map(|ms| now.mono + ms * 1000);
         let patience = match block {
             Some(_) => Patience::Waits { deadline, at_most: None, on_primary: true },
@@ -344,7 +427,7 @@ impl Real {
             Outcome::InFlight(id) => Ok(Seen::Waits(id)),
             Outcome::Queued(id) => {
                 self.serve_bundles();
-                if let Some(cycle) = self.deadlock_of(id) {
+                if let Some(cycle) = self.deadlock_of(id).filter(|_| self.late != Late::Stays) {
                     assert!(self.locks.may_be_in_cycle(id, &holders), "a cycle that is not searched for");
                     assert_eq!(cycle.last().unwrap().owner.as_bytes(), OWNERS[call.owner]);
                     self.locks.leave(id);
@@ -353,7 +436,7 @@ impl Real {
                 Ok(Seen::Waits(id))
             }
             Outcome::Busy => Ok(Seen::Busy),
-            Outcome::Quarantined => panic!("there is no quarantine"),
+            Outcome::Quarantined => Ok(Seen::Quarantined),
             Outcome::Refused(Refusal::Cancelled) => Ok(Seen::Unblocked),
             Outcome::Refused(refusal) => panic!("{refusal:?}"),
         }
@@ -361,34 +444,47 @@ impl Real {
 
     /// If a wait is in a circle of waits, that; but first those are let pass whom that helps.
     fn deadlock_of(&mut self, id: WaiterId) -> Option<Vec<Edge>> {
+        let mut search = Search::cycle(&self.locks, id, self.time())?;
+        search.allow(self.portion);
+        self.resolve(search).unwrap_or_else(|_| {
+            self.locks.search_later(id);
+            None
+        })
+    }
+
+    fn resolve(&mut self, mut search: Search) -> Result<Option<Vec<Edge>>, Box<Search>> {
         loop {
-            let search = Search::cycle(&self.locks, id, self.time())?;
-            match self.search(search).0 {
-                Step::Cycle(cycle, _) => return Some(cycle),
-                Step::Soft(soft) => {
-                    assert!(!soft.is_empty(), "nobody is let pass");
-                    self.decisions.extend(self.locks.take_decisions());
-                    let (mut locks, mut passes) = (BTreeSet::new(), Vec::new());
-                    for (who, part) in soft {
-                        let leads = (self.locks.lead_of(who), self.locks.lead_of(part));
-                        let lock = self.locks.let_pass(who, part).expect("a lock");
-                        let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
-                        passes.push((leads.0, leads.1, key));
-                        locks.insert(lock);
-                    }
-                    for lock in locks {
-                        self.reconcile(&lock);
-                        self.serve_bundles();
-                    }
-                    self.passes.push((passes, self.locks.take_decisions()));
-                }
-                Step::Read(_) | Step::Done => return None,
+            let (step, searched) = self.search(search);
+            let soft = match step {
+                Step::Cycle(cycle, _) => return Ok(Some(cycle)),
+                Step::Soft(soft) => soft,
+                Step::Later => return Err(Box::new(searched)),
+                Step::Read(_) | Step::Done => return Ok(None),
+            };
+            assert!(!soft.is_empty(), "nobody is let pass");
+            self.decisions.extend(self.locks.take_decisions());
+            let (mut locks, mut passes) = (BTreeSet::new(), Vec::new());
+            for (who, part) in &soft {
+                let leads = (self.locks.lead_of(*who), self.locks.lead_of(*part));
+                let lock = self.locks.let_pass(*who, *part).expect("a lock");
+                let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
+                passes.push((leads.0, leads.1, key));
+                locks.insert(lock);
+            }
+            for lock in locks {
+                self.reconcile(&lock);
+                self.serve_bundles();
+            }
+            self.passes.push((passes, self.locks.take_decisions()));
+            match searched.again(&self.locks, self.time()) {
+                Some(again) => search = again,
+                None => return Ok(None),
             }
         }
     }
 
     fn reconcile(&mut self, lock: &LockId) {
-        let key = LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+        let key = KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
         let served =
             self.on(key, |locks, at, holders, beside, now| ((), locks.reconcile(at, holders, beside, now)));
         if served.is_err() {
@@ -407,7 +503,7 @@ impl Real {
     }
 
     fn try_bundle(&mut self, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
-        let key_of = |lock: &LockId| LOCKS.into_iter().find(|key| **key == *lock.key).unwrap();
+        let key_of = |lock: &LockId| KEYS.into_iter().find(|key| **key == *lock.key).unwrap();
         for (lock, part) in parts {
             let found = self.on(key_of(lock), |locks, at, holders, beside, now| {
                 locks.try_part(at, holders, beside, *part, now)
@@ -444,7 +540,7 @@ impl Real {
         };
         let mut busy = None;
         for lock in locks {
-            let checked = self.on(LOCKS[*lock], |locks, at, holders, beside, now| {
+            let checked = self.on(KEYS[*lock], |locks, at, holders, beside, now| {
                 locks.check(at, holders, beside, &request, patience, now)
             });
             match checked.map(|checked| checked.verdict) {
@@ -460,7 +556,7 @@ impl Real {
             let mut last = None;
             for lock in locks {
                 last = self
-                    .on(LOCKS[*lock], |locks, at, holders, beside, now| {
+                    .on(KEYS[*lock], |locks, at, holders, beside, now| {
                         locks.take(at, holders, beside, &request, now)
                     })
                     .unwrap();
@@ -476,7 +572,7 @@ impl Real {
         let mut bundle = None;
         for lock in locks {
             let part = self
-                .on(LOCKS[*lock], |locks, at, holders, beside, now| {
+                .on(KEYS[*lock], |locks, at, holders, beside, now| {
                     locks.queue_part(at, holders, beside, (&request, deadline), &mut bundle, now)
                 })
                 .unwrap();
@@ -486,7 +582,7 @@ impl Real {
         }
         let lead = bundle.unwrap().lead;
         self.serve_bundles();
-        if self.deadlock_of(lead).is_some() {
+        if self.deadlock_of(lead).is_some() && self.late != Late::Stays {
             self.locks.leave(lead);
             return Seen::Deadlock;
         }
@@ -516,30 +612,34 @@ impl Real {
         let time = self.time();
         match *op {
             Op::Delete { lock } => {
-                self.store(LOCKS[lock], Holders::Free);
-                self.locks.key_changed(at(LOCKS[lock]), KeyChange::Gone(Happened::Deleted), time);
+                self.store(KEYS[lock], Holders::Free);
+                self.locks.key_changed(at(KEYS[lock]), KeyChange::Gone(Happened::Deleted), time);
             }
             Op::Expire { lock, lease } => {
-                self.expire(LOCKS[lock], lease);
-                self.locks.key_changed(at(LOCKS[lock]), KeyChange::Changed, time);
+                self.expire(KEYS[lock], lease);
+                self.locks.key_changed(at(KEYS[lock]), KeyChange::Changed, time);
             }
             Op::Overwrite { lock } => {
-                let key = LOCKS[lock];
+                let key = KEYS[lock];
                 let other = self.keys[key] != Stored::Other;
                 self.keys.insert(key, if other { Stored::Other } else { Stored::Lock(Holders::Free) });
                 // RENAME over it raises an event.
                 self.locks.key_changed(at(key), KeyChange::Gone(Happened::Deleted), time);
             }
             Op::External { lock, lease } => {
-                self.take(LOCKS[lock], lease);
+                self.take(KEYS[lock], lease);
             }
             Op::Flush => {
-                for key in LOCKS {
+                for key in KEYS {
                     self.store(key, Holders::Free);
                 }
                 self.locks.database_changed(None);
             }
             Op::Pause(paused) => self.paused = paused,
+            Op::Quarantine { ms } => {
+                self.quarantine = Some(time.mono + ms.unsigned_abs() * 1000);
+                self.keep_quarantine();
+            }
             _ => {}
         }
     }
@@ -576,7 +676,7 @@ impl Real {
         assert_eq!(self.locks.waiting_total(), 0, "somebody waits for a replica");
         assert!(self.locks.only_forgets(), "a replica has nothing to do");
         if let Some((lock, lease)) = meddle {
-            self.expire(LOCKS[lock], lease);
+            self.expire(KEYS[lock], lease);
         }
         self.locks.promote();
         self.fire();

@@ -3,9 +3,9 @@
 //! The grammar of a scenario's lines.
 //!
 //! ```text
-//! alice acquires k[, OPTION…] -> holds 1[, a new token] | busy | waits | deadlock | unblocked | wrong type
+//! alice acquires k[, OPTION…] -> holds 1[, a new token] | busy | quarantined | waits | deadlock | unblocked | wrong type
 //! alice waits for k[, OPTION…]                  the same with `BLOCK`, and the call has to wait
-//!     OPTION: shared | lease 20 ms | at most 50 ms | fenced | id 1 | watchdog | ephemeral
+//!     OPTION: shared | lease 20 ms | at most 50 ms | fenced | id 1 | watchdog | ephemeral | replicas
 //! alice releases k[, all][, shared][, lease 20 ms][, id 1] -> 0 left | not owner | wrong type
 //! alice renews k, lease 20 ms[, watchdog][, ephemeral] -> holds 1 | not owner | wrong type
 //! alice cancels k, id 1 -> undone | nothing undone
@@ -15,9 +15,9 @@
 //! external clients listen
 //! an external client takes k[, lease 20 ms] -> taken | not free
 //! clients are paused | the pause is over | the timer is late | the timer fires
-//! the server is a replica for a moment
+//! the server is a replica for a moment | locks may be forgotten for 20 ms
 //! alice is granted k, holds 1                   seen: what a waiter is answered
-//! alice's wait for k ends: timed out            seen, and likewise superseded, cancelled, demoted, wrong type
+//! alice's wait for k ends: timed out            seen, and likewise superseded, cancelled, demoted, lost, wrong type
 //! k is announced free                           seen, where external clients listen
 //! nothing happens
 //! queue of k: alice, bob | nobody
@@ -136,6 +136,9 @@ fn parse_named(text: &str) -> Option<Line> {
     if let Some(write) = text.strip_prefix("a foreign write ") {
         return parse_foreign_write(write).map(Line::Happens);
     }
+    if let Some(time) = text.strip_prefix("locks may be forgotten for ") {
+        return Some(Line::Happens(Op::Quarantine { ms: ms(time)? }));
+    }
     if let Some(lock) = text.strip_suffix(" is announced free") {
         return lock_of(lock).map(|_| Line::Seen(text.into()));
     }
@@ -230,6 +233,7 @@ fn acquire_options(client: Client, options: &[&str]) -> Option<(Call, Option<u64
             "fenced" => call.fence = true,
             "watchdog" => watchdog = true,
             "ephemeral" => ephemeral = true,
+            "replicas" => call.confirmed_later = true,
             _ if option.starts_with("watchdog at most ") => {
                 watchdog = true;
                 call.max = Some(ms(option.strip_prefix("watchdog at most ")?)?);

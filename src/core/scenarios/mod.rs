@@ -80,7 +80,7 @@ macro_rules! subjects {
     };
 }
 
-subjects!(queue, once, limit, watchdog, upgrade, downgrade, retry, revocation, fairness);
+subjects!(queue, once, limit, watchdog, upgrade, downgrade, retry, revocation, fairness, quarantine);
 
 /// What a scenario does not tell, tells wrongly or misspells is found.
 #[test]

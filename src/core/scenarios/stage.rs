@@ -128,6 +128,7 @@ impl Stage {
             (Some(Seen::Left(left)), ..) => format!("{left} left"),
             (Some(Seen::Broken(lost)), ..) => format!("{lost} lost"),
             (Some(Seen::Busy), ..) => "busy".into(),
+            (Some(Seen::Quarantined), ..) => "quarantined".into(),
             (Some(Seen::Deadlock), ..) => "deadlock".into(),
             (Some(Seen::NotOwner), ..) => "not owner".into(),
             (Some(Seen::WrongType), ..) => "wrong type".into(),

@@ -41,6 +41,7 @@ impl Look {
             locks,
             now: _,
             paused,
+            quarantine,
             holds_ever: _,
             waiters_ever: _,
             in_flight,
@@ -53,12 +54,15 @@ impl Look {
         assert!(decisions.is_empty() && news.is_empty() && notices.is_empty(), "in the middle of a step");
         locks.iter().for_each(|lock| self.lock(lock));
         self.add(*paused);
+        self.option(quarantine.filter(|until| *until > self.now), |look, until| look.add(until - look.now));
         self.list(in_flight, |look, grant| {
-            let ModelGrant { id, lock, call, number, since } = grant;
+            let ModelGrant { id, lock, call, number, since, owes, is_answered } = grant;
             look.wait(*id);
             look.index(*lock);
             look.call(call);
             look.hold_number(*number);
+            look.option(*owes, |look, mode| look.add(mode == Mode::Shared));
+            look.add(*is_answered);
             // Of others nothing is counted from then on.
             let counts = call.notify.is_some() || call.bind.is_some();
             look.option(Some(*since).filter(|_| counts), |look, since| look.add(since - look.now));
@@ -84,6 +88,7 @@ impl Look {
             released,
             unconfirmed,
             granted_hold,
+            last_closed,
             cancelled,
             bindings,
             ended,
@@ -113,9 +118,11 @@ impl Look {
             look.add(*left);
             look.add(*until - look.now);
         });
-        self.list(granted_hold, |look, (name, number)| {
+        self.list(granted_hold, |look, (name, (number, bound))| {
             look.name(*name);
             look.hold_number(*number);
+            look.add(*bound);
+            look.add(last_closed.get(&name.0).is_some_and(|closed| number < closed));
         });
         self.list(
             cancelled.iter().filter(|(_, (_, until))| now <= *until),

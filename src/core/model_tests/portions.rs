@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+
+//! Much becomes due at one lock, which is done in portions. Between two of them somebody calls: what is due of its own was done, and
+//! what is due of others, but was not done yet, gives nobody anything (1, 2, 5, 7).
+
+use super::side_by_side::MANY;
+use super::*;
+
+/// A server on which this has happened, and then that, before the timer fires again. So much of it is done at once.
+fn after(before: &[Op], due: &[Op], portion: usize) -> Real {
+    let mut real = Real::new(true);
+    for op in before {
+        happens(&mut real, op);
+        real.fire();
+    }
+    real.locks.do_at_once(portion);
+    real.timer = false;
+    due.iter().for_each(|op| happens(&mut real, op));
+    real
+}
+
+fn happens(real: &mut Real, op: &Op) {
+    match *op {
+        Op::Pause(_) => {}
+        Op::Away { meddle } => real.away(meddle),
+        Op::Advance { ms } if real.timer => real.advance(ms),
+        Op::Advance { ms } => real.now += ms,
+        Op::Close { connection } => {
+            real.locks.connection_closed(ConnectionId(connection), real.time());
+            // A call may come before its own connection has closed, which is nothing to compare.
+            real.locks.close_all(real.time());
+        }
+        Op::Leave { which } => {
+            let waiting: Vec<WaiterId> = LOCKS.iter().flat_map(|key| real.waiting(key)).collect();
+            if let Some(id) = waiting.get(which % waiting.len().max(1)) {
+                real.locks.leave(*id);
+            }
+        }
+        Op::Deliver { which, arrives } => {
+            let in_flight: Vec<WaiterId> = real.locks.on_their_way().into_iter().collect();
+            let Some(id) = in_flight.get(which % in_flight.len().max(1)) else { return };
+            if real.locks.connection_of(*id).is_some() {
+                real.locks.unheard(*id);
+            } else if arrives {
+                real.locks.delivered(*id, real.time());
+            } else {
+                real.locks.undelivered(*id);
+            }
+        }
+        _ => {
+            real.step(op);
+        }
+    }
+}
+
+/// What ends many holds at once.
+fn end_of_many() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0..3u64).prop_map(|connection| Op::Close { connection }),
+        3 => (0..8usize).prop_map(|which| Op::Deliver { which, arrives: false }),
+        1 => (1..4i64).prop_map(|ms| Op::Advance { ms }),
+    ]
+}
+
+/// Mostly readers of one lock, who are granted it by messages or depend on connections.
+fn readers() -> impl Strategy<Value = Op> {
+    let bind = prop_oneof![Just((true, false)), Just((false, true)), Just((true, true))];
+    let bind = prop::option::weighted(0.6, (0..3u64, bind));
+    let bind = bind.prop_map(|bind| bind.map(|(connection, (watch, ends))| (connection, watch, ends)));
+    let notify = prop::option::weighted(0.5, (0..3u64, 5..30i64));
+    let call = (0..OWNERS.len(), prop::bool::weighted(0.8), 10..60i64, 0..2u8, bind, notify);
+    let acquire = (0..2usize, call).prop_map(|(lock, (owner, shared, lease, id, bind, notify))| {
+        let call = Call { owner, shared, lease, id: Some(id), bind, notify, ..Call::default() };
+        Op::Acquire { lock, call, block: Some(0) }
+    });
+    prop_oneof![4 => acquire, 1 => op()]
+}
+
+/// Holders of a lock and their counts. A watchdog renews what is due soon whenever the timer fires, so leases may differ.
+fn counts(real: &Real, key: &[u8]) -> Vec<(Owner, i64, i64)> {
+    let holders = visible(real, key);
+    let holds = holders.iter().flat_map(Holders::iter);
+    holds.map(|hold| (hold.owner.clone(), hold.exclusive, hold.shared)).collect()
+}
+
+/// A call of one owner about what it has already.
+fn about_its_own() -> impl Strategy<Value = Op> {
+    let (lock, owner, id) = (0..2usize, 0..OWNERS.len(), 0..2u8);
+    let scope = prop_oneof![Just(ReleaseScope::One), Just(ReleaseScope::All)];
+    prop_oneof![
+        (lock.clone(), owner.clone(), scope)
+            .prop_map(|(lock, owner, scope)| { Op::Release { lock, owner, scope, lease: None, id: None } }),
+        (lock.clone(), owner.clone())
+            .prop_map(|(lock, owner)| { Op::Renew { lock, owner, lease: 50, bind: None, max: None } }),
+        (lock.clone(), owner.clone(), id.clone()).prop_map(|(lock, owner, id)| Op::Cancel {
+            lock,
+            owner,
+            id
+        }),
+        (lock, owner, id, any::<bool>()).prop_map(|(lock, owner, id, shared)| {
+            let call = Call { owner, shared, lease: 40, id: Some(id), ..Call::default() };
+            Op::Acquire { lock, call, block: None }
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(histories(20_000))]
+
+    /// A caller gets the same as if all had been done at once. But who wants a lock anew may have to wait a little longer.
+    #[test]
+    fn between_portions_callers_see_their_own_settled(
+        before in prop::collection::vec(readers(), 1..40),
+        due in prop::collection::vec(end_of_many(), 1..5),
+        call in about_its_own(),
+    ) {
+        let mut at_once = after(&before, &due, MANY);
+        let mut in_portions = after(&before, &due, 1);
+        let (expected, seen) = (at_once.step(&call), in_portions.step(&call));
+        let differs = match (&seen, &expected) {
+            (Some(Seen::Busy | Seen::Waits(_)), Some(Seen::Granted(_))) => true,
+            // Holds that are still to end exclude the owner, so a quarantine does not have to.
+            (Some(Seen::Busy), Some(Seen::Quarantined)) => true,
+            // Who was served first holds the lock alone until the next portion, and may have more of it.
+            (Some(Seen::Granted(reply)), Some(Seen::Busy)) => reply.mode == Mode::Exclusive && reply.holds > 1,
+            // More of the owner's own waits may still be to be served.
+            (Some(Seen::Granted(_)), Some(Seen::Granted(_))) => true,
+            _ => false,
+        };
+        prop_assert!(seen == expected || differs, "{:?} and not {:?}", seen, expected);
+        for real in [&mut at_once, &mut in_portions] {
+            real.timer = true;
+            // A lease that is over is seen a millisecond later, or when the timer fires for something else.
+            real.tick();
+            real.fire();
+        }
+        // An acquire may be carried out before a wait of the same owner that is still to be served.
+        let ends_alike = !matches!(call, Op::Acquire { .. });
+        for key in LOCKS.into_iter().filter(|_| ends_alike) {
+            prop_assert_eq!(counts(&in_portions, key), counts(&at_once, key));
+            prop_assert_eq!(in_portions.waiting(key), at_once.waiting(key));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+
+//! Waits that are still to be searched for whether they wait for their own owners: those that came to wait for somebody after they
+//! began, and those whose search was too long for the call that they began with.
+//!
+//! One at a time is searched, in portions, when the timer fires.
+
+use std::collections::VecDeque;
+
+use foldhash::HashSet;
+
+use super::waits_for::Search;
+use super::WaiterId;
+
+/// How long the server serves others between two portions, in milliseconds.
+const PAUSE_MS: u64 = 8;
+
+/// Those waits.
+#[derive(Default)]
+pub(super) struct Searches {
+    waits: VecDeque<WaiterId>,
+    /// The same, to find out whether one is in.
+    known: HashSet<WaiterId>,
+    /// The search that was interrupted, and how often waits had moved when it began.
+    put_off: Option<(Box<Search>, u64)>,
+    /// How often a wait has moved in its queue.
+    moves: u64,
+    /// A portion was looked at.
+    rests: bool,
+}
+
+/// What is to be searched next.
+pub(super) enum Next {
+    Begin(WaiterId),
+    GoOn(Box<Search>),
+}
+
+impl Searches {
+    /// This wait may have come to wait for its own owner.
+    pub(super) fn insert(&mut self, id: WaiterId) {
+        if self.known.insert(id) {
+            self.waits.push_back(id);
+        }
+    }
+
+    /// A wait stands at another place in its queue. An interrupted search may have passed the new one.
+    pub(super) fn has_moved(&mut self) {
+        self.moves += 1;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.put_off.is_none() && self.waits.is_empty()
+    }
+
+    /// In how many milliseconds to go on.
+    pub(super) fn pause_ms(&self) -> u64 {
+        if self.rests {
+            PAUSE_MS
+        } else {
+            0
+        }
+    }
+
+    /// A portion was looked at: others are served now.
+    pub(super) fn rest(&mut self) {
+        self.rests = true;
+    }
+
+    pub(super) fn next(&mut self) -> Option<Next> {
+        self.rests = false;
+        if let Some((search, moves)) = self.put_off.take() {
+            return match search.of_wait() {
+                Some(id) if moves != self.moves => Some(Next::Begin(id)),
+                _ => Some(Next::GoOn(search)),
+            };
+        }
+        let id = self.waits.pop_front()?;
+        self.known.remove(&id);
+        if self.waits.is_empty() {
+            // The memory of a crowd.
+            *self = Searches { moves: self.moves, ..Searches::default() };
+        }
+        Some(Next::Begin(id))
+    }
+
+    /// This search was interrupted.
+    pub(super) fn put_off(&mut self, search: Search) {
+        self.put_off = Some((Box::new(search), self.moves));
+    }
+}
