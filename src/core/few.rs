@@ -45,6 +45,18 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
+    /// Takes out the only entry, if that is the one that is wanted.
+    #[inline(always)]
+    pub(super) fn take_only(&mut self, wanted: impl FnOnce(&V) -> bool) -> Option<V> {
+        if !matches!(self, Few::One(_, value) if wanted(value)) {
+            return None;
+        }
+        match std::mem::take(self) {
+            Few::One(_, value) => Some(value),
+            Few::None | Few::Many(_) => None,
+        }
+    }
+
     /// Sets the value of a key.
     pub(super) fn insert(&mut self, key: K, value: V) {
         match self {

@@ -205,7 +205,19 @@ impl Sessions {
             self.by_connection.remove(&connection);
             free_spare(&mut self.by_connection);
         }
-        let hold = hold?;
+        self.close_hold(connection, hold?, now)
+    }
+
+    /// Takes this one of the holds that depended on a connection which was closed, if it is one of them.
+    pub(super) fn close_one(&mut self, connection: ConnectionId, hold: &BoundHold, now: Now) {
+        let Some(holds) = self.by_connection.get(&connection) else { return };
+        if holds.get(hold).is_some() {
+            unlink(&mut self.by_connection, connection, hold);
+            self.close_hold(connection, hold.clone(), now);
+        }
+    }
+
+    fn close_hold(&mut self, connection: ConnectionId, hold: BoundHold, now: Now) -> Option<(LockIdx, bool)> {
         let of_lock = self.of_locks.get_mut(&hold.0);
         let bound =
             of_lock.and_then(|of_lock| Some((of_lock.bindings.get_mut(&hold.1)?, &mut of_lock.closed)));

@@ -540,16 +540,31 @@ impl Unconfirmed {
         void
     }
 
+    #[inline(always)]
     fn take(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
+        // Mostly there is one grant, and nothing has to be compared with its owner.
+        match self.on_their_way.take_only(|grant| grant.id == id) {
+            Some(grant) => Some(self.uncount(grant)),
+            None => self.take_among_others(id, owner),
+        }
+    }
+
+    #[cold]
+    fn take_among_others(&mut self, id: WaiterId, owner: &Owner) -> Option<OnItsWay> {
         let place = of_owner(&self.on_their_way, owner).find(|(_, grant)| grant.id == id)?.0.clone();
         self.take_at(&place)
     }
 
     fn take_at(&mut self, place: &Place) -> Option<OnItsWay> {
         let grant = self.on_their_way.remove(place)?;
+        Some(self.uncount(grant))
+    }
+
+    /// A grant is on its way no longer.
+    fn uncount(&mut self, grant: OnItsWay) -> OnItsWay {
         self.waiting -= u32::from(grant.until != Until::Delivered);
         self.to_confirm -= u32::from(grant.until == Until::Confirmed);
-        Some(grant)
+        grant
     }
 
     /// What this owner's hold is, layer by layer, if any of it may be revoked. A first grant is kept apart only when something

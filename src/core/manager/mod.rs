@@ -497,9 +497,13 @@ impl LockManager {
 
     /// A connection was closed. True if there is something to do soon.
     pub(crate) fn connection_closed(&mut self, connection: ConnectionId, now: Now) -> bool {
-        self.parts.losing.insert(connection, Loses::Everything);
-        self.parts.end_losing(now);
-        self.parts.table.any_ready() || !self.parts.losing.is_empty()
+        let parts = &mut self.parts;
+        if parts.end_some_of(connection, now) {
+            parts.losing.insert(connection, Loses::Everything);
+        } else {
+            parts.losing.remove(&connection);
+        }
+        parts.table.any_ready() || !parts.losing.is_empty() || !parts.searches.is_empty()
     }
 
     /// Somebody else changed the key. True if anybody here cares, so that the caller must see to a
@@ -619,6 +623,7 @@ impl LockManager {
             parts.schedule_lease(lock, None);
             if let Some(state) = parts.state_mut(lock) {
                 state.unannounced = false;
+                state.unconfirmed.take_voided(usize::MAX);
                 state.forget_hold();
             }
             parts.drop_if_idle(lock);

@@ -346,6 +346,22 @@ impl Parts {
         }
     }
 
+    /// Ends a portion of what depends on a connection that closes: at once, as the next call must not count on it. Nearly always
+    /// that is all. True if something may be left.
+    pub(super) fn end_some_of(&mut self, connection: ConnectionId, now: Now) -> bool {
+        (0..4 * self.portion.0).all(|_| self.end_next_of(connection, Loses::Everything, now))
+    }
+
+    /// Ends the owner's hold on this lock if it depends on a connection that has closed, of which not all was ended yet.
+    #[cold]
+    pub(super) fn end_losing_of(&mut self, lock: LockIdx, owner: &Owner, now: Now) {
+        let closed = self.losing.iter().filter(|(_, loses)| **loses == Loses::Everything);
+        let closed: Vec<ConnectionId> = closed.map(|(connection, _)| *connection).collect();
+        for connection in closed {
+            self.sessions.close_one(connection, &(lock, owner.clone()), now);
+        }
+    }
+
     /// False if there is nothing left to end of this connection.
     fn end_next_of(&mut self, connection: ConnectionId, loses: Loses, now: Now) -> bool {
         let next = match loses {
@@ -647,6 +663,12 @@ impl Parts {
             let Some((wait, _)) = self.waiters.remove(id) else { continue };
             if wait.request().notify.is_some() {
                 self.void_notified(id, lock, &wait, forgets);
+            } else if wait.state() == WaitState::Revoking && forgets && !self.demoted {
+                // It was to be undone in any case.
+                let state = self.table.get_mut(lock);
+                if let Some((state, request)) = state.zip(wait.request().id.clone()) {
+                    state.unconfirmed.was_voided(request);
+                }
             }
             // Who waits still for all of them, has lost one.
             let waits =

@@ -160,6 +160,11 @@ impl<'a> Step<'a> {
     fn catch_up(&mut self, lock: LockIdx) {
         self.parts.table.unset_ready(lock);
         self.decide_what_to_look_at(lock);
+        if !self.parts.losing.is_empty() {
+            if let MayHaveEnded::Of(owner) = self.who {
+                self.parts.end_losing_of(lock, owner, self.now);
+            }
+        }
         self.forget_voided(lock);
         if self.parts.tells_owners {
             self.notice_losses(lock);
@@ -392,10 +397,10 @@ impl<'a> Step<'a> {
                 defect!("a grant is to be revoked that nobody got");
                 continue;
             };
-            let Request { owner, id: request, notify, .. } = wait.request();
+            let Request { owner, id: request, .. } = wait.request();
             if self.holders.of(owner.as_bytes()).is_none() {
                 // Its lease is over, which no step had found yet: there is nothing to give back.
-                if let Some(request) = request.as_ref().filter(|_| notify.is_some()) {
+                if let Some(request) = request {
                     self.records.forget_grant(request);
                 }
                 continue;
@@ -446,6 +451,7 @@ impl<'a> Step<'a> {
         }
         if let Some(reply) = self.records.granted(id)? {
             let owner = reply.owner.map_or_else(|| Owner::new(id.asked()), |owner| *owner);
+            self.revoke_some(lock, Some(&owner), usize::MAX);
             self.end_closed_of(lock, &owner);
         }
         Ok(())
@@ -564,7 +570,18 @@ impl<'a> Step<'a> {
     fn unbind_earlier(&mut self, lock: LockIdx, owner: &Owner) {
         if self.is_crowded {
             self.ended_or_set(lock, owner);
-        } else if self.parts.sessions.knows(lock) && self.holders.of(owner.as_bytes()).is_none() {
+            self.forget_voided(lock);
+            return;
+        }
+        if self.holders.of(owner.as_bytes()).is_some() {
+            return;
+        }
+        // Its lease may have ended without a step of its own. A grant of then that is revoked must not take the next hold.
+        if self.parts.state(lock).is_some_and(|state| !state.unconfirmed.is_empty()) {
+            self.parts.void_ended(lock, MayHaveEnded::Of(owner), |_| true);
+            self.forget_voided(lock);
+        }
+        if self.parts.sessions.knows(lock) {
             let name = self.id();
             self.parts.sessions.unbind_ended(lock, &name, MayHaveEnded::Of(owner), |_| true);
         }
