@@ -229,13 +229,15 @@ fn key_of(command: &Command) -> &str {
 }
 
 /// A repeated call gets the first one's reply. A nil and an error are not remembered, and neither is the reply of a hold
-/// that ended with its connection.
+/// that ended with a connection, whichever call of its owner had bound the hold to that.
 fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Call], report: &mut Report) {
-    let (is_ephemeral, by_message) = match &calls[0].command {
-        Command::Acquire(acquire) => (acquire.ephemeral, acquire.notify.is_some()),
+    let (may_end, by_message) = match &calls[0].command {
+        Command::Acquire(acquire) => {
+            (acquire.ephemeral || is_made_ephemeral(history, acquire, calls), acquire.notify.is_some())
+        }
         _ => (false, false),
     };
-    if is_ephemeral && calls.iter().any(|call| call.connection != calls[0].connection) {
+    if may_end && calls.iter().any(|call| call.connection != calls[0].connection) {
         return;
     }
     let told = |call: &&&Call| {
@@ -249,6 +251,21 @@ fn check_repetitions(history: &History<'_>, key: &str, words: &str, calls: &[&Ca
             report.add(Rule::Retry, key, format!("{words} was answered in two ways"), &[first, later]);
         }
     }
+}
+
+/// True if another call of the owner bound its hold of such a lock to a connection before the last of these calls was answered.
+fn is_made_ephemeral(history: &History<'_>, acquire: &Acquire, calls: &[&Call]) -> bool {
+    let made = calls.iter().filter_map(|call| reply(call)?.get("owner")?.as_str());
+    let owners: Vec<&str> = std::iter::once(acquire.owner.as_str()).chain(made).collect();
+    let last = calls.iter().map(|call| call.answered.unwrap_or(Micros::MAX)).max();
+    history.calls.iter().filter(|call| Some(call.sent) <= last).any(|call| {
+        let (ephemeral, owner, keys) = match &call.command {
+            Command::Renew(renew) => (renew.ephemeral, &renew.owner, &renew.keys),
+            Command::Acquire(other) => (other.ephemeral, &other.owner, &other.keys),
+            _ => return false,
+        };
+        ephemeral && owners.contains(&owner.as_str()) && keys.iter().any(|key| acquire.keys.contains(key))
+    })
 }
 
 fn check_cancelled(

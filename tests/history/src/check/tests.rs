@@ -421,6 +421,13 @@ fn retries() {
         "1 0..1 ACQUIRE k a EPHEMERAL ID x = 1\nclose 1 2\n2 5..6 CHECK k OWNER a = !NOTOWNER
          2 9..10 ACQUIRE k a EPHEMERAL ID x = 1\n2 11..12 RELEASE k a = 0",
     );
+    // A renewal has bound the hold to the connection.
+    let renewed = "1 0..1 ACQUIRE k a FENCE ID x = 1/5\n1 2..3 RENEW k a PX 5000 EPHEMERAL = 1\nclose 1 4";
+    accepts(&format!("{renewed}\n2 9..10 ACQUIRE k a FENCE ID x = 1/6"));
+    refuses(
+        Rule::Retry,
+        "1 0..1 ACQUIRE k a FENCE PX 5 ID x = 1/5\nclose 1 2\n2 29..30 ACQUIRE k a FENCE PX 5 ID x = 1/6",
+    );
     // So late that the first call may be forgotten.
     accepts("1 0..1 ACQUIRE k a PX 50 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 1");
     accepts("1 0..1 ACQUIRE k a PX 99999 ID x = 1\n1 90000..90001 ACQUIRE k a PX 50 ID x = 2");
