@@ -165,14 +165,13 @@ guard-record: ## Records the present counts for `make guard`
 # Only the servers are counted, so the program that drives them is built as the tests are: nothing is built twice.
 guard = cargo bench --profile dev --workspace --bench guard
 
-lint: ## Format, clippy, documentation, the width of its lines, licenses, no circles among files; warnings are errors
-	@long=$$(LC_ALL=C.UTF-8 grep -nP '^.{131}' README.md CHANGELOG.md docs/*.md docs/*/*.md clients/*/*.md || [ $$? = 1 ])
-	[ -z "$$long" ] || { printf '%s\n' "Lines with more than 130 characters:" "$$long" >&2; exit 1; }
-	unlicensed=$$(git ls-files -co --exclude-standard '*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua' 2>/dev/null |
+lint: ## Format, clippy, documentation, English, licenses, no circles among files; warnings are errors
+	@unlicensed=$$(git ls-files -co --exclude-standard '*.rs' '*.py' '*.sh' '*.java' '*.go' '*.mjs' '*.ts' '*.c' '*.lua' 2>/dev/null |
 		while read -r file; do head -n 2 "$$file" | grep -q 'SPDX-License-Identifier: MIT' || echo "$$file"; done)
 	[ -z "$$unlicensed" ] || { printf '%s\n' "Files without 'SPDX-License-Identifier: MIT':" "$$unlicensed" >&2; exit 1; }
 	$(call install,rust cc libclang python)
 	python3 tests/cycles.py
+	python3 tests/english.py
 	python3 tests/mutants/run.py --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
