@@ -120,8 +120,6 @@ pub(super) struct Parts {
     pub(super) portion: Portion,
     /// Connections whose waits and holds are still to be ended.
     pub(super) losing: BTreeMap<ConnectionId, Loses>,
-    /// How many of these were ended since the last tick.
-    pub(super) lost: usize,
     /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
     pub(super) quarantined_until: Option<MonoUs>,
     /// This server is not the primary.
@@ -334,12 +332,11 @@ impl Parts {
 
     /// Ends some of the waits, and what else depends on connections that have closed; the rest with the next tick.
     pub(super) fn end_losing(&mut self, now: Now) {
-        while self.lost < 4 * self.portion.0 {
+        for _ in 0..4 * self.portion.0 {
             let Some((connection, loses)) = self.losing.first_key_value().map(|(at, loses)| (*at, *loses))
             else {
                 return;
             };
-            self.lost += 1;
             if !self.end_next_of(connection, loses, now) {
                 self.losing.remove(&connection);
             }
