@@ -41,7 +41,7 @@ class Events:
         # Messages may come at any time, so the listener has no time-out.
         self._pubsub = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None).pubsub()
         self._pubsub.subscribe(EVENTS)
-        # The server delivers no events from before the subscription. So the caller acquires after the confirmation of it.
+        # The server delivers no earlier events. So the subscription is confirmed before the caller acquires the lock.
         self._pubsub.get_message(timeout=5)
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -93,8 +93,8 @@ class Acquire:
                 "LOCK.ACQUIRE", self._key, self._owner, "PX", self._lease_ms, "BLOCK", self._wait_ms,
                 "FENCE", "ID", self._request,
             )  # fmt: skip
-            # The lease runs from the grant, which came after the call was sent. After a long wait, that is too little to
-            # know. So a renewal, which does not wait, sets the lease again.
+            # The lease runs from the grant, at an unknown time during the call. After a long wait, it may be nearly over. So
+            # a renewal, which does not wait, starts the lease again.
             if reply is not None and time.monotonic() - sent > self._lease_ms / 3000:
                 sent = time.monotonic()
                 self._waiting.execute_command("LOCK.RENEW", self._key, self._owner, "PX", self._lease_ms)

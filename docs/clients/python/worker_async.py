@@ -96,8 +96,8 @@ async def acquire(clients, key, owner, lease_ms, wait_ms):
         reply = await waiting.execute_command(
             "LOCK.ACQUIRE", key, owner, "PX", lease_ms, "BLOCK", wait_ms, "FENCE", "ID", request
         )
-        # The lease runs from the grant, which came after the call was sent. After a long wait, that is too little to know.
-        # So a renewal, which does not wait, sets the lease again.
+        # The lease runs from the grant, at an unknown time during the call. After a long wait, it may be nearly over. So a
+        # renewal, which does not wait, starts the lease again.
         if reply is not None and now() - sent > lease_ms / 3000:
             sent = now()
             await waiting.execute_command("LOCK.RENEW", key, owner, "PX", lease_ms)
