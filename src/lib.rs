@@ -40,8 +40,10 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
+use server::events::{selected_database, server_events, turn_end};
+use server::registration::{info, load, unloading};
 use server::version::{self, Version};
-use server::{load, Ctx};
+use server::Ctx;
 
 /// The module's memory is the server's, so that `INFO memory` and `maxmemory` see it.
 #[cfg(not(test))]
@@ -82,10 +84,10 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
     config::register(ctx, args)?;
-    if !server::info::register::<driver::info::Section>(ctx)
-        || !server::events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::settings_changed)
+    if !info::register::<driver::info::Section>(ctx)
+        || !server_events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::settings_changed)
         || !driver::start(ctx)
-        || !server::selected_database::watch_copies(ctx)
+        || !selected_database::watch_copies(ctx)
     {
         return Err("the server refuses a subscription".to_owned());
     }
@@ -117,7 +119,7 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     load::log_panics();
     defect::log_to(load::log_defect);
     load::set_options(ctx, server);
-    server::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
+    server::clients::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
     register(ctx, args)?;
     for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
@@ -162,10 +164,10 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let unloads = |ctx: Ctx<'_>| {
-        let in_use = server::unloading::is_in_use(ctx);
-        let may_unload = !in_use || config::allow_unload() && !server::unloading::is_named_by_acl(ctx);
+        let in_use = unloading::is_in_use(ctx);
+        let may_unload = !in_use || config::allow_unload() && !unloading::is_named_by_acl(ctx);
         // The server is about to call us: in the next turn of its event loop it will have done so.
-        let unloads = may_unload && !server::turn::is_pending(ctx);
+        let unloads = may_unload && !turn_end::is_pending(ctx);
         if unloads {
             driver::stop(ctx);
         } else {

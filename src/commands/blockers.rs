@@ -9,8 +9,8 @@ use crate::core::waits_for::Edge;
 use crate::core::{Owner, Waits};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Blockers;

@@ -7,9 +7,9 @@ use super::options::KEY;
 use crate::core::LockRef;
 use crate::driver;
 use crate::error::{shown, shown_up_to, Error};
-use crate::server::arguments::Arguments;
-use crate::server::caller::Caller;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::clients::caller::Caller;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 /// How many bytes of a key its line in the log has.

@@ -6,8 +6,8 @@ use super::args::Cursor;
 use super::options::{KEY, OWNER};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::{Argument, Arguments, Kind};
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::{Argument, Arguments, Kind};
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Cancel;

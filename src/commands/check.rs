@@ -6,8 +6,8 @@ use super::args::Cursor;
 use super::claim::{Claim, CLAIM};
 use super::options::KEY;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Check;

@@ -7,7 +7,7 @@ use super::options::OWNER;
 use crate::core::Token;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::{Argument, Kind};
+use crate::server::registration::arguments::{Argument, Kind};
 use crate::server::{Ctx, Str};
 
 /// What a caller claims.

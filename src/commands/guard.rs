@@ -8,10 +8,11 @@ use super::options::KEY;
 use crate::driver;
 use crate::error::{Error, NotGuarded};
 use crate::keyspace;
-use crate::server::arguments::{Argument, Arguments, Kind};
-use crate::server::caller::Caller;
-use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::{later, on_behalf, Ctx};
+use crate::server::clients::caller::Caller;
+use crate::server::clients::{deferred, guarded_command};
+use crate::server::registration::arguments::{Argument, Arguments, Kind};
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
 
 pub(crate) struct Guard;
 
@@ -46,7 +47,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     let mut args = Cursor::new("lock.guard", words);
     let key = args.key()?;
     let claim = Claim::parse(&mut args, ctx, &key)?;
-    let command = on_behalf::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
+    let command = guarded_command::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
     let proof = claim.prove(ctx, &key).inspect_err(|_| driver::info::count_guard(ctx, false))?;
     if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
         // It would end the tokens of others, which is more than to read.
@@ -54,7 +55,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     }
     if command.is_for_later(ctx) && !is_later {
         // What is true now is looked at again then.
-        let is_planned = later::carry_out(ctx, words, |ctx, words| guard(ctx, words, true));
+        let is_planned = deferred::carry_out(ctx, words, |ctx, words| guard(ctx, words, true));
         return if is_planned { Ok(()) } else { Err(Error::NotGuarded(NotGuarded::Script)) };
     }
     if is_later {

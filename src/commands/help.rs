@@ -6,8 +6,8 @@ use std::ffi::CString;
 
 use super::COMMANDS;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
 /// How long a line gets at most, unless one word is longer.

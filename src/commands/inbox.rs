@@ -9,7 +9,8 @@ use crate::config;
 use crate::core::{ConnectionId, Notify};
 use crate::driver;
 use crate::error::Error;
-use crate::server::{caller, Ctx};
+use crate::server::clients::caller;
+use crate::server::Ctx;
 
 /// What the rest of the call says.
 pub(super) struct Rest<'a> {

@@ -9,9 +9,10 @@ use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owne
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::{long_reply, Ctx};
+use crate::server::clients::long_reply;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
 
 pub(crate) struct Info;
 

@@ -10,9 +10,10 @@ use crate::core::{Contended, Holders, Mode};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
-use crate::server::{long_reply, Ctx, Str};
+use crate::server::clients::long_reply;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::{Ctx, Str};
 
 pub(crate) struct List;
 

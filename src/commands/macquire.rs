@@ -15,8 +15,8 @@ use crate::core::{
 };
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Macquire;

@@ -50,7 +50,7 @@ use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Patience, R
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
-use crate::server::load::{self, Command, Spec};
+use crate::server::registration::load::{self, Command, Spec};
 use crate::server::{Ctx, Str};
 
 /// Lists the commands, in the order in which they are told of.

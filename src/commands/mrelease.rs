@@ -7,8 +7,8 @@ use super::options::{options, All, Id, KEYS, NUMKEYS, OWNER};
 use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrelease;

@@ -10,8 +10,10 @@ use crate::config::{self, MAX_MS};
 use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope, Wants};
 use crate::driver::{self, Acknowledgement};
 use crate::error::Error;
-use crate::server::arguments::{text, Argument, Kind};
-use crate::server::{caller, replication, Ctx};
+use crate::server::clients::caller;
+use crate::server::registration::arguments::{text, Argument, Kind};
+use crate::server::replication::replicas;
+use crate::server::Ctx;
 
 /// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
 const WITHIN_MS: u32 = 1000;
@@ -38,7 +40,7 @@ macro_rules! options {
         }
 
         impl<'a> $name<'a> {
-            const ARGUMENTS: &'static [$crate::server::arguments::Argument] =
+            const ARGUMENTS: &'static [$crate::server::registration::arguments::Argument] =
                 &[$(<$kind as $crate::commands::options::Opt<'a>>::ARGUMENT),*];
 
             /// Reads all arguments that are left.
@@ -400,7 +402,7 @@ impl Replicas {
         if flags.denies_blocking() {
             return Err(args.problem("REPLICAS is not possible in MULTI, a script or a function,".to_owned()));
         }
-        if !replication::can_ask(ctx) {
+        if !replicas::can_ask(ctx) {
             return Err(
                 args.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
             );
@@ -409,7 +411,7 @@ impl Replicas {
             // One that accepts writes: what is granted there is nobody's promise.
             return Err(Error::Refused(Refusal::Replica));
         }
-        let online = replication::online(ctx);
+        let online = replicas::online(ctx);
         let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
         if online < of {
             driver::with(ctx, |driver| driver.stats.replicas_missed += 1);

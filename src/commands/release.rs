@@ -7,8 +7,8 @@ use super::options::{options, Id, LeaseOfRest, Scope, KEY, OWNER};
 use crate::core::{NotReleased, Owner, Release as Call};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Release;

@@ -10,9 +10,9 @@ use crate::core::LockRef;
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::{Argument, Arguments, Kind};
-use crate::server::load::{Args, Command, Spec};
-use crate::server::{ask, Ctx, Str};
+use crate::server::registration::arguments::{Argument, Arguments, Kind};
+use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::{calls, Ctx, Str};
 
 const CURSOR: Argument =
     Argument::new(c"cursor", Kind::Text, c"is 0 to begin with, then what the call before has replied");
@@ -44,7 +44,7 @@ impl Command for Scan {
         let mut given = Options::default();
         given.read(&mut args)?;
         let pattern = Str::new(given.pattern.get().unwrap_or(b"*"));
-        let (next, keys) = ask::scan(ctx, &cursor, &pattern, given.looks.get()).map_err(Error::Other)?;
+        let (next, keys) = calls::scan(ctx, &cursor, &pattern, given.looks.get()).map_err(Error::Other)?;
         let (db, now) = (ctx.db(), ctx.now());
         let locks: Vec<_> = keys
             .into_iter()

@@ -7,8 +7,8 @@ use super::options::{options, Most};
 use super::{count, milliseconds};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, Spec};
 use crate::server::Ctx;
 
 options! {

@@ -8,9 +8,10 @@ use super::options::{options, Count, KEY};
 use crate::core::{LockRef, WaiterId};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::{long_reply, Ctx};
+use crate::server::clients::long_reply;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
 
 pub(crate) struct Waiters;
 

@@ -5,12 +5,13 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 
-use super::state::with;
 use crate::core::{Counted, Times};
-use crate::keyspace::kept;
-use crate::server::ctx::now;
-use crate::server::info::{self, Info, InfoSection};
-use crate::server::{later, long_reply, Ctx, InCallback, ServerCell};
+use crate::driver::state::with;
+use crate::keyspace::reader_cache;
+use crate::server::callback::ctx::now;
+use crate::server::clients::{deferred, long_reply};
+use crate::server::registration::info::{self, Info, InfoSection};
+use crate::server::{Ctx, InCallback, ServerCell};
 
 /// `INFO lock`: every field is described in `docs/operations.md`.
 pub(crate) struct Section;
@@ -65,9 +66,9 @@ impl InfoSection for Section {
                 info.number(table, size);
             }
         });
-        info.number(c"table_readers", kept::readers(proof));
+        info.number(c"table_readers", reader_cache::readers(proof));
         info.number(c"table_long_replies", long_reply::pending(proof));
-        info.number(c"table_scripts", later::pending(proof));
+        info.number(c"table_scripts", deferred::pending(proof));
         info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
         info.number(c"eviction", usize::from(evicts()));
     }

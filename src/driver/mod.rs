@@ -8,69 +8,65 @@
 //! 1. A command, the timer, or a look at a lock that has changed changes the core, writes the lock ([`commit()`]), and calls
 //!    [`dispatch`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
 //!    what comes next.
-//! 2. In the same turn of the event loop the server lets [`clients`] answer the client, if it is still
+//! 2. In the same turn of the event loop the server lets [`clients::blocking`] answer the client, if it is still
 //!    there, and tells us in any case that it is done.
 //! 3. A client that is gone by then does not keep its grant, and neither does one that has hung up without the
 //!    server having read so (the socket is asked). One that the server has decided to close may still look
 //!    alive in step 2 and be freed right after, without getting the answer: so a grant is final only when the
-//!    turn is over and its client was not freed so ([`delivery`]).
+//!    turn is over and its client was not freed so ([`clients::deliveries`]).
 //!
 //! Nothing is written from where the server tells us that a key was changed ([`subscriptions`]), as the replicas
 //! would get our write before the change that led to it: the lock is marked as ready, and reconciled in a timer that
 //! fires at once.
 
-mod acknowledgements;
-mod alarm;
-mod blocked;
 mod clients;
-mod commit;
-mod deadlock;
-mod delivery;
-mod inboxes;
+mod events;
 pub(crate) mod info;
-mod looks;
-mod news;
-mod on_timer;
-mod owners;
+mod locks;
+mod messages;
 mod quarantine;
-mod reconcile;
 mod replicas;
 mod state;
-mod subscriptions;
-mod turn_ends;
-mod waiting_clients;
+mod timer;
 
-pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
-pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_grants};
-pub(crate) use commit::commit;
-pub(crate) use deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle};
-pub(crate) use news::{await_message, inbox};
-pub(crate) use reconcile::{grant_all, serve_bundles, take_back};
+pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
+pub(crate) use locks::commit::commit;
+pub(crate) use locks::deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle};
+pub(crate) use locks::reconcile::{grant_all, serve_bundles, take_back};
+pub(crate) use messages::inbox_publisher::{await_message, inbox};
+pub(crate) use replicas::acknowledgements::{Acknowledgement, Standing, Whose};
 pub(crate) use state::{dispatch, queue_unseen, with, Remembered};
 
 use crate::config;
 use crate::core::{KeyChange, LockRef};
-use crate::keyspace::kept;
-use crate::server::{events, replication, string, turn, unloading, Ctx};
-use subscriptions::KeyEvents;
+use crate::keyspace::reader_cache;
+use crate::server::events::{server_events, turn_end};
+use crate::server::keys::string;
+use crate::server::registration::unloading;
+use crate::server::replication::replicas as server_replicas;
+use crate::server::Ctx;
+use events::subscriptions::{self, KeyEvents};
+use messages::{inbox_publisher, owner_events};
+use replicas::completion;
+use timer::on_timer;
 
 /// Starts to listen to what external clients have to be told of, whether a lock was used here or not. False if the
 /// server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
         driver.alarm.calls(on_timer::on_timer);
-        driver.acknowledgements.calls(replicas::turn_ends);
-        driver.inboxes.calls(news::turn_ends);
+        driver.acknowledgements.calls(completion::turn_ends);
+        driver.inboxes.calls(inbox_publisher::turn_ends);
     });
-    owners::follow_setting(ctx);
+    owner_events::follow_setting(ctx);
     quarantine::start(ctx);
     let in_time = config::quarantine().is_none() || {
         subscriptions::listen_to_role(ctx);
-        events::listen_to_loading(ctx, quarantine::loaded)
+        server_events::listen_to_loading(ctx, quarantine::loaded)
     };
     // The first tick says that the module has been loaded: see `unloading`.
-    events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
-    unloading::watch(ctx) && events::listen_to_databases::<KeyEvents>(ctx) && in_time
+    server_events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
+    unloading::watch(ctx) && server_events::listen_to_databases::<KeyEvents>(ctx) && in_time
 }
 
 /// `CONFIG SET` has set what matters to operators.
@@ -79,7 +75,7 @@ pub(crate) fn settings_changed(ctx: Ctx<'_>, (): ()) {
     if config::quarantine().is_some() {
         subscriptions::listen_to_role(ctx);
     }
-    owners::follow_setting(ctx);
+    owner_events::follow_setting(ctx);
     // Who waits for the end of a quarantine may have to wait no more.
     with(ctx, |driver| {
         driver.keep_quarantine(ctx.now());
@@ -90,10 +86,10 @@ pub(crate) fn settings_changed(ctx: Ctx<'_>, (): ()) {
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_all(ctx);
-    kept::forget_all(ctx);
-    turn::stop(ctx);
+    reader_cache::forget_all(ctx);
+    turn_end::stop(ctx);
     string::forget_lasting(ctx);
-    replication::forget(ctx);
+    server_replicas::forget(ctx);
     subscriptions::forget(ctx);
 }
 

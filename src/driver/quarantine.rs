@@ -6,10 +6,11 @@
 //! primary that had granted more than it has heard of. Where every write was on the disk before it was answered, nothing is
 //! forgotten: an AOF that is synced always.
 
-use super::state::with;
 use crate::config;
 use crate::core::MonoUs;
-use crate::server::{ask, info, Ctx};
+use crate::driver::state::with;
+use crate::server::registration::info;
+use crate::server::{calls, Ctx};
 
 /// The module is loaded: whatever the server has, it has had since its own start.
 pub(super) fn start(ctx: Ctx<'_>) {
@@ -26,7 +27,7 @@ pub(super) fn start(ctx: Ctx<'_>) {
 
 /// The server has read its data.
 pub(super) fn loaded(ctx: Ctx<'_>, from_aof: bool) {
-    let is = |name, value: &[u8]| ask::setting(ctx, name).is_some_and(|set| set == value);
+    let is = |name, value: &[u8]| calls::setting(ctx, name).is_some_and(|set| set == value);
     let had_all = from_aof && is(c"appendfsync", b"always") && is(c"no-appendfsync-on-rewrite", b"no");
     if had_all {
         with(ctx, |driver| driver.memory_lost = None);

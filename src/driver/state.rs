@@ -5,20 +5,22 @@
 use std::cell::RefCell;
 use std::ffi::CStr;
 
-use super::acknowledgements::{Acknowledgements, Written};
-use super::alarm::Alarm;
-use super::blocked::{BlockedClients, Ended};
-use super::delivery::Deliveries;
-use super::inboxes::Inboxes;
-use super::looks::Looks;
-use super::waiting_clients::WaitingClients;
 use crate::config;
 use crate::core::{
     ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, RequestId,
     Unseen, WaiterId,
 };
+use crate::driver::clients::blocked_clients::{BlockedClients, Ended};
+use crate::driver::clients::deliveries::Deliveries;
+use crate::driver::clients::known_clients::WaitingClients;
+use crate::driver::messages::inboxes::Inboxes;
+use crate::driver::replicas::acknowledgements::{Acknowledgements, Written};
+use crate::driver::timer::alarm::Alarm;
+use crate::driver::timer::recheck_schedule::Looks;
 use crate::keyspace::{granted, Memory};
-use crate::server::{event_loop, events, key, Ctx, InCallback, Obstacle, ServerCell, Str};
+use crate::server::events::{event_loop, server_events};
+use crate::server::keys::key;
+use crate::server::{Ctx, InCallback, Obstacle, ServerCell, Str};
 use crate::stats::Stats;
 
 /// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
@@ -193,7 +195,7 @@ impl Driver {
     /// Listens to the end of connections, if that matters.
     pub(super) fn listen_to_clients(&mut self, ctx: Ctx<'_>) {
         if self.needs_clients() && !std::mem::replace(&mut self.hears_clients, true) {
-            events::listen_to_clients(ctx, client_closed);
+            server_events::listen_to_clients(ctx, client_closed);
         }
     }
 
@@ -201,7 +203,7 @@ impl Driver {
     pub(super) fn ignore_clients(&mut self, ctx: Ctx<'_>) {
         if self.listens_in_vain() {
             self.hears_clients = false;
-            events::ignore_clients(ctx);
+            server_events::ignore_clients(ctx);
             self.waiting_clients.clear();
         }
     }

@@ -8,8 +8,8 @@ use std::ffi::CStr;
 use crate::config::{self, Publish};
 use crate::core::Notice;
 use crate::keyspace::names::{self, Name};
-use crate::server::propagation::Propagation;
-use crate::server::{ask, Ctx, Str};
+use crate::server::replication::propagation::Propagation;
+use crate::server::{calls, Ctx, Str};
 
 /// What the name of a lock's channel begins with.
 const CHANNEL: &[u8; 24] = b"redisson_lock__channel:{";
@@ -42,7 +42,7 @@ pub(crate) fn all_freed(ctx: Ctx<'_>, wanted_here: &[Vec<u8>]) {
     let pattern = c"redisson_lock__channel:*";
     let wanted: HashSet<Name> = wanted_here.iter().map(|lock| names::derived(CHANNEL, lock)).collect();
     let heard = |kind: &CStr| {
-        ask::channels(ctx, kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()))
+        calls::channels(ctx, kind, pattern).into_iter().filter(|channel| !wanted.contains(channel.as_slice()))
     };
     let one_kind = |sharded: bool| Kinds { classic: !sharded, sharded };
     if kinds.classic {
@@ -86,7 +86,7 @@ pub(crate) fn tell_owner(ctx: Ctx<'_>, notice: &Notice) {
 /// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
 pub(crate) fn has_listeners(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     let kinds = Kinds::chosen(|| ctx.is_cluster());
-    let any = |kind| ask::subscribers(ctx, kind, &channel(lock.as_bytes())) > 0;
+    let any = |kind| calls::subscribers(ctx, kind, &channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
 
@@ -116,8 +116,8 @@ impl Kinds {
 
     /// Publishes so, at this server and in a cluster at others. Returns how many subscribers of this server heard it.
     fn publish(&self, ctx: Ctx<'_>, channel: &Str<'_>, message: &Str<'_>) -> usize {
-        let classic = if self.classic { ask::publish(ctx, channel, message) } else { 0 };
-        let sharded = if self.sharded { ask::publish_shard(ctx, channel, message) } else { 0 };
+        let classic = if self.classic { calls::publish(ctx, channel, message) } else { 0 };
+        let sharded = if self.sharded { calls::publish_shard(ctx, channel, message) } else { 0 };
         classic + sharded
     }
 

@@ -18,10 +18,11 @@ use std::rc::Rc;
 
 use crate::core::{Crowd, Hold, Holders, LockRef, Now, Touched};
 use crate::keyspace::memory::Memory;
-use crate::keyspace::{kept, layout};
-use crate::server::key::Key;
-use crate::server::propagation::Propagation;
-use crate::server::{notify, Ctx, Str};
+use crate::keyspace::{layout, reader_cache};
+use crate::server::keys::key::Key;
+use crate::server::replication::keyspace_events;
+use crate::server::replication::propagation::Propagation;
+use crate::server::{Ctx, Str};
 
 /// A hash with more fields than this is read as a crowd, if it is one.
 pub(super) const MANY: usize = 8;
@@ -60,7 +61,7 @@ pub(super) fn open(
 ) -> Option<(Found, Holders)> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
     let lasts = !key.may_have_field_ends(ctx);
-    if let Some((name, mut crowd)) = kept::take(ctx, at) {
+    if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
         if lasts && is_true(key, &crowd, (fields, expires_at), caller) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
             if crowd.len() >= memory.ending() + LEFT {
@@ -76,10 +77,10 @@ pub(super) fn open(
 /// The readers that a hash with so many fields stands for, to look at; they may be those that are kept.
 pub(super) fn look(ctx: Ctx<'_>, key: &Key<'_>, found: (usize, i64), now: Now) -> Option<Holders> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
-    if let Some((name, mut crowd)) = kept::take(ctx, at) {
+    if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
         if !key.may_have_field_ends(ctx) && is_true(key, &crowd, found, None) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
-            kept::put(ctx, (at.db, name), Rc::clone(&crowd), now.wall);
+            reader_cache::put(ctx, (at.db, name), Rc::clone(&crowd), now.wall);
             if crowd.len() >= LEFT {
                 return Some(Holders::from_crowd(crowd));
             }
@@ -209,10 +210,10 @@ impl Found {
             to_keep.free_spare();
             to_keep.is_kept();
             let name = self.name.take().unwrap_or_else(|| key.name().as_bytes().into());
-            kept::put(ctx, (self.db, name), Rc::clone(crowd), ctx.now().wall);
+            reader_cache::put(ctx, (self.db, name), Rc::clone(crowd), ctx.now().wall);
         }
     }
 }
 
 /// What `raise` of [`Found::store`] is told is of this class.
-pub(super) const CLASS: std::ffi::c_int = notify::HASH;
+pub(super) const CLASS: std::ffi::c_int = keyspace_events::HASH;

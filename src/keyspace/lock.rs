@@ -11,11 +11,12 @@ use crate::keyspace::crowd::{self, Found};
 use crate::keyspace::layout::{self, Field, Wanted};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::records::Records;
-use crate::keyspace::{channel, kept, redisson_fair};
-use crate::server::key::{Key, Kind};
-use crate::server::muted::muted;
-use crate::server::propagation::Propagation;
-use crate::server::{notify, Ctx, Str};
+use crate::keyspace::{channel, reader_cache, redisson_fair};
+use crate::server::events::muted::muted;
+use crate::server::keys::key::{Key, Kind};
+use crate::server::replication::keyspace_events;
+use crate::server::replication::propagation::Propagation;
+use crate::server::{Ctx, Str};
 
 /// A lock of the selected database that is open to be read and written.
 pub(crate) struct Lock<'a> {
@@ -102,7 +103,7 @@ impl<'a> Lock<'a> {
         let kind = key.kind();
         let fields = if kind == Kind::Hash { key.len() } else { 0 };
         if fields <= crowd::MANY {
-            kept::forget(ctx, key.name().as_bytes());
+            reader_cache::forget(ctx, key.name().as_bytes());
         }
         match kind {
             Kind::Empty => return Ok(()),
@@ -213,7 +214,7 @@ impl<'a> Lock<'a> {
         let propagation = Propagation::of(self.ctx);
         let changed = self.store_holders(propagation);
         if changed {
-            notify::signal_modified(self.ctx, self.key.name());
+            keyspace_events::signal_modified(self.ctx, self.key.name());
         }
         if self.records.store(propagation) || changed {
             propagation.count();
@@ -248,7 +249,7 @@ impl<'a> Lock<'a> {
             self.stored = Stored::Nothing;
             self.stored_end = None;
             propagation.send(c"DEL", &[name]);
-            self.raise(propagation, notify::GENERIC, c"del");
+            self.raise(propagation, keyspace_events::GENERIC, c"del");
             changed = true;
         }
         let renewed_last;
@@ -265,7 +266,7 @@ impl<'a> Lock<'a> {
             if renewed_last || self.stored_end != Some(end) {
                 self.key.set_expires_at(end);
                 propagation.send_number(c"PEXPIREAT", name, end);
-                self.raise(propagation, notify::GENERIC, c"expire");
+                self.raise(propagation, keyspace_events::GENERIC, c"expire");
                 changed = true;
             }
         }
@@ -324,7 +325,7 @@ impl<'a> Lock<'a> {
                         propagation.send(c"HSET", &[self.key.name(), field, value, fence, &token]);
                     }
                 }
-                self.raise(propagation, notify::HASH, c"hset");
+                self.raise(propagation, keyspace_events::HASH, c"hset");
                 true
             }
             _ => {
@@ -361,7 +362,7 @@ impl<'a> Lock<'a> {
         others.iter().for_each(|field| self.key.delete_field(field));
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
         propagation.send(c"HDEL", &args);
-        self.raise(propagation, notify::HASH, c"hdel");
+        self.raise(propagation, keyspace_events::HASH, c"hdel");
         true
     }
 
@@ -396,7 +397,7 @@ impl<'a> Lock<'a> {
         }
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
         propagation.send(c"HSET", &args);
-        self.raise(propagation, notify::HASH, c"hset");
+        self.raise(propagation, keyspace_events::HASH, c"hset");
         true
     }
 
@@ -459,7 +460,7 @@ pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Hol
 pub(crate) fn read_closely(ctx: Ctx<'_>, name: &Str<'_>) {
     let found = crowd_size(&Key::open_for_read(ctx, name));
     if found.is_none_or(|(fields, _)| fields <= CLOSELY) {
-        kept::forget(ctx, name.as_bytes());
+        reader_cache::forget(ctx, name.as_bytes());
     }
 }
 

@@ -9,14 +9,14 @@
 
 pub(crate) mod channel;
 mod crowd;
-pub(crate) mod kept;
 mod layout;
 mod lock;
 mod memory;
 pub(crate) mod names;
-mod record;
+pub(crate) mod reader_cache;
 mod records;
 pub(crate) mod redisson_fair;
+mod request_record;
 
 pub(crate) use lock::{held_by, look, look_closely, read_closely, Lock};
 pub(crate) use memory::Memory;

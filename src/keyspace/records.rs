@@ -12,13 +12,14 @@ use smallvec::SmallVec;
 use crate::config;
 use crate::core::{self, Now, Refusal, Reply, RequestId, Token};
 use crate::decimal::{Digits, GREATEST};
-use crate::keyspace::names::Name;
-use crate::keyspace::record::{integer, Granted, Record};
-use crate::keyspace::{channel, names};
-use crate::server::key::{Kind, OwnKey};
-use crate::server::muted::muted;
-use crate::server::propagation::Propagation;
-use crate::server::{ask, notify, Ctx, ServerCell, Str};
+use crate::keyspace::channel;
+use crate::keyspace::names::{self, Name};
+use crate::keyspace::request_record::{integer, Granted, Record};
+use crate::server::events::muted::muted;
+use crate::server::keys::key::{Kind, OwnKey};
+use crate::server::replication::keyspace_events;
+use crate::server::replication::propagation::Propagation;
+use crate::server::{calls, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
@@ -317,7 +318,7 @@ pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Optio
     if records.store(propagation) {
         propagation.count();
         // Who watches the lock for a token that it has checked, has lost it.
-        notify::signal_modified(ctx, lock);
+        keyspace_events::signal_modified(ctx, lock);
     }
     before
 }
@@ -351,7 +352,7 @@ fn time_us(ctx: Ctx<'_>) -> i64 {
 /// True if a key that is not here is at another node, or will be: its slot leaves key by key, and the lock may leave later than
 /// what belongs to it. Whoever waits may be granted the lock meanwhile, and what would be written here would be there twice.
 fn has_moved(ctx: Ctx<'_>, name: &[u8]) -> bool {
-    ctx.is_cluster() && muted(ctx, || !ask::serves_slot_of(ctx, &[&Str::new(name)]))
+    ctx.is_cluster() && muted(ctx, || !calls::serves_slot_of(ctx, &[&Str::new(name)]))
 }
 
 /// Opens a key to read and write it. If it has expired, the event that the server raises for it is none of a lock's.
@@ -374,12 +375,12 @@ fn set(
             None => key.persist(),
         }
         propagation.send_set(key.name(), value, expires_at);
-        propagation.event(notify::STRING, c"set", key.name());
+        propagation.event(keyspace_events::STRING, c"set", key.name());
         if expires_at.is_some() {
-            propagation.event(notify::GENERIC, c"expire", key.name());
+            propagation.event(keyspace_events::GENERIC, c"expire", key.name());
         }
     });
-    notify::signal_modified(ctx, key.name());
+    keyspace_events::signal_modified(ctx, key.name());
 }
 
 /// `DEL key`.
@@ -387,7 +388,7 @@ fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnKey<'_>) {
     muted(ctx, || {
         key.delete();
         propagation.send(c"DEL", &[key.name()]);
-        propagation.event(notify::GENERIC, c"del", key.name());
+        propagation.event(keyspace_events::GENERIC, c"del", key.name());
     });
-    notify::signal_modified(ctx, key.name());
+    keyspace_events::signal_modified(ctx, key.name());
 }

@@ -8,7 +8,7 @@
 
 use crate::core::Now;
 use crate::keyspace::names;
-use crate::server::key::Key;
+use crate::server::keys::key::Key;
 use crate::server::{Ctx, Str};
 
 /// True if somebody waits for a fair lock of this name.

@@ -7,7 +7,7 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::ctx::enter;
+use crate::server::callback::ctx::enter;
 use crate::server::Ctx;
 
 /// A timer that is set; see [`set`].

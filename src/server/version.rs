@@ -4,7 +4,7 @@
 
 use redis_module::raw;
 
-use crate::server::info;
+use crate::server::registration::info;
 
 /// A version as `RedisModule_GetServerVersion` packs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

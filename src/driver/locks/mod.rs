@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+
+//! Locks: writing them, reconciling them after a change, and searching for deadlocks.
+
+pub(super) mod commit;
+pub(super) mod deadlock;
+pub(super) mod reconcile;

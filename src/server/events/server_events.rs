@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT
+
+//! The server's events about keys, databases and its event loop.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void, CStr};
+
+use redis_module::raw;
+
+use crate::server::events::muted::is_muted;
+use crate::server::events::subscription::{self, listen, tell, Listener};
+use crate::server::events::{event_loop, selected_database};
+use crate::server::keys::string;
+use crate::server::replication::keyspace_events::{GENERIC, HASH};
+use crate::server::replication::propagation;
+use crate::server::{enter, Ctx, ServerCell, OK};
+
+/// Receives what happens in the keyspace. Nothing may be written to it from here: the stream would get our
+/// write before the change that led to it.
+pub(crate) trait KeyspaceEvents {
+    /// A key of the selected database was touched by somebody.
+    fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]);
+    /// All keys of one database, or of all, may have gone or changed.
+    fn database(ctx: Ctx<'_>, db: Option<i32>);
+}
+
+/// Subscribes to the events of keys by which a lock can become free. False if the server refuses. To be done when the first
+/// lock is used: from then on each `DEL` and the like costs the server something.
+pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
+    // Not all classes: a handler for all of them costs every SET.
+    let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
+    listen_to_classes::<E>(ctx, classes)
+}
+
+/// Subscribes to what happens to the fields of hashes, too. False if the server refuses. From then on each change of a hash costs the
+/// server something, and some servers cannot end that.
+pub(crate) fn listen_to_fields<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
+    listen_to_classes::<E>(ctx, HASH)
+}
+
+fn listen_to_classes<E: KeyspaceEvents>(ctx: Ctx<'_>, classes: c_int) -> bool {
+    unsafe extern "C" fn key<E: KeyspaceEvents>(
+        ctx: *mut raw::RedisModuleCtx,
+        _class: c_int,
+        event: *const c_char,
+        key: *mut raw::RedisModuleString,
+    ) -> c_int {
+        // SAFETY: event and key live until this callback returns.
+        let (event, key) = unsafe { (CStr::from_ptr(event).to_bytes(), string::bytes(key)) };
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            enter(ctx, |ctx| {
+                if !is_muted(ctx) {
+                    E::key(ctx, event, key);
+                }
+                selected_database::give_back(ctx, event);
+            })
+        };
+        OK
+    }
+    // SAFETY: the callback has the type that the server calls it with.
+    unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(key::<E>))) == OK }
+}
+
+/// Subscribes to what happens to whole databases. False if the server refuses.
+pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
+    unsafe extern "C" fn flush<E: KeyspaceEvents>(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        data: *mut c_void,
+    ) {
+        // SAFETY: the data of a flush event is this structure.
+        let info = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
+        if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
+            let db = u32::try_from(info.dbnum).is_ok().then_some(info.dbnum);
+            // SAFETY: the context is that of this callback.
+            unsafe { enter(ctx, |ctx| E::database(ctx, db)) };
+        }
+    }
+    unsafe extern "C" fn swap<E: KeyspaceEvents>(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        data: *mut c_void,
+    ) {
+        // SAFETY: the data of a swap event is this structure.
+        let info = unsafe { &*data.cast::<raw::RedisModuleSwapDbInfo>() };
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            enter(ctx, |ctx| {
+                E::database(ctx, Some(info.dbnum_first));
+                E::database(ctx, Some(info.dbnum_second));
+            })
+        };
+    }
+    listen(ctx, raw::REDISMODULE_EVENT_FLUSHDB, Some(flush::<E>))
+        && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
+}
+
+/// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
+pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
+    static CHANGED: Listener<bool> = ServerCell::new(Cell::new(None));
+    unsafe extern "C" fn role(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            enter(ctx, propagation::look_again);
+            tell(&CHANGED, ctx, subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        }
+    }
+    CHANGED.get(ctx).set(Some(changed));
+    listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
+}
+
+/// Calls `loaded` whenever this server has read its data from files: true if from an AOF. False if the server refuses.
+pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, bool)) -> bool {
+    static LOADED: Listener<bool> = ServerCell::new(Cell::new(None));
+    static FROM_AOF: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+    unsafe extern "C" fn loading(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context is that of this callback.
+        unsafe {
+            match subevent {
+                raw::REDISMODULE_SUBEVENT_LOADING_ENDED => {
+                    let from_aof = enter(ctx, |ctx| FROM_AOF.get(ctx).get()) == Some(true);
+                    tell(&LOADED, ctx, from_aof);
+                }
+                start => {
+                    let is_aof = start == raw::REDISMODULE_SUBEVENT_LOADING_AOF_START;
+                    enter(ctx, |ctx| FROM_AOF.get(ctx).set(is_aof));
+                }
+            }
+        }
+    }
+    LOADED.get(ctx).set(Some(loaded));
+    listen(ctx, raw::REDISMODULE_EVENT_LOADING, Some(loading))
+}
+
+/// Ends [`listen_to_loading`]: each subscription costs every event something. Not from inside an event, as [`ignore_cron`].
+pub(crate) fn ignore_loading(ctx: Ctx<'_>) {
+    listen(ctx, raw::REDISMODULE_EVENT_LOADING, None);
+}
+
+/// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
+pub(crate) fn listen_to_settings(
+    ctx: Ctx<'_>,
+    names: &'static [&'static CStr],
+    changed: fn(Ctx<'_>, ()),
+) -> bool {
+    static CHANGED: Listener<()> = ServerCell::new(Cell::new(None));
+    static NAMES: ServerCell<Cell<&[&CStr]>> = ServerCell::new(Cell::new(&[]));
+    unsafe extern "C" fn change(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        data: *mut c_void,
+    ) {
+        // SAFETY: the data of this event is this structure, whose list has as many C strings as it says.
+        let names = unsafe {
+            let change = &*data.cast::<raw::RedisModuleConfigChangeV1>();
+            std::slice::from_raw_parts(change.config_names, change.num_changes as usize)
+        };
+        let is_wanted = |name: &*const c_char| {
+            // SAFETY: as above.
+            let name = unsafe { CStr::from_ptr(*name) };
+            let is_it = |wanted: &&CStr| wanted.to_bytes().eq_ignore_ascii_case(name.to_bytes());
+            // SAFETY: the context is that of this callback.
+            unsafe { enter(ctx, |ctx| NAMES.get(ctx).get().iter().any(is_it)) == Some(true) }
+        };
+        if names.iter().any(is_wanted) {
+            // SAFETY: as above.
+            unsafe { tell(&CHANGED, ctx, ()) };
+        }
+    }
+    CHANGED.get(ctx).set(Some(changed));
+    NAMES.get(ctx).set(names);
+    listen(ctx, raw::REDISMODULE_EVENT_CONFIG, Some(change))
+}
+
+/// Calls `closed` with the id of every client whose connection ends. Ends with [`ignore_clients`].
+pub(crate) fn listen_to_clients(ctx: Ctx<'_>, closed: fn(Ctx<'_>, u64)) {
+    static CLOSED: Listener<u64> = ServerCell::new(Cell::new(None));
+    unsafe extern "C" fn change(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        subevent: u64,
+        data: *mut c_void,
+    ) {
+        if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
+            return;
+        }
+        // SAFETY: the data of this event is this structure, of the version that was asked for or later.
+        let id = unsafe { (*data.cast::<raw::RedisModuleClientInfo>()).id };
+        // SAFETY: the context is that of this callback.
+        unsafe { tell(&CLOSED, ctx, id) };
+    }
+    CLOSED.get(ctx).set(Some(closed));
+    listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
+}
+
+/// Ends [`listen_to_clients`]. Not from inside an event, as [`ignore_wakeups`](event_loop::ignore_wakeups).
+pub(crate) fn ignore_clients(ctx: Ctx<'_>) {
+    listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
+}
+
+/// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
+pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
+    static TICK: Listener<()> = ServerCell::new(Cell::new(None));
+    unsafe extern "C" fn cron(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context is that of this callback.
+        unsafe { tell(&TICK, ctx, ()) };
+    }
+    TICK.get(ctx).set(Some(tick));
+    listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));
+}
+
+/// Ends [`listen_to_cron`]. Not from inside an event, as [`ignore_wakeups`](event_loop::ignore_wakeups).
+pub(crate) fn ignore_cron(ctx: Ctx<'_>) {
+    listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
+}
+
+/// The server forgets all subscriptions, as the module is unloaded.
+pub(crate) fn forget(ctx: Ctx<'_>) {
+    subscription::forget(ctx);
+    event_loop::forget(ctx);
+}

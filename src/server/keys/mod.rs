@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+
+//! Keys, their values, and strings.
+
+pub(super) mod field_expiry;
+pub(crate) mod key;
+pub(crate) mod string;

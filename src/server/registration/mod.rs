@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+
+//! Loading and unloading the module: its commands, settings and `INFO` section, as the server learns them.
+
+pub(crate) mod arguments;
+pub(crate) mod config;
+pub(crate) mod info;
+pub(crate) mod load;
+pub(crate) mod unloading;

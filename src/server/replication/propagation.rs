@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+
+//! What leaves the server besides replies: plain commands for the AOF and for replicas, and keyspace events.
+//!
+//! Most of what a lock costs is to put such commands together, and a server that has neither an AOF nor replicas throws
+//! them away. It does so if, and only if, its AOF is off, no replica is connected, and it keeps no backlog for one that was.
+//! That is asked for when it may have changed:
+//!
+//! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. What was changed before
+//!   the fork is in it, and the fork raises an event: so from then on commands are put together again.
+//! * A replica that comes back needs a backlog, and there is one only after a snapshot, after a time as a replica (the
+//!   change of roles raises an event), or from a file that was loaded, which is before the first question.
+//! * In a cluster a slot can be streamed to another node, which is no replica: there, nothing is left out.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void, CStr};
+
+use redis_module::raw;
+use smallvec::SmallVec;
+
+use crate::config;
+use crate::decimal::Digits;
+use crate::server::callback::ctx::enter;
+use crate::server::events::subscription;
+use crate::server::registration::info;
+use crate::server::replication::{keyspace_events, replica_messages};
+use crate::server::version::{is_known, Version};
+use crate::server::{Ctx, ServerCell, Str};
+
+static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
+static TOLD: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// Who may get what is sent.
+#[derive(Clone, Copy)]
+struct Followers {
+    aof: bool,
+    replicas: bool,
+    cluster: bool,
+}
+
+/// The commands that stand for what a callback changes, in the selected database.
+#[derive(Clone, Copy)]
+pub(crate) struct Propagation<'a> {
+    ctx: Ctx<'a>,
+    followers: Followers,
+    is_heard: bool,
+}
+
+/// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
+/// process.
+pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
+    unsafe extern "C" fn forked(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context is that of this callback.
+        unsafe { enter(ctx, look_again) };
+    }
+    look_again(ctx);
+    let told = is_known(server) && subscription::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
+    TOLD.get(ctx).set(told);
+}
+
+/// There may be others who follow now, or fewer.
+pub(in crate::server) fn look_again(ctx: Ctx<'_>) {
+    FOLLOWERS.get(ctx).set(None);
+}
+
+impl<'a> Propagation<'a> {
+    pub(crate) fn of(ctx: Ctx<'a>) -> Propagation<'a> {
+        let followers = FOLLOWERS.get(ctx).get().unwrap_or_else(|| Followers::ask(ctx));
+        Propagation { ctx, followers, is_heard: keyspace_events::is_there(ctx) }
+    }
+
+    pub(crate) fn is_cluster(self) -> bool {
+        self.followers.cluster
+    }
+
+    /// True if anybody gets what is sent. The arguments of [`Propagation::send`] need not be made if nobody does.
+    pub(crate) fn is_followed(self) -> bool {
+        self.followers.aof || self.followers.replicas
+    }
+
+    /// The keyspace has changed as by this command.
+    pub(crate) fn send(self, command: &CStr, args: &[&Str<'_>]) {
+        if !self.is_followed() {
+            return;
+        }
+        let (ctx, command) = (self.ctx.as_ptr(), command.as_ptr());
+        // SAFETY: an "s" takes a string, "v" a list of strings with its length; all outlive the call. A list costs the server
+        // an allocation more.
+        unsafe {
+            match args {
+                [key] => call!(RedisModule_Replicate(ctx, command, c"s".as_ptr(), key.as_ptr())),
+                [key, a] => {
+                    call!(RedisModule_Replicate(ctx, command, c"ss".as_ptr(), key.as_ptr(), a.as_ptr()))
+                }
+                [key, a, b] => {
+                    let (key, a, b) = (key.as_ptr(), a.as_ptr(), b.as_ptr());
+                    call!(RedisModule_Replicate(ctx, command, c"sss".as_ptr(), key, a, b))
+                }
+                _ => {
+                    let argv: SmallVec<[*mut raw::RedisModuleString; 8]> =
+                        args.iter().map(|arg| arg.as_ptr()).collect();
+                    call!(RedisModule_Replicate(ctx, command, c"v".as_ptr(), argv.as_ptr(), argv.len()))
+                }
+            }
+        };
+    }
+
+    /// The keyspace has changed as by this command with a key and a number.
+    pub(crate) fn send_number(self, command: &CStr, key: &Str<'_>, number: i64) {
+        if !self.is_followed() {
+            return;
+        }
+        let number = Digits::of(number);
+        let digits = number.as_bytes();
+        // SAFETY: "s" takes a string, "b" bytes with their length; all outlive the call.
+        unsafe {
+            let (ctx, command, start) = (self.ctx.as_ptr(), command.as_ptr(), digits.as_ptr());
+            call!(RedisModule_Replicate(ctx, command, c"sb".as_ptr(), key.as_ptr(), start, digits.len()))
+        };
+    }
+
+    /// The keyspace has changed as by `SET`, with a TTL that ends at this time or without one.
+    pub(crate) fn send_set(self, key: &Str<'_>, value: &[u8], expires_at: Option<i64>) {
+        if !self.is_followed() {
+            return;
+        }
+        let (ctx, set, key) = (self.ctx.as_ptr(), c"SET".as_ptr(), key.as_ptr());
+        let (value, len) = (value.as_ptr(), value.len());
+        // SAFETY: "s" takes a string, "b" bytes with their length, "c" a C string; all outlive the call.
+        unsafe {
+            match expires_at.map(Digits::of) {
+                Some(at) => {
+                    let (format, at) = (c"sbcb".as_ptr(), at.as_bytes());
+                    let (option, start) = (c"PXAT".as_ptr(), at.as_ptr());
+                    call!(RedisModule_Replicate(ctx, set, format, key, value, len, option, start, at.len()))
+                }
+                None => call!(RedisModule_Replicate(ctx, set, c"sb".as_ptr(), key, value, len)),
+            }
+        };
+    }
+
+    /// True if a message has to be sent to replicas for their subscribers. In a cluster its bus takes it there.
+    pub(crate) fn has_distant_subscribers(self) -> bool {
+        self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
+    }
+
+    /// A message goes to the subscribers of replicas, at the end of the turn; `command` is `PUBLISH` or `SPUBLISH`.
+    pub(crate) fn publish(
+        self,
+        command: &'static CStr,
+        channel: Str<'static>,
+        message: &'static Str<'static>,
+    ) {
+        replica_messages::send(self.ctx, command, channel, message);
+    }
+
+    /// A keyspace event, as the command that was sent would raise it.
+    pub(crate) fn event(self, class: c_int, event: &CStr, key: &Str) {
+        if !self.is_heard {
+            return;
+        }
+        // SAFETY: context, text and key outlive the call.
+        unsafe {
+            call!(RedisModule_NotifyKeyspaceEvent(self.ctx.as_ptr(), class, event.as_ptr(), key.as_ptr()))
+        };
+    }
+
+    /// Something has changed. What nobody follows counts for the next snapshot all the same.
+    pub(crate) fn count(self) {
+        if !self.is_followed() {
+            // SAFETY: the context is that of the running callback. As nobody follows, nothing is sent by this.
+            unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.as_ptr())) };
+        }
+    }
+}
+
+impl Followers {
+    /// Asks the server, and keeps the answer until it may change.
+    fn ask(ctx: Ctx<'_>) -> Followers {
+        let flags = ctx.flags();
+        let cluster = flags.is_cluster();
+        let changes_untold = !TOLD.get(ctx).get() || cluster || !flags.is_primary() || flags.is_loading();
+        if changes_untold {
+            return Followers { aof: true, replicas: true, cluster };
+        }
+        let none = |field| info::server_field(c"replication", field).is_some_and(|value| value == b"0");
+        let replicas = !(none(c"connected_slaves") && none(c"repl_backlog_active"));
+        let followers = Followers { aof: flags.has_aof(), replicas, cluster };
+        FOLLOWERS.get(ctx).set(Some(followers));
+        followers
+    }
+}
