@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::decimal::GREATEST;
 use crate::error::shown;
+use crate::server::registration::command::Args;
 use crate::server::registration::config::{load, register_choice, register_number};
-use crate::server::registration::load::Args;
 use crate::server::Ctx;
 
 /// The largest number of milliseconds that is accepted anywhere. It can be added to the time of day without overflow.

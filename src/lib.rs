@@ -41,9 +41,9 @@ use std::ffi::{c_int, CStr};
 use redis_module::raw;
 
 use server::events::{selected_database, server_events, turn_end};
-use server::registration::{info, load, unloading};
+use server::registration::{command, info, load, unloading};
 use server::version::{self, Version};
-use server::Ctx;
+use server::{calls, Ctx};
 
 /// The module's memory is the server's, so that `INFO memory` and `maxmemory` see it.
 #[cfg(not(test))]
@@ -78,8 +78,8 @@ const ASKED: [(&CStr, &str); 2] = [
 ];
 
 /// Everything that the module registers.
-fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
-    load::add_category(ctx);
+fn register(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
+    command::add_category(ctx);
     if !commands::register(ctx) {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
@@ -94,7 +94,7 @@ fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
+fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
     let server = version::server_version().filter(|version| *version >= OLDEST_SERVER);
     let Some(server) = server else {
         let found =
@@ -105,12 +105,12 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     if !missing.is_empty() {
         return Err(format!("the server lacks {}", missing.join(", ")));
     }
-    if !load::knows_command(ctx, LOOKED_UP_WITH) {
+    if !calls::knows_command(ctx, LOOKED_UP_WITH) {
         return Err(
             "the server has no command COMMAND, which tells what others it has: do not rename it".to_owned()
         );
     }
-    if let Some(renamed) = REPLICATED.iter().find(|name| !load::knows_command(ctx, name)) {
+    if let Some(renamed) = REPLICATED.iter().find(|name| !calls::knows_command(ctx, name)) {
         let name = renamed.to_string_lossy().to_ascii_uppercase();
         return Err(format!(
             "the server has no command {name}, as which locks are replicated: do not rename it"
@@ -121,7 +121,7 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     load::set_options(ctx, server);
     server::clients::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
     register(ctx, args)?;
-    for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
+    for (name, without) in ASKED.iter().filter(|(name, _)| !calls::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }

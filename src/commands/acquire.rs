@@ -14,7 +14,7 @@ use crate::core::{Now, Outcome, Owner, Patience, Request, Unseen, WaiterId};
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, Arguments, Kind};
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Acquire;

@@ -7,7 +7,7 @@ use crate::core::{RequestId, Token};
 use crate::decimal::decimal;
 use crate::error::{shown, Error};
 use crate::keyspace::names;
-use crate::server::registration::load::Args;
+use crate::server::registration::command::Args;
 use crate::server::{calls, Ctx, Str};
 
 /// The longest owner, in bytes.

@@ -10,7 +10,7 @@ use crate::core::{Owner, Waits};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Blockers;

@@ -9,7 +9,7 @@ use crate::driver;
 use crate::error::{shown, shown_up_to, Error};
 use crate::server::clients::caller::Caller;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 /// How many bytes of a key its line in the log has.

@@ -7,7 +7,7 @@ use super::options::{KEY, OWNER};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::{Argument, Arguments, Kind};
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Cancel;

@@ -11,7 +11,7 @@ use crate::keyspace;
 use crate::server::clients::caller::Caller;
 use crate::server::clients::{deferred, guarded_command};
 use crate::server::registration::arguments::{Argument, Arguments, Kind};
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Guard;

@@ -7,7 +7,7 @@ use std::ffi::CString;
 use super::COMMANDS;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::Ctx;
 
 /// How long a line gets at most, unless one word is longer.

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::keyspace;
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Info;

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::keyspace;
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct List;

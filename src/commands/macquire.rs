@@ -16,7 +16,7 @@ use crate::core::{
 use crate::driver::{self, Acknowledgement, Standing, Whose};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Macquire;

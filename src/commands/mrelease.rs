@@ -8,7 +8,7 @@ use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrelease;

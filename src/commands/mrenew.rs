@@ -9,7 +9,7 @@ use crate::core::{Now, Owner, Renewal};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrenew;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::COMMANDS;
 use crate::server::registration::arguments::Argument;
-use crate::server::registration::load::{Spec, SINCE};
+use crate::server::registration::command::{Spec, SINCE};
 
 /// What stands between these is made.
 const HEAD: [&str; 2] = ["<!-- begin: made from the command's table -->", "<!-- end -->"];

@@ -8,7 +8,7 @@ use crate::core::{NotReleased, Owner, Release as Call};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Release;

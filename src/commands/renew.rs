@@ -9,7 +9,7 @@ use crate::core::{Owner, Renewal};
 use crate::driver::{self, Standing, Whose};
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Renew;

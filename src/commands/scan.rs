@@ -11,7 +11,7 @@ use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
 use crate::server::registration::arguments::{Argument, Arguments, Kind};
-use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::{calls, Ctx, Str};
 
 const CURSOR: Argument =

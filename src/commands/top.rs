@@ -8,7 +8,7 @@ use super::{count, milliseconds};
 use crate::driver;
 use crate::error::Error;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, Spec};
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::Ctx;
 
 options! {

@@ -10,7 +10,7 @@ use crate::driver;
 use crate::error::Error;
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
-use crate::server::registration::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Waiters;

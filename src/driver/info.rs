@@ -10,8 +10,8 @@ use crate::driver::state::with;
 use crate::keyspace::reader_cache;
 use crate::server::callback::ctx::now;
 use crate::server::clients::{deferred, long_reply};
-use crate::server::registration::info::{self, Info, InfoSection};
-use crate::server::{Ctx, InCallback, ServerCell};
+use crate::server::registration::info::{Info, InfoSection};
+use crate::server::{version, Ctx, InCallback, ServerCell};
 
 /// `INFO lock`: every field is described in `docs/operations.md`.
 pub(crate) struct Section;
@@ -119,7 +119,7 @@ pub(crate) const SETTINGS: [&CStr; 4] =
 
 /// True if the server may evict lock keys when its memory is full, and so let two owners in.
 fn evicts() -> bool {
-    info::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
+    version::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
 }
 
 /// Warns an operator whose server may evict locks: at the start, and when that is set.

@@ -9,12 +9,11 @@
 use crate::config;
 use crate::core::MonoUs;
 use crate::driver::state::with;
-use crate::server::registration::info;
-use crate::server::{calls, Ctx};
+use crate::server::{calls, version, Ctx};
 
 /// The module is loaded: whatever the server has, it has had since its own start.
 pub(super) fn start(ctx: Ctx<'_>) {
-    let seconds = info::server_field(c"server", c"uptime_in_seconds");
+    let seconds = version::server_field(c"server", c"uptime_in_seconds");
     let seconds = seconds.and_then(|text| std::str::from_utf8(&text).ok()?.parse::<u64>().ok()).unwrap_or(0);
     // It is one more than have gone by, almost, if a start falls on the end of a second: then locks would be granted too early.
     let gone_by = seconds.saturating_sub(1).saturating_mul(1_000_000);

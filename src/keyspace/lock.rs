@@ -4,16 +4,19 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Foreseen, Hold, Holders, Now, Token};
+use crate::core::{Foreseen, Holders, Now, Token};
 use crate::decimal::Digits;
 use crate::error::Error;
-use crate::keyspace::crowd::{self, Found};
+use crate::keyspace::crowd;
 use crate::keyspace::layout::{self, Field, Wanted};
+use crate::keyspace::look::{fence_field, read_fields};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::records::Records;
+use crate::keyspace::stored::{PlainOwner, Stored};
 use crate::keyspace::{channel, reader_cache, redisson_fair};
 use crate::server::events::muted::muted;
-use crate::server::keys::key::{Key, Kind};
+use crate::server::keys::handle::Kind;
+use crate::server::keys::key::Key;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
@@ -33,41 +36,6 @@ pub(crate) struct Lock<'a> {
     /// If it is free, that is not announced yet.
     pub(crate) withholds: bool,
 }
-
-/// The owner whose field is the only one.
-enum PlainOwner<'a> {
-    Caller(&'a Str<'a>),
-    Other(Str<'static>),
-}
-
-impl PlainOwner<'_> {
-    fn name(&self) -> &Str<'_> {
-        match self {
-            PlainOwner::Caller(name) => name,
-            PlainOwner::Other(name) => name,
-        }
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        self.name().as_bytes()
-    }
-}
-
-/// The hash of a lock as it was found.
-enum Stored<'a> {
-    Nothing,
-    /// The exclusive holds of this owner, and nothing else.
-    Plain(PlainOwner<'a>, i64),
-    /// The exclusive holds of the caller with a fencing token, and nothing else.
-    Fenced(&'a Str<'a>, i64, Token),
-    /// All fields, with what leases that are over have left behind, and who holds the lock by them.
-    Fields(Vec<Field>, Holders),
-    /// A crowd of readers, who are the holders, with what the step at hand changes of them.
-    Crowd(Found),
-}
-
-/// A hash with more fields than this is looked at by those of its readers that are kept, if they are.
-const CLOSELY: usize = 1000;
 
 impl<'a> Lock<'a> {
     /// Opens a lock, on a primary, for as long as `body` runs; a lease that is over has ended then. [`Error::WrongType`] if the
@@ -419,84 +387,4 @@ impl Drop for Lock<'_> {
 
 fn raise(ctx: Ctx<'_>, propagation: Propagation<'_>, class: c_int, event: &CStr, name: &Str<'_>) {
     muted(ctx, || propagation.event(class, event, name));
-}
-
-/// Reads a lock without touching it; works on a replica.
-pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
-    let key = Key::open_for_read(ctx, name);
-    if let Some(found) = crowd_size(&key) {
-        if let Some(holders) = crowd::look(ctx, &key, found, now) {
-            return Ok(holders);
-        }
-    }
-    read_all(&key, now)
-}
-
-/// How many holds an owner has, of both kinds. Works on a replica.
-pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
-    let key = Key::open_for_read(ctx, name);
-    let alone = (key.kind() == Kind::Hash).then(|| key.only_numbers(owner, fence_field(ctx))).flatten();
-    if let Some((holds, token)) = alone {
-        if layout::is_alone(owner.as_bytes(), holds, token) {
-            return key.expires_at().map(|_| holds).ok_or(Error::WrongType);
-        }
-    }
-    drop(key);
-    let holders = look(ctx, name, ctx.now())?;
-    Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
-}
-
-/// Reads a lock by all of its fields, unless there are thousands.
-pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
-    let key = Key::open_for_read(ctx, name);
-    match crowd_size(&key) {
-        Some(found) if found.0 > CLOSELY => look(ctx, name, now),
-        Some(found) => crowd::look_closely(&key, found, now).map_or_else(|| read_all(&key, now), Ok),
-        None => read_all(&key, now),
-    }
-}
-
-/// Has a lock of the selected database be opened by all of its fields, unless there are thousands.
-pub(crate) fn read_closely(ctx: Ctx<'_>, name: &Str<'_>) {
-    let found = crowd_size(&Key::open_for_read(ctx, name));
-    if found.is_none_or(|(fields, _)| fields <= CLOSELY) {
-        reader_cache::forget(ctx, name.as_bytes());
-    }
-}
-
-/// How many fields there are and until when, if that can be a crowd.
-fn crowd_size(key: &Key<'_>) -> Option<(usize, i64)> {
-    let fields = Some(key).filter(|key| key.kind() == Kind::Hash)?.len();
-    Some((fields, key.expires_at()?)).filter(|_| fields > crowd::MANY)
-}
-
-fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
-    match key.kind() {
-        Kind::Empty => Ok(Holders::Free),
-        Kind::Hash => {
-            let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-            read_fields(key, expires_at, now).map(|(_, holders)| holders)
-        }
-        Kind::String | Kind::Other => Err(Error::WrongType),
-    }
-}
-
-/// The same for any hash, field by field.
-fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, Holders), Error> {
-    let mut stored = Vec::new();
-    let mut plain = 0;
-    key.for_each_field(&mut |field, value| {
-        stored.push((layout::Text::from_slice(field), layout::Text::from_slice(value)));
-        // Whatever else it is, it may be large.
-        plain += usize::from(!field.starts_with(b"#"));
-        plain <= 1
-    });
-    let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
-    holders.end_leases(now.wall);
-    Ok((stored, holders))
-}
-
-/// The name of the field with the token.
-fn fence_field(ctx: Ctx<'_>) -> &'static Str<'static> {
-    Str::of_field(ctx, layout::FENCE)
 }

@@ -11,13 +11,16 @@ pub(crate) mod channel;
 mod crowd;
 mod layout;
 mod lock;
+mod look;
 mod memory;
 pub(crate) mod names;
 pub(crate) mod reader_cache;
 mod records;
 pub(crate) mod redisson_fair;
 mod request_record;
+mod stored;
 
-pub(crate) use lock::{held_by, look, look_closely, read_closely, Lock};
+pub(crate) use lock::Lock;
+pub(crate) use look::{held_by, look, look_closely, read_closely};
 pub(crate) use memory::Memory;
 pub(crate) use records::{granted, lower_counter, newest_token, raise_counter};

@@ -192,6 +192,30 @@ pub(crate) fn slot_of(ctx: Ctx<'_>, key: &Str<'_>) -> Option<i64> {
     }
 }
 
+/// True if the server knows this command under this name: an operator may have renamed it.
+pub(crate) fn knows_command(ctx: Ctx<'_>, name: &CStr) -> bool {
+    original_name(ctx, name).is_some()
+}
+
+/// What the server itself calls the command that has this name here; `None` if there is none, or if the server does not say.
+pub(in crate::server) fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
+    // SAFETY: "cc" takes two C strings. The reply is an array with one element, null if there is none such, else an array that
+    // begins with the name.
+    unsafe {
+        let (command, info) = (c"COMMAND".as_ptr(), c"INFO".as_ptr());
+        let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cc".as_ptr(), info, name.as_ptr()));
+        if reply.is_null() {
+            return None;
+        }
+        let entry = call!(RedisModule_CallReplyArrayElement(reply, 0));
+        let is_there = !entry.is_null()
+            && call!(RedisModule_CallReplyType(entry)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
+        let original = is_there.then(|| text_of(call!(RedisModule_CallReplyArrayElement(entry, 0))));
+        call!(RedisModule_FreeCallReply(reply));
+        original
+    }
+}
+
 /// A setting of the server; `None` if it has none of this name, or refuses to say.
 pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements, which come in pairs

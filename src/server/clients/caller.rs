@@ -10,7 +10,6 @@ use redis_module::raw;
 
 use crate::server::calls::reply_type;
 use crate::server::keys::string;
-use crate::server::registration::info;
 use crate::server::version::{self, Version};
 use crate::server::{Ctx, ServerCell, Str, OK};
 
@@ -32,7 +31,7 @@ pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
     /// Ids of clients that were connected when they called. No id is ever another client's, and who calls is connected still: so
     /// it needs not be asked again.
     static SEEN: ServerCell<[Cell<u64>; 64]> = ServerCell::new([const { Cell::new(0) }; 64]);
-    let are_apart = || info::is_redis() && version::server_version().is_some_and(version::is_known);
+    let are_apart = || version::is_redis() && version::server_version().is_some_and(version::is_known);
     if !ARE_APART.get(ctx).get_or_init(are_apart) && ctx.is_script() {
         return None;
     }

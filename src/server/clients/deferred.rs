@@ -16,7 +16,7 @@ use redis_module::raw;
 
 use crate::error::{Error, NotGuarded};
 use crate::server::clients::caller::Caller;
-use crate::server::registration::load::Args;
+use crate::server::registration::command::Args;
 use crate::server::{enter, timer, Ctx, InCallback, ServerCell, Str};
 
 /// While nothing may be sent to replicas, it is tried again in so many milliseconds.

@@ -17,7 +17,7 @@ use crate::server::calls::{self, reply_type, text_of};
 use crate::server::clients::caller::Caller;
 use crate::server::events::selected_database;
 use crate::server::keys::field_expiry;
-use crate::server::registration::load::{self, Args};
+use crate::server::registration::command::Args;
 use crate::server::{version, Ctx, ServerCell, Str};
 
 /// What the command has replied.
@@ -88,7 +88,7 @@ impl<'a> Command<'a> {
     /// The command that these words are. [`NotGuarded::NotAllowed`] if it is none that can be carried out.
     pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, NotGuarded> {
         let name = words.c_str(0).ok_or(NotGuarded::NotAllowed)?;
-        let kind = match are_renamed(ctx).then(|| load::original_name(ctx, name)).flatten() {
+        let kind = match are_renamed(ctx).then(|| calls::original_name(ctx, name)).flatten() {
             Some(original) => Kind::of(&original),
             None => Kind::of(name.to_bytes()),
         };
@@ -302,7 +302,7 @@ fn are_renamed(ctx: Ctx<'_>) -> bool {
         let is_old = version::server_version().is_none_or(|version| version < WAITAOF_SINCE);
         let matter = KNOWN.iter().filter(|(_, kind)| *kind != Kind::Script).map(|(name, _)| *name);
         // What a server does not have, is not renamed either.
-        matter.filter(|name| !(is_old && *name == c"waitaof")).any(|name| !load::knows_command(ctx, name))
+        matter.filter(|name| !(is_old && *name == c"waitaof")).any(|name| !calls::knows_command(ctx, name))
     })
 }
 

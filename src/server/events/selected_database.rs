@@ -19,7 +19,6 @@ use std::ffi::c_int;
 use redis_module::raw;
 
 use crate::server::keys::{field_expiry, string};
-use crate::server::registration::info;
 use crate::server::version::{self, Version};
 use crate::server::{guard, Ctx, InCallback, ServerCell, OK};
 
@@ -49,7 +48,7 @@ pub(in crate::server) fn give_back(ctx: Ctx<'_>, event: &[u8]) {
 /// True if the server has this defect.
 pub(in crate::server) fn is_lent() -> bool {
     let version = version::server_version();
-    !info::is_redis() && version.is_some_and(|version| version < MENDED_SINCE)
+    !version::is_redis() && version.is_some_and(|version| version < MENDED_SINCE)
 }
 
 /// Sees to it that `COPY` is noticed. It costs every command something: so not on a server without the defect. False if the
@@ -68,7 +67,7 @@ pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
             });
         }
     }
-    if info::is_redis() {
+    if version::is_redis() {
         return true;
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();

@@ -13,8 +13,7 @@ use redis_module::raw;
 
 use crate::core::MonoUs;
 use crate::server::calls::reply_type;
-use crate::server::registration::load;
-use crate::server::{Ctx, InCallback, ServerCell, Str};
+use crate::server::{calls, Ctx, InCallback, ServerCell, Str};
 
 /// How it is found out.
 #[derive(Clone, Copy)]
@@ -71,7 +70,7 @@ impl FieldEnds {
             // SAFETY: the table of functions is filled at load and not changed after.
             if unsafe { raw::RedisModule_HashFieldMinExpire }.is_some() {
                 FieldEnds::Known
-            } else if load::knows_command(ctx, c"hpexpiretime") {
+            } else if calls::knows_command(ctx, c"hpexpiretime") {
                 FieldEnds::Asked
             } else {
                 FieldEnds::Never

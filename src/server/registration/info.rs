@@ -6,7 +6,6 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::keys::string;
 use crate::server::{guard, Ctx, InCallback, OK};
 
 /// Where the fields of a section go.
@@ -40,26 +39,4 @@ pub(crate) fn register<I: InfoSection>(ctx: Ctx<'_>) -> bool {
     }
     // SAFETY: the callback has the type that the server calls it with.
     unsafe { call!(RedisModule_RegisterInfoFunc(ctx.as_ptr(), Some(fill::<I>))) == OK }
-}
-
-/// A field of the server's own `INFO`.
-pub(crate) fn server_field(section: &CStr, field: &CStr) -> Option<Vec<u8>> {
-    let no_ctx = std::ptr::null_mut();
-    // SAFETY: without a context, the data and the string are ours to free.
-    unsafe {
-        let data = call!(RedisModule_GetServerInfo(no_ctx, section.as_ptr()));
-        let value = call!(RedisModule_ServerInfoGetField(no_ctx, data, field.as_ptr()));
-        let content = (!value.is_null()).then(|| {
-            let content = string::bytes(value).to_vec();
-            call!(RedisModule_FreeString(no_ctx, value));
-            content
-        });
-        call!(RedisModule_FreeServerInfo(no_ctx, data));
-        content
-    }
-}
-
-/// True if the server is Redis, and not a fork with versions of its own.
-pub(crate) fn is_redis() -> bool {
-    server_field(c"server", c"server_name").is_none_or(|name| name == b"redis")
 }

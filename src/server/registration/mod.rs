@@ -3,6 +3,7 @@
 //! Loading and unloading the module: its commands, settings and `INFO` section, as the server learns them.
 
 pub(crate) mod arguments;
+pub(crate) mod command;
 pub(crate) mod config;
 pub(crate) mod info;
 pub(crate) mod load;

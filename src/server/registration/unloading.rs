@@ -17,8 +17,7 @@ use redis_module::raw;
 
 use crate::server::callback::ctx::enter;
 use crate::server::events::subscription;
-use crate::server::registration::info;
-use crate::server::version::{server_version, Version};
+use crate::server::version::{self, server_version, Version};
 use crate::server::{calls, Ctx, ServerCell};
 
 /// From the first turn of the event loop after the load until the server ends.
@@ -39,7 +38,7 @@ pub(crate) fn watch(ctx: Ctx<'_>) -> bool {
         unsafe { enter(ctx, |ctx| IN_USE.get(ctx).set(false)) };
     }
     IN_USE.get(ctx).set(false);
-    if info::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_THE_END) {
+    if version::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_THE_END) {
         return true;
     }
     subscription::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(ends))

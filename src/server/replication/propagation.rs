@@ -22,9 +22,8 @@ use crate::config;
 use crate::decimal::Digits;
 use crate::server::callback::ctx::enter;
 use crate::server::events::subscription;
-use crate::server::registration::info;
 use crate::server::replication::{keyspace_events, replica_messages};
-use crate::server::version::{is_known, Version};
+use crate::server::version::{self, is_known, Version};
 use crate::server::{Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
@@ -188,7 +187,7 @@ impl Followers {
         if changes_untold {
             return Followers { aof: true, replicas: true, cluster };
         }
-        let none = |field| info::server_field(c"replication", field).is_some_and(|value| value == b"0");
+        let none = |field| version::server_field(c"replication", field).is_some_and(|value| value == b"0");
         let replicas = !(none(c"connected_slaves") && none(c"repl_backlog_active"));
         let followers = Followers { aof: flags.has_aof(), replicas, cluster };
         FOLLOWERS.get(ctx).set(Some(followers));

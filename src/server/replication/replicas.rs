@@ -12,9 +12,9 @@ use std::ffi::c_void;
 use redis_module::raw;
 
 use crate::server::callback::ctx::enter;
+use crate::server::calls::knows_command;
 use crate::server::calls::text_of;
 use crate::server::events::subscription;
-use crate::server::registration::load::knows_command;
 use crate::server::{Ctx, ServerCell};
 
 /// Where a primary and its replicas are in the stream.

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: MIT
+
+//! The value of an open key: reading and writing hashes and strings.
+
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+
+use redis_module::raw;
+
+use crate::server::keys::string;
+use crate::server::{Ctx, Str};
+
+/// What is stored under a key, as far as a lock cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Empty,
+    Hash,
+    String,
+    Other,
+}
+
+/// What is open. The server keeps the name for as long as it is, and the context too.
+pub(crate) struct Handle<'a> {
+    /// Null: opened for reading, and empty.
+    pub(super) raw: *mut raw::RedisModuleKey,
+    opened_in: PhantomData<Ctx<'a>>,
+}
+
+/// What a walk over a hash hands its callback; see [`Handle::for_each_field`].
+struct Walk<'f> {
+    visit: &'f mut dyn FnMut(&[u8], &[u8]) -> bool,
+    stopped: bool,
+    panicked: bool,
+}
+
+pub(super) const READ: u32 = raw::REDISMODULE_READ;
+pub(super) const WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+
+impl<'a> Handle<'a> {
+    pub(super) fn open(ctx: Ctx<'a>, name: &Str<'_>, mode: u32) -> Handle<'a> {
+        // SAFETY: the context outlives the key, and the server keeps the name.
+        let raw = unsafe { call!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode.cast_signed())) };
+        Handle { raw, opened_in: PhantomData }
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        // SAFETY: the key is open; null is answered as empty.
+        match unsafe { call!(RedisModule_KeyType(self.raw)) } as isize {
+            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
+            raw::REDISMODULE_KEYTYPE_HASH => Kind::Hash,
+            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
+            _ => Kind::Other,
+        }
+    }
+
+    /// When the key expires, in milliseconds since the epoch.
+    pub(crate) fn expires_at(&self) -> Option<i64> {
+        // SAFETY: the key is open; null is answered as "never".
+        let at = unsafe { call!(RedisModule_GetAbsExpire(self.raw)) };
+        (at != i64::from(raw::REDISMODULE_NO_EXPIRE)).then_some(at)
+    }
+
+    /// How many fields a hash has.
+    pub(crate) fn len(&self) -> usize {
+        // SAFETY: the key is open; null is answered as empty.
+        unsafe { call!(RedisModule_ValueLength(self.raw)) }
+    }
+
+    /// Shows the value of this field of a hash, or that it has none.
+    pub(crate) fn with_field<T>(&self, field: &Str<'_>, what: impl FnOnce(Option<&[u8]>) -> T) -> T {
+        let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
+        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
+        // is null or ours to free, which is done after its last use.
+        unsafe {
+            let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
+            call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
+            if value.is_null() {
+                return what(None);
+            }
+            let result = what(Some(string::bytes(value)));
+            call!(RedisModule_FreeString(std::ptr::null_mut(), value));
+            result
+        }
+    }
+
+    /// The value of this field of a hash, if it is an integer as `HINCRBY` writes it.
+    pub(crate) fn number(&self, field: &Str<'_>) -> Option<i64> {
+        let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
+        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
+        // is null or ours to free.
+        unsafe {
+            let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
+            call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
+            string::take_number(value)
+        }
+    }
+
+    /// The value of this field of a hash, and of the other one if that is there too: if there are no more, and they are integers
+    /// as `HINCRBY` writes them.
+    pub(crate) fn only_numbers(&self, field: &Str<'_>, other: &Str<'_>) -> Option<(i64, Option<i64>)> {
+        let mut values: [*mut raw::RedisModuleString; 2] = [std::ptr::null_mut(); 2];
+        let [first, second] = &mut values;
+        let (flags, end) =
+            (raw::REDISMODULE_HASH_NONE.cast_signed(), std::ptr::null_mut::<raw::RedisModuleString>());
+        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The values
+        // are null or ours to free.
+        let numbers = unsafe {
+            let len = call!(RedisModule_ValueLength(self.raw));
+            let field = field.as_ptr();
+            match len {
+                1 => call!(RedisModule_HashGet(self.raw, flags, field, &raw mut *first, end)),
+                2 => {
+                    let (first, second) = (&raw mut *first, &raw mut *second);
+                    call!(RedisModule_HashGet(self.raw, flags, field, first, other.as_ptr(), second, end))
+                }
+                _ => return None,
+            };
+            let numbers = values.map(|value| string::take_number(value));
+            (numbers[1].is_some() || len == 1).then_some(numbers)
+        };
+        let [first, second] = numbers?;
+        Some((first?, second))
+    }
+
+    /// Calls `visit` with every field and value of a hash, until it returns false.
+    pub(crate) fn for_each_field(&self, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) {
+        unsafe extern "C" fn field(
+            _key: *mut raw::RedisModuleKey,
+            field: *mut raw::RedisModuleString,
+            value: *mut raw::RedisModuleString,
+            data: *mut c_void,
+        ) {
+            // SAFETY: `data` is the walk that started this scan and waits for it to end.
+            let walk = unsafe { &mut *data.cast::<Walk<'_>>() };
+            // SAFETY: both strings live until this callback returns.
+            let (field, value) = unsafe { (string::bytes(field), string::bytes(value)) };
+            if walk.stopped {
+                return;
+            }
+            let goes_on = crate::server::guard(|| (walk.visit)(field, value));
+            walk.panicked = goes_on.is_none();
+            walk.stopped = goes_on != Some(true);
+        }
+        if self.raw.is_null() {
+            return;
+        }
+        let mut walk = Walk { visit, stopped: false, panicked: false };
+        // SAFETY: the cursor is made and destroyed here; the callback only uses `walk`, which outlives the
+        // scan. The hash is not changed meanwhile, so that the scan ends.
+        unsafe {
+            let cursor = call!(RedisModule_ScanCursorCreate());
+            let data = (&raw mut walk).cast::<c_void>();
+            while call!(RedisModule_ScanKey(self.raw, cursor, Some(field), data)) != 0
+                && !(*data.cast::<Walk<'_>>()).stopped
+            {}
+            call!(RedisModule_ScanCursorDestroy(cursor));
+        }
+        assert!(!walk.panicked, "the visitor of a hash panicked");
+    }
+
+    /// True if this is a sorted set with a score above this one that may be a time: below 2^53.
+    pub(crate) fn has_score_above(&self, score: i64) -> bool {
+        #[allow(clippy::cast_precision_loss)] // Times, far below 2^53.
+        let above = score as f64;
+        // SAFETY: the key is open, and null or of another type is answered first; the range is stopped before the key
+        // is closed, and without a place for the score none is written.
+        unsafe {
+            if call!(RedisModule_KeyType(self.raw)) as isize != raw::REDISMODULE_KEYTYPE_ZSET {
+                return false;
+            }
+            call!(RedisModule_ZsetLastInScoreRange(self.raw, above, 9_007_199_254_740_992.0, 1, 1));
+            let last = call!(RedisModule_ZsetRangeCurrentElement(self.raw, std::ptr::null_mut()));
+            call!(RedisModule_ZsetRangeStop(self.raw));
+            if last.is_null() {
+                return false;
+            }
+            call!(RedisModule_FreeString(std::ptr::null_mut(), last));
+            true
+        }
+    }
+
+    /// The content of a string.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let (mut len, mode) = (0, READ.cast_signed());
+        // SAFETY: the key is open and holds a string; what is returned lives as long as that is not changed.
+        unsafe {
+            let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
+            if start.is_null() {
+                return Vec::new();
+            }
+            std::slice::from_raw_parts(start.cast(), len).to_vec()
+        }
+    }
+
+    /// Makes the key a string with this content. The TTL is to be set or ended then.
+    pub(crate) fn set_text(&mut self, content: &[u8]) {
+        if self.kind() == Kind::String && self.overwrite(content) {
+            return;
+        }
+        let content = Str::new(content);
+        // SAFETY: the key is open for writing.
+        unsafe { call!(RedisModule_StringSet(self.raw, content.as_ptr())) };
+    }
+
+    /// Writes over the content of a string, if that has the same length. The server would otherwise delete the key, and make
+    /// it anew.
+    fn overwrite(&mut self, content: &[u8]) -> bool {
+        let (mut len, mode) = (0, WRITE.cast_signed());
+        // SAFETY: the key is open for writing and holds a string, which the server makes one that nobody else has; it is
+        // written to within its length.
+        unsafe {
+            let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
+            if start.is_null() || len != content.len() {
+                return false;
+            }
+            std::ptr::copy_nonoverlapping(content.as_ptr(), start.cast::<u8>(), len);
+        }
+        true
+    }
+
+    /// Sets a field; makes the hash if there is none.
+    pub(crate) fn set_field(&mut self, field: &Str<'_>, value: &Str<'_>) {
+        self.hash_set(field, value.as_ptr());
+    }
+
+    /// Deletes a field; with the last one goes the hash.
+    pub(crate) fn delete_field(&mut self, field: &Str<'_>) {
+        self.hash_set(field, raw::REDISMODULE_HASH_DELETE.cast_mut());
+    }
+
+    /// Sets a field and deletes another one.
+    pub(crate) fn replace_field(&mut self, before: &Str<'_>, field: &Str<'_>, value: &Str<'_>) {
+        // SAFETY: as in `hash_set`.
+        unsafe {
+            call!(RedisModule_HashSet(
+                self.raw,
+                raw::REDISMODULE_HASH_NONE.cast_signed(),
+                field.as_ptr(),
+                value.as_ptr(),
+                before.as_ptr(),
+                raw::REDISMODULE_HASH_DELETE.cast_mut(),
+                std::ptr::null_mut::<raw::RedisModuleString>(),
+            ))
+        };
+    }
+
+    fn hash_set(&mut self, field: &Str<'_>, value: *mut raw::RedisModuleString) {
+        // SAFETY: the key is open for writing; the list of fields and values ends with a null. The server does
+        // not follow the value that stands for a deletion.
+        unsafe {
+            call!(RedisModule_HashSet(
+                self.raw,
+                raw::REDISMODULE_HASH_NONE.cast_signed(),
+                field.as_ptr(),
+                value,
+                std::ptr::null_mut::<raw::RedisModuleString>(),
+            ))
+        };
+    }
+
+    /// Sets the TTL, in milliseconds since the epoch.
+    pub(crate) fn set_expires_at(&mut self, at: i64) {
+        // SAFETY: the key is open for writing and not empty.
+        unsafe { call!(RedisModule_SetAbsExpire(self.raw, at)) };
+    }
+
+    /// Ends the TTL, if there is one.
+    pub(crate) fn persist(&mut self) {
+        // SAFETY: the key is open for writing and not empty.
+        unsafe { call!(RedisModule_SetAbsExpire(self.raw, i64::from(raw::REDISMODULE_NO_EXPIRE))) };
+    }
+
+    /// Deletes the key; the handle stays open and can be written to.
+    pub(crate) fn delete(&mut self) {
+        // SAFETY: the key is open for writing.
+        let deleted: c_int = unsafe { call!(RedisModule_DeleteKey(self.raw)) };
+        debug_assert_eq!(deleted, crate::server::OK);
+    }
+
+    /// The same, where the value may be large: its memory is freed by another thread.
+    pub(crate) fn unlink(&mut self) {
+        // SAFETY: the key is open for writing.
+        let deleted: c_int = unsafe { call!(RedisModule_UnlinkKey(self.raw)) };
+        debug_assert_eq!(deleted, crate::server::OK);
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        // SAFETY: opened by `open` and closed once; null is allowed.
+        unsafe { call!(RedisModule_CloseKey(self.raw)) };
+    }
+}
