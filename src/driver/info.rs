@@ -70,7 +70,7 @@ impl InfoSection for Section {
         info.number(c"table_long_replies", long_reply::pending(proof));
         info.number(c"table_scripts", deferred::pending(proof));
         info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
-        info.number(c"eviction", usize::from(evicts()));
+        info.number(c"eviction", usize::from(may_evict_locks()));
     }
 }
 
@@ -118,13 +118,13 @@ pub(crate) const SETTINGS: [&CStr; 4] =
     [c"maxmemory-policy", c"maxmemory", c"lock.quarantine", c"lock.events"];
 
 /// True if the server may evict lock keys when its memory is full, and so let two owners in.
-fn evicts() -> bool {
+fn may_evict_locks() -> bool {
     version::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
 }
 
 /// Warns an operator whose server may evict locks: at the start, and when that is set.
-pub(crate) fn warn_if_evicts(ctx: Ctx<'_>) {
-    if evicts() {
+pub(crate) fn warn_about_eviction(ctx: Ctx<'_>) {
+    if may_evict_locks() {
         ctx.warn(
             "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
              owners hold one lock; set maxmemory-policy noeviction",

@@ -31,11 +31,11 @@ mod timer;
 
 pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
 pub(crate) use locks::commit::commit;
-pub(crate) use locks::deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle};
-pub(crate) use locks::reconcile::{grant_all, serve_bundles, take_back};
+pub(crate) use locks::deadlock::{blockers_of, deadlock_of, in_multi_lock_call, may_be_in_cycle};
+pub(crate) use locks::reconcile::{grant_bundle, revoke_cancelled, serve_bundles};
 pub(crate) use messages::inbox_publisher::{await_message, inbox};
-pub(crate) use replicas::acknowledgements::{Acknowledgement, Standing, Whose};
-pub(crate) use state::{dispatch, queue_unseen, with, Remembered};
+pub(crate) use replicas::replica_waits::{AwaitedHold, HoldRef, ReplicaRequirement};
+pub(crate) use state::{dispatch, queue_unseen, with, Remembered, WaitStart};
 
 use crate::config;
 use crate::core::{KeyChange, LockRef};
@@ -54,51 +54,51 @@ use timer::on_timer;
 /// server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
-        driver.alarm.calls(on_timer::on_timer);
-        driver.acknowledgements.calls(completion::turn_ends);
-        driver.inboxes.calls(inbox_publisher::turn_ends);
+        driver.alarm.set_callback(on_timer::on_timer);
+        driver.replica_waits.set_callback(completion::on_turn_end);
+        driver.inboxes.set_callback(inbox_publisher::on_turn_end);
     });
-    owner_events::follow_setting(ctx);
-    quarantine::start(ctx);
+    owner_events::apply_setting(ctx);
+    quarantine::on_load(ctx);
     let in_time = config::quarantine().is_none() || {
-        subscriptions::listen_to_role(ctx);
-        server_events::listen_to_loading(ctx, quarantine::loaded)
+        subscriptions::subscribe_to_role(ctx);
+        server_events::listen_to_loading(ctx, quarantine::on_data_loaded)
     };
     // The first tick says that the module has been loaded: see `unloading`.
-    server_events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
-    unloading::watch(ctx) && server_events::listen_to_databases::<KeyEvents>(ctx) && in_time
+    server_events::listen_to_cron(ctx, |ctx, ()| unloading::mark_in_use(ctx));
+    unloading::watch_shutdown(ctx) && server_events::listen_to_databases::<KeyEvents>(ctx) && in_time
 }
 
 /// `CONFIG SET` has set what matters to operators.
-pub(crate) fn settings_changed(ctx: Ctx<'_>, (): ()) {
-    info::warn_if_evicts(ctx);
+pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
+    info::warn_about_eviction(ctx);
     if config::quarantine().is_some() {
-        subscriptions::listen_to_role(ctx);
+        subscriptions::subscribe_to_role(ctx);
     }
-    owner_events::follow_setting(ctx);
+    owner_events::apply_setting(ctx);
     // Who waits for the end of a quarantine may have to wait no more.
     with(ctx, |driver| {
-        driver.keep_quarantine(ctx.now());
-        driver.plan(ctx);
+        driver.update_quarantine(ctx.now());
+        driver.schedule(ctx);
     });
 }
 
 /// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
-    state::drop_all(ctx);
+    state::drop_state(ctx);
     reader_cache::forget_all(ctx);
     turn_end::stop(ctx);
-    string::forget_lasting(ctx);
-    server_replicas::forget(ctx);
+    string::forget_cached(ctx);
+    server_replicas::forget_online(ctx);
     subscriptions::forget(ctx);
 }
 
 /// A command found something else than a lock: if somebody waits for it, that is looked at.
-pub(crate) fn look_soon(ctx: Ctx<'_>, key: &[u8]) {
+pub(crate) fn recheck_soon(ctx: Ctx<'_>, key: &[u8]) {
     with(ctx, |driver| {
         let at = LockRef { db: ctx.db(), key };
         if driver.locks.key_changed(at, KeyChange::Changed, ctx.now()) {
-            driver.plan(ctx);
+            driver.schedule(ctx);
         }
     });
 }

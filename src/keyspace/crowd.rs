@@ -18,6 +18,7 @@ use std::rc::Rc;
 
 use crate::core::{Crowd, Hold, Holders, LockRef, Now, Touched};
 use crate::keyspace::memory::Memory;
+use crate::keyspace::reader_cache::CacheKey;
 use crate::keyspace::{layout, reader_cache};
 use crate::server::keys::key::Key;
 use crate::server::replication::keyspace_events;
@@ -25,26 +26,34 @@ use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
 
 /// A hash with more fields than this is read as a crowd, if it is one.
-pub(super) const MANY: usize = 8;
+pub(super) const SMALL_HASH_FIELDS: usize = 8;
 
 /// How many fields of readers whose lease is over a step deletes: thousands at once would stall the server.
-const PORTION: usize = 256;
+const EXPIRED_PER_STEP: usize = 256;
 
 /// So many must hold the lock, besides those whose holds a step can end: when the caller is gone too, each of them still has
 /// another one beside it.
-const LEFT: usize = 3;
+const MIN_OTHER_READERS: usize = 3;
+
+/// The size and the TTL of a hash.
+#[derive(Clone, Copy)]
+pub(super) struct HashShape {
+    pub(super) fields: usize,
+    /// Milliseconds since the epoch.
+    pub(super) expires_at: i64,
+}
 
 /// How a crowd was found.
-pub(super) struct Found {
+pub(super) struct FoundCrowd {
     db: i32,
     /// The name under which it was kept; none if it was read.
     name: Option<Box<[u8]>>,
     /// It can be kept.
-    lasts: bool,
+    is_cacheable: bool,
 }
 
 /// What was written of a crowd.
-pub(super) struct Written {
+pub(super) struct CrowdWrite {
     pub(super) changed: bool,
     /// The lease that is the last of all was set.
     pub(super) renewed_last: bool,
@@ -54,53 +63,53 @@ pub(super) struct Written {
 pub(super) fn open(
     ctx: Ctx<'_>,
     key: &Key<'_>,
-    (fields, expires_at): (usize, i64),
+    shape: HashShape,
     caller: Option<&Str<'_>>,
     memory: &impl Memory,
     now: Now,
-) -> Option<(Found, Holders)> {
+) -> Option<(FoundCrowd, Holders)> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
-    let lasts = !key.may_have_field_ends(ctx);
+    let is_cacheable = !key.may_have_expiring_fields(ctx);
     if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
-        if lasts && is_true(key, &crowd, (fields, expires_at), caller) {
+        if is_cacheable && matches_key(key, &crowd, shape, caller) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
-            if crowd.len() >= memory.ending() + LEFT {
-                let found = Found { db: at.db, name: Some(name), lasts };
+            if crowd.len() >= memory.ending() + MIN_OTHER_READERS {
+                let found = FoundCrowd { db: at.db, name: Some(name), is_cacheable };
                 return Some((found, Holders::from_crowd(crowd)));
             }
         }
     }
-    let holders = read(key, (fields, expires_at), now)?;
-    Some((Found { db: at.db, name: None, lasts }, holders))
+    let holders = read(key, shape, now)?;
+    Some((FoundCrowd { db: at.db, name: None, is_cacheable }, holders))
 }
 
 /// The readers that a hash with so many fields stands for, to look at; they may be those that are kept.
-pub(super) fn look(ctx: Ctx<'_>, key: &Key<'_>, found: (usize, i64), now: Now) -> Option<Holders> {
+pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
     if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
-        if !key.may_have_field_ends(ctx) && is_true(key, &crowd, found, None) {
+        if !key.may_have_expiring_fields(ctx) && matches_key(key, &crowd, shape, None) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
-            reader_cache::put(ctx, (at.db, name), Rc::clone(&crowd), now.wall);
-            if crowd.len() >= LEFT {
+            reader_cache::insert(ctx, CacheKey { db: at.db, name }, Rc::clone(&crowd), now.wall);
+            if crowd.len() >= MIN_OTHER_READERS {
                 return Some(Holders::from_crowd(crowd));
             }
         }
     }
-    look_closely(key, found, now)
+    read_all(key, shape, now)
 }
 
 /// The same by all fields.
-pub(super) fn look_closely(key: &Key<'_>, found: (usize, i64), now: Now) -> Option<Holders> {
-    read(key, found, now)
+pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
+    read(key, shape, now)
 }
 
 /// Who holds the lock by these fields. They are no crowd if few are left of many: what is stored of them is that alone, and all
 /// else goes with the key.
-fn read(key: &Key<'_>, (fields, expires_at): (usize, i64), now: Now) -> Option<Holders> {
-    let mut all = Vec::with_capacity(fields);
-    all_readers(key, expires_at, &mut |hold| all.push(hold))?;
+fn read(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
+    let mut all = Vec::with_capacity(shape.fields);
+    all_readers(key, shape.expires_at, &mut |hold| all.push(hold))?;
     let over = all.iter().filter(|hold| hold.expires_at < now.wall).count();
-    if all.len() - over <= MANY && over > PORTION {
+    if all.len() - over <= SMALL_HASH_FIELDS && over > EXPIRED_PER_STEP {
         all.retain(|hold| hold.expires_at >= now.wall);
         return Holders::from_holds(all);
     }
@@ -111,7 +120,7 @@ fn read(key: &Key<'_>, (fields, expires_at): (usize, i64), now: Now) -> Option<H
 fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Option<()> {
     let mut all = true;
     key.for_each_field(&mut |field, value| {
-        match layout::parse_reader((field, value), expires_at) {
+        match layout::parse_reader(field, value, expires_at) {
             Some(hold) => show(hold),
             None => all = false,
         }
@@ -121,21 +130,16 @@ fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Op
 }
 
 /// True if the key bears out what was kept.
-fn is_true(
-    key: &Key<'_>,
-    crowd: &Crowd,
-    (fields, expires_at): (usize, i64),
-    caller: Option<&Str<'_>>,
-) -> bool {
+fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&Str<'_>>) -> bool {
     let caller = caller.map(Str::as_bytes);
-    crowd.fields() == fields
-        && crowd.last_end() == Some(expires_at)
-        && caller.is_none_or(|caller| has(key, caller, crowd.field(caller)))
-        && crowd.last_but(caller).is_some_and(|hold| has(key, hold.owner.as_bytes(), Some(hold)))
+    crowd.fields() == shape.fields
+        && crowd.last_end() == Some(shape.expires_at)
+        && caller.is_none_or(|caller| field_matches(key, caller, crowd.field(caller)))
+        && crowd.last_but(caller).is_some_and(|hold| field_matches(key, hold.owner.as_bytes(), Some(hold)))
 }
 
 /// True if the field of this reader says just this, or is not there.
-fn has(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
+fn field_matches(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
     key.with_field(&Str::new(&layout::reader_field(owner)), |value| match (value, hold) {
         (Some(value), Some(hold)) => layout::is_value_of(value, hold),
         (None, None) => true,
@@ -143,7 +147,7 @@ fn has(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
     })
 }
 
-impl Found {
+impl FoundCrowd {
     /// Writes what a step has changed of the crowd, and deletes some of the fields whose lease is over.
     pub(super) fn store(
         &mut self,
@@ -152,20 +156,20 @@ impl Found {
         caller: Option<&Str<'_>>,
         propagation: Propagation<'_>,
         raise: impl Fn(&std::ffi::CStr),
-    ) -> Written {
-        let was_kept = self.name.is_some();
-        let (mut gone, mut set, mut renewed_last) = (Vec::new(), Vec::new(), false);
+    ) -> CrowdWrite {
+        let was_cached = self.name.is_some();
+        let (mut deleted, mut set, mut renewed_last) = (Vec::new(), Vec::new(), false);
         for Touched { owner, before } in crowd.take_touched() {
             let owner = owner.as_bytes();
             let calls = caller.is_some_and(|caller| caller.as_bytes() == owner);
-            if was_kept && !calls && !has(key, owner, before.as_ref()) {
+            if was_cached && !calls && !field_matches(key, owner, before.as_ref()) {
                 // The field is somebody else's work.
-                self.lasts = false;
+                self.is_cacheable = false;
                 continue;
             }
             match (crowd.field(owner), before) {
                 (None, None) => {}
-                (None, Some(_)) => gone.push(layout::reader_field(owner)),
+                (None, Some(_)) => deleted.push(layout::reader_field(owner)),
                 (Some(hold), before) => {
                     if hold.renewed || before.as_ref() != Some(hold) {
                         set.push(Str::new(&layout::reader_field(owner)));
@@ -176,21 +180,21 @@ impl Found {
             }
             crowd.is_written(owner);
         }
-        let ended: Vec<Hold> = crowd.ended(PORTION).cloned().collect();
+        let ended: Vec<Hold> = crowd.ended(EXPIRED_PER_STEP).cloned().collect();
         for hold in ended {
             let owner = hold.owner.as_bytes();
-            if was_kept && !has(key, owner, Some(&hold)) {
-                self.lasts = false;
+            if was_cached && !field_matches(key, owner, Some(&hold)) {
+                self.is_cacheable = false;
                 break;
             }
-            gone.push(layout::reader_field(owner));
+            deleted.push(layout::reader_field(owner));
             crowd.forget(owner);
         }
-        gone.sort_unstable();
-        let gone: Vec<Str<'_>> = gone.iter().map(|field| Str::new(field)).collect();
-        if !gone.is_empty() {
-            gone.iter().for_each(|field| key.delete_field(field));
-            let args: Vec<&Str<'_>> = std::iter::once(key.name()).chain(&gone).collect();
+        deleted.sort_unstable();
+        let deleted: Vec<Str<'_>> = deleted.iter().map(|field| Str::new(field)).collect();
+        if !deleted.is_empty() {
+            deleted.iter().for_each(|field| key.delete_field(field));
+            let args: Vec<&Str<'_>> = std::iter::once(key.name()).chain(&deleted).collect();
             propagation.send(c"HDEL", &args);
             raise(c"hdel");
         }
@@ -200,17 +204,18 @@ impl Found {
             propagation.send(c"HSET", &args);
             raise(c"hset");
         }
-        Written { changed: !(gone.is_empty() && set.is_empty()), renewed_last }
+        CrowdWrite { changed: !(deleted.is_empty() && set.is_empty()), renewed_last }
     }
 
     /// Keeps a crowd that is stored, on a primary: at a replica the stream from the primary changes it.
-    pub(super) fn keep(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
-        if self.lasts && !crowd.is_touched() && crowd.fields() > MANY && ctx.is_primary() {
+    pub(super) fn cache(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
+        if self.is_cacheable && !crowd.is_touched() && crowd.fields() > SMALL_HASH_FIELDS && ctx.is_primary()
+        {
             let to_keep = Rc::make_mut(crowd);
             to_keep.free_spare();
             to_keep.is_kept();
             let name = self.name.take().unwrap_or_else(|| key.name().as_bytes().into());
-            reader_cache::put(ctx, (self.db, name), Rc::clone(crowd), ctx.now().wall);
+            reader_cache::insert(ctx, CacheKey { db: self.db, name }, Rc::clone(crowd), ctx.now().wall);
         }
     }
 }

@@ -16,11 +16,11 @@ use smallvec::SmallVec;
 use crate::core::{Hold, Holders, Owner, Token};
 use crate::decimal::{decimal, Digits, GREATEST};
 
-pub(super) const FENCE: &[u8] = b"#fence";
-const SHARED: &[u8] = b"#shared:";
+pub(super) const FENCE_FIELD: &[u8] = b"#fence";
+const SHARED_PREFIX: &[u8] = b"#shared:";
 
 /// No integer has more digits; one that has no more fits into 64 bits without a sign.
-const LONGEST_NUMBER: usize = 19;
+const MAX_DIGITS: usize = 19;
 
 /// The name or the value of a field; on the stack, unless an owner is long.
 pub(super) type Text = SmallVec<[u8; 64]>;
@@ -32,9 +32,9 @@ pub(super) type Field = (Text, Text);
 pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
     for (name, value) in fields {
-        if **name == *FENCE {
+        if **name == *FENCE_FIELD {
             fence = Some(positive(value).filter(|token| *token <= GREATEST)?);
-        } else if let Some(owner) = name.strip_prefix(SHARED).filter(|owner| is_owner(owner)) {
+        } else if let Some(owner) = name.strip_prefix(SHARED_PREFIX).filter(|owner| is_owner(owner)) {
             holds.push(parse_shared(owner, value, expires_at)?);
         } else if is_owner(name) && exclusive.is_none() {
             exclusive = Some(exclusive_hold(name, positive(value)?, expires_at));
@@ -60,13 +60,18 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
 }
 
 /// Who holds the lock by a hash with this field alone, and maybe the token's; `None` if it has to be looked at more closely.
-pub(super) fn alone(name: &[u8], holds: i64, token: Option<Token>, expires_at: i64) -> Option<Holders> {
-    is_alone(name, holds, token)
+pub(super) fn parse_single_owner(
+    name: &[u8],
+    holds: i64,
+    token: Option<Token>,
+    expires_at: i64,
+) -> Option<Holders> {
+    is_single_owner(name, holds, token)
         .then(|| Holders::Exclusive(Hold { token, ..exclusive_hold(name, holds, expires_at) }))
 }
 
 /// True if a hash with this field alone, and maybe the token's, is a lock that this owner holds.
-pub(super) fn is_alone(name: &[u8], holds: i64, token: Option<Token>) -> bool {
+pub(super) fn is_single_owner(name: &[u8], holds: i64, token: Option<Token>) -> bool {
     is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=GREATEST).contains(&token))
 }
 
@@ -75,14 +80,14 @@ fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
 }
 
 /// The hold that a reader's field stands for, in a hash that expires at `expires_at`; `None` if it is none.
-pub(super) fn parse_reader((name, value): (&[u8], &[u8]), expires_at: i64) -> Option<Hold> {
-    let owner = name.strip_prefix(SHARED).filter(|owner| is_owner(owner))?;
+pub(super) fn parse_reader(name: &[u8], value: &[u8], expires_at: i64) -> Option<Hold> {
+    let owner = name.strip_prefix(SHARED_PREFIX).filter(|owner| is_owner(owner))?;
     parse_shared(owner, value, expires_at)
 }
 
 /// The name of this owner's field as a reader.
 pub(super) fn reader_field(owner: &[u8]) -> Text {
-    let mut name = SmallVec::from_slice(SHARED);
+    let mut name = SmallVec::from_slice(SHARED_PREFIX);
     name.extend_from_slice(owner);
     name
 }
@@ -123,20 +128,24 @@ fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold>
 }
 
 /// A field as it shall be, and whether it is to be written even if it is so already.
-pub(super) struct Wanted {
+pub(super) struct WantedField {
     pub(super) field: Field,
     pub(super) renewed: bool,
 }
 
 /// The fields for these holds.
-pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
+pub(super) fn fields_for(holds: &[&Hold]) -> Vec<WantedField> {
     let mut wanted = Vec::with_capacity(holds.len());
     for hold in holds {
         let owner = hold.owner.as_bytes();
         if hold.exclusive > 0 {
-            wanted.push(Wanted { field: (Text::from_slice(owner), text(hold.exclusive)), renewed: false });
+            wanted
+                .push(WantedField { field: (Text::from_slice(owner), text(hold.exclusive)), renewed: false });
             if let Some(token) = hold.token {
-                wanted.push(Wanted { field: (Text::from_slice(FENCE), text(token)), renewed: false });
+                wanted.push(WantedField {
+                    field: (Text::from_slice(FENCE_FIELD), text(token)),
+                    renewed: false,
+                });
             }
         }
         if hold.shared > 0 {
@@ -146,7 +155,7 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
                 _ => reader_value(&Hold { token: None, ..(*hold).clone() }),
             };
             let field = (reader_field(owner), value);
-            wanted.push(Wanted { field, renewed: hold.renewed });
+            wanted.push(WantedField { field, renewed: hold.renewed });
         }
     }
     wanted
@@ -154,10 +163,10 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
 
 /// True if these holders have a field of this name.
 pub(super) fn has_field(holders: &Holders, name: &[u8]) -> bool {
-    if name == FENCE {
+    if name == FENCE_FIELD {
         return matches!(holders, Holders::Exclusive(hold) if hold.token.is_some());
     }
-    match name.strip_prefix(SHARED) {
+    match name.strip_prefix(SHARED_PREFIX) {
         Some(owner) => holders.of(owner).is_some_and(|hold| hold.shared > 0),
         None => holders.of(name).is_some_and(|hold| hold.exclusive > 0),
     }
@@ -174,7 +183,7 @@ fn is_owner(field: &[u8]) -> bool {
 
 /// A positive number as `HINCRBY` writes it.
 fn positive(value: &[u8]) -> Option<i64> {
-    if !matches!(value, [b'1'..=b'9', ..]) || value.len() > LONGEST_NUMBER {
+    if !matches!(value, [b'1'..=b'9', ..]) || value.len() > MAX_DIGITS {
         return None;
     }
     decimal(value)?.try_into().ok()
@@ -182,7 +191,7 @@ fn positive(value: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{alone, fields, has_field, parse, positive, Field, Hold, Holders};
+    use super::{fields_for, has_field, parse, parse_single_owner, positive, Field, Hold, Holders};
 
     fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
         fields.iter().map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into())).collect()
@@ -190,8 +199,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        assert_eq!(alone(b"a", 3, None, 500), parse(&hash(&[("a", "3")]), 500));
-        assert_eq!(alone(b"a", 3, Some(77), 500), parse(&hash(&[("a", "3"), ("#fence", "77")]), 500));
+        assert_eq!(parse_single_owner(b"a", 3, None, 500), parse(&hash(&[("a", "3")]), 500));
+        assert_eq!(
+            parse_single_owner(b"a", 3, Some(77), 500),
+            parse(&hash(&[("a", "3"), ("#fence", "77")]), 500)
+        );
         for stored in [
             hash(&[("a", "3")]),
             hash(&[("a", "3"), ("#fence", "77")]),
@@ -201,7 +213,7 @@ mod tests {
         ] {
             let holders = parse(&stored, 500).unwrap_or_else(|| panic!("{stored:?} is a lock"));
             let holds: Vec<&Hold> = holders.iter().collect();
-            let mut written: Vec<Field> = fields(&holds).into_iter().map(|wanted| wanted.field).collect();
+            let mut written: Vec<Field> = fields_for(&holds).into_iter().map(|wanted| wanted.field).collect();
             assert!(written.iter().all(|(name, _)| has_field(&holders, name)), "{written:?}");
             assert!(!has_field(&holders, b"b") && !has_field(&holders, b"#shared:b"), "{written:?}");
             written.sort_by_key(|field| stored.iter().position(|other| other == field));

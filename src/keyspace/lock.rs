@@ -7,15 +7,15 @@ use std::ffi::{c_int, CStr};
 use crate::core::{Foreseen, Holders, Now, Token};
 use crate::decimal::Digits;
 use crate::error::Error;
-use crate::keyspace::crowd;
-use crate::keyspace::layout::{self, Field, Wanted};
+use crate::keyspace::crowd::{self, HashShape};
+use crate::keyspace::layout::{self, Field, WantedField};
 use crate::keyspace::look::{fence_field, read_fields};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::records::Records;
 use crate::keyspace::stored::{PlainOwner, Stored};
 use crate::keyspace::{channel, reader_cache, redisson_fair};
 use crate::server::events::muted::muted;
-use crate::server::keys::handle::Kind;
+use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::Key;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
@@ -34,7 +34,7 @@ pub(crate) struct Lock<'a> {
     /// What is stored beside it.
     pub(crate) records: Records<'a>,
     /// If it is free, that is not announced yet.
-    pub(crate) withholds: bool,
+    pub(crate) withholds_announcement: bool,
 }
 
 impl<'a> Lock<'a> {
@@ -58,7 +58,7 @@ impl<'a> Lock<'a> {
             stored_end: None,
             holders: Holders::Free,
             records: Records::of(ctx, name),
-            withholds: false,
+            withholds_announcement: false,
         };
         lock.read(memory, now)?;
         Ok(body(&mut lock))
@@ -69,14 +69,14 @@ impl<'a> Lock<'a> {
     fn read(&mut self, memory: &impl Memory, now: Now) -> Result<(), Error> {
         let (ctx, key) = (self.ctx, &self.key);
         let kind = key.kind();
-        let fields = if kind == Kind::Hash { key.len() } else { 0 };
-        if fields <= crowd::MANY {
+        let fields = if kind == ValueKind::Hash { key.len() } else { 0 };
+        if fields <= crowd::SMALL_HASH_FIELDS {
             reader_cache::forget(ctx, key.name().as_bytes());
         }
         match kind {
-            Kind::Empty => return Ok(()),
-            Kind::Hash => {}
-            Kind::String | Kind::Other => return Err(Error::WrongType),
+            ValueKind::Empty => return Ok(()),
+            ValueKind::Hash => {}
+            ValueKind::String | ValueKind::Other => return Err(Error::WrongType),
         }
         if fields == 1 && self.read_remembered(memory, now) {
             return Ok(());
@@ -88,9 +88,9 @@ impl<'a> Lock<'a> {
             return Ok(());
         }
         let key = &self.key;
-        if fields > crowd::MANY {
-            let found = crowd::open(ctx, key, (fields, expires_at), self.caller, memory, now);
-            if let Some((found, holders)) = found {
+        if fields > crowd::SMALL_HASH_FIELDS {
+            let shape = HashShape { fields, expires_at };
+            if let Some((found, holders)) = crowd::open(ctx, key, shape, self.caller, memory, now) {
                 self.stored = Stored::Crowd(found);
                 self.holders = holders;
                 return Ok(());
@@ -111,7 +111,7 @@ impl<'a> Lock<'a> {
             Some(caller) => PlainOwner::Caller(caller),
             None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),
         };
-        if self.key.number(owner.name()) != Some(hold.exclusive) {
+        if self.key.integer_field(owner.name()) != Some(hold.exclusive) {
             return false;
         }
         self.stored = Stored::Plain(owner, hold.exclusive);
@@ -123,8 +123,12 @@ impl<'a> Lock<'a> {
     /// Reads a hash with no other fields than the caller's exclusive holds, and maybe their token.
     fn read_callers(&mut self, expires_at: i64) -> bool {
         let Some(caller) = self.caller else { return false };
-        let Some((holds, token)) = self.key.only_numbers(caller, fence_field(self.ctx)) else { return false };
-        let Some(holders) = layout::alone(caller.as_bytes(), holds, token, expires_at) else { return false };
+        let Some((holds, token)) = self.key.only_integer_fields(caller, fence_field(self.ctx)) else {
+            return false;
+        };
+        let Some(holders) = layout::parse_single_owner(caller.as_bytes(), holds, token, expires_at) else {
+            return false;
+        };
         self.stored = match token {
             None => Stored::Plain(PlainOwner::Caller(caller), holds),
             Some(token) => Stored::Fenced(caller, holds, token),
@@ -156,27 +160,28 @@ impl<'a> Lock<'a> {
     }
 
     /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.
-    pub(crate) fn first_field_end(&self) -> Option<i64> {
+    pub(crate) fn first_field_expiry(&self) -> Option<i64> {
         let holds = || self.holders.iter().collect::<Vec<_>>();
-        let names = || layout::fields(&holds()).into_iter().map(|wanted| wanted.field.0.into_vec()).collect();
+        let names =
+            || layout::fields_for(&holds()).into_iter().map(|wanted| wanted.field.0.into_vec()).collect();
         if self.holders.is_free() {
             return None;
         }
-        self.key.first_field_end(self.ctx, names)
+        self.key.first_field_expiry(self.ctx, names)
     }
 
     /// True if the owner whose lease is set has a field that ends by itself: to set it anew ends that, too.
     fn renews_fields(&self) -> bool {
-        self.holders.iter().any(|hold| hold.renewed) && self.first_field_end().is_some()
+        self.holders.iter().any(|hold| hold.renewed) && self.first_field_expiry().is_some()
     }
 
     /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
     /// are told, unless that is withheld; returns how many heard it, if anything was said or withheld.
     pub(crate) fn store(&mut self) -> Option<usize> {
         let announce = self.records.announce;
-        let was_there = !matches!(self.stored, Stored::Nothing);
+        let was_stored = !matches!(self.stored, Stored::Nothing);
         let is_free = self.holders.is_free();
-        if !was_there && is_free && !announce && !self.records.has_changed() {
+        if !was_stored && is_free && !announce && !self.records.has_changed() {
             return None;
         }
         let propagation = Propagation::of(self.ctx);
@@ -185,11 +190,17 @@ impl<'a> Lock<'a> {
             keyspace_events::signal_modified(self.ctx, self.key.name());
         }
         if self.records.store(propagation) || changed {
-            propagation.count();
+            propagation.count_change();
         }
-        let is_freed = (changed && was_there && is_free) || announce;
-        let withheld = self.withholds;
-        is_freed.then(|| if withheld { 0 } else { channel::freed(self.ctx, propagation, self.key.name()) })
+        let is_freed = (changed && was_stored && is_free) || announce;
+        let withheld = self.withholds_announcement;
+        is_freed.then(|| {
+            if withheld {
+                0
+            } else {
+                channel::publish_free(self.ctx, propagation, self.key.name())
+            }
+        })
     }
 
     /// Returns whether anything has changed.
@@ -197,7 +208,7 @@ impl<'a> Lock<'a> {
         let name = self.key.name();
         let mut changed = false;
         let stays = |owner: &[u8]| self.holders.of(owner).is_some();
-        let somebody_stays = match &self.stored {
+        let any_owner_stays = match &self.stored {
             Stored::Nothing => true,
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
             Stored::Fenced(owner, ..) => stays(owner.as_bytes()),
@@ -206,8 +217,8 @@ impl<'a> Lock<'a> {
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
         // Handed over, the key stays, with another field. To everybody else it is as if it were made anew.
-        let replaced = if somebody_stays { None } else { self.take_replaced() };
-        if !somebody_stays {
+        let replaced = if any_owner_stays { None } else { self.take_replaced() };
+        if !any_owner_stays {
             match (&self.stored, &replaced) {
                 (_, Some(_)) => {}
                 // There may be thousands of fields.
@@ -273,7 +284,7 @@ impl<'a> Lock<'a> {
                         &own
                     }
                 };
-                let value = match Str::of_small(self.ctx, hold.exclusive) {
+                let value = match Str::cached_digit(self.ctx, hold.exclusive) {
                     Some(value) => value,
                     None => {
                         number = Str::from_number(hold.exclusive);
@@ -312,9 +323,9 @@ impl<'a> Lock<'a> {
 
     /// The fields of a hash that has no others than these, and the hold that they stand for.
     fn found(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
-        let holders = layout::alone(owner, holds, token, self.stored_end.unwrap_or_default());
+        let holders = layout::parse_single_owner(owner, holds, token, self.stored_end.unwrap_or_default());
         let holders = holders.unwrap_or(Holders::Free);
-        let fields = layout::fields(&holders.iter().collect::<Vec<_>>());
+        let fields = layout::fields_for(&holders.iter().collect::<Vec<_>>());
         (fields.into_iter().map(|wanted| wanted.field).collect(), holders)
     }
 
@@ -336,7 +347,7 @@ impl<'a> Lock<'a> {
 
     /// `HSET` for the fields that are not as they shall be.
     fn set_fields(&mut self, stored: &mut [Field], before: &Holders, propagation: Propagation<'_>) -> bool {
-        let wanted = layout::fields(&self.holders.changed_since(before));
+        let wanted = layout::fields_for(&self.holders.changed_since(before));
         // Mostly one is looked for; for many, order pays.
         let many = wanted.len() > 8;
         if many {
@@ -349,10 +360,10 @@ impl<'a> Lock<'a> {
             };
             at.map(|at| &stored[at].1)
         };
-        let anew = !stored.is_empty() && self.renews_fields();
+        let rewrites_all = !stored.is_empty() && self.renews_fields();
         let mut args = Vec::new();
-        for Wanted { field: (name, value), renewed } in &wanted {
-            if *renewed || anew || value_of(name) != Some(value) {
+        for WantedField { field: (name, value), renewed } in &wanted {
+            if *renewed || rewrites_all || value_of(name) != Some(value) {
                 args.push(Str::new(name));
                 args.push(Str::new(value));
             }
@@ -379,12 +390,12 @@ impl Drop for Lock<'_> {
         if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.kept_crowd()) {
             // What a panic has left may be half written.
             if !std::thread::panicking() {
-                found.keep(self.ctx, &self.key, crowd);
+                found.cache(self.ctx, &self.key, crowd);
             }
         }
     }
 }
 
 fn raise(ctx: Ctx<'_>, propagation: Propagation<'_>, class: c_int, event: &CStr, name: &Str<'_>) {
-    muted(ctx, || propagation.event(class, event, name));
+    muted(ctx, || propagation.raise_event(class, event, name));
 }

@@ -4,20 +4,21 @@
 
 use crate::core::{Hold, Holders, Now};
 use crate::error::Error;
+use crate::keyspace::crowd::HashShape;
 use crate::keyspace::layout::{self, Field};
 use crate::keyspace::{crowd, reader_cache};
-use crate::server::keys::handle::Kind;
+use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::Key;
 use crate::server::{Ctx, Str};
 
 /// A hash with more fields than this is looked at by those of its readers that are kept, if they are.
-const CLOSELY: usize = 1000;
+const FULL_READ_FIELDS: usize = 1000;
 
 /// Reads a lock without touching it; works on a replica.
 pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
-    if let Some(found) = crowd_size(&key) {
-        if let Some(holders) = crowd::look(ctx, &key, found, now) {
+    if let Some(shape) = crowd_shape(&key) {
+        if let Some(holders) = crowd::read_cached(ctx, &key, shape, now) {
             return Ok(holders);
         }
     }
@@ -27,9 +28,10 @@ pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Er
 /// How many holds an owner has, of both kinds. Works on a replica.
 pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
     let key = Key::open_for_read(ctx, name);
-    let alone = (key.kind() == Kind::Hash).then(|| key.only_numbers(owner, fence_field(ctx))).flatten();
+    let alone =
+        (key.kind() == ValueKind::Hash).then(|| key.only_integer_fields(owner, fence_field(ctx))).flatten();
     if let Some((holds, token)) = alone {
-        if layout::is_alone(owner.as_bytes(), holds, token) {
+        if layout::is_single_owner(owner.as_bytes(), holds, token) {
             return key.expires_at().map(|_| holds).ok_or(Error::WrongType);
         }
     }
@@ -41,35 +43,35 @@ pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i
 /// Reads a lock by all of its fields, unless there are thousands.
 pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
-    match crowd_size(&key) {
-        Some(found) if found.0 > CLOSELY => look(ctx, name, now),
-        Some(found) => crowd::look_closely(&key, found, now).map_or_else(|| read_all(&key, now), Ok),
+    match crowd_shape(&key) {
+        Some(shape) if shape.fields > FULL_READ_FIELDS => look(ctx, name, now),
+        Some(shape) => crowd::read_all(&key, shape, now).map_or_else(|| read_all(&key, now), Ok),
         None => read_all(&key, now),
     }
 }
 
 /// Has a lock of the selected database be opened by all of its fields, unless there are thousands.
-pub(crate) fn read_closely(ctx: Ctx<'_>, name: &Str<'_>) {
-    let found = crowd_size(&Key::open_for_read(ctx, name));
-    if found.is_none_or(|(fields, _)| fields <= CLOSELY) {
+pub(crate) fn force_full_read(ctx: Ctx<'_>, name: &Str<'_>) {
+    let shape = crowd_shape(&Key::open_for_read(ctx, name));
+    if shape.is_none_or(|shape| shape.fields <= FULL_READ_FIELDS) {
         reader_cache::forget(ctx, name.as_bytes());
     }
 }
 
 /// How many fields there are and until when, if that can be a crowd.
-fn crowd_size(key: &Key<'_>) -> Option<(usize, i64)> {
-    let fields = Some(key).filter(|key| key.kind() == Kind::Hash)?.len();
-    Some((fields, key.expires_at()?)).filter(|_| fields > crowd::MANY)
+fn crowd_shape(key: &Key<'_>) -> Option<HashShape> {
+    let fields = Some(key).filter(|key| key.kind() == ValueKind::Hash)?.len();
+    Some(HashShape { fields, expires_at: key.expires_at()? }).filter(|_| fields > crowd::SMALL_HASH_FIELDS)
 }
 
 fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
     match key.kind() {
-        Kind::Empty => Ok(Holders::Free),
-        Kind::Hash => {
+        ValueKind::Empty => Ok(Holders::Free),
+        ValueKind::Hash => {
             let expires_at = key.expires_at().ok_or(Error::WrongType)?;
             read_fields(key, expires_at, now).map(|(_, holders)| holders)
         }
-        Kind::String | Kind::Other => Err(Error::WrongType),
+        ValueKind::String | ValueKind::Other => Err(Error::WrongType),
     }
 }
 
@@ -90,5 +92,5 @@ pub(super) fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(V
 
 /// The name of the field with the token.
 pub(super) fn fence_field(ctx: Ctx<'_>) -> &'static Str<'static> {
-    Str::of_field(ctx, layout::FENCE)
+    Str::cached_field(ctx, layout::FENCE_FIELD)
 }

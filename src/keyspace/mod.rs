@@ -21,6 +21,6 @@ mod request_record;
 mod stored;
 
 pub(crate) use lock::Lock;
-pub(crate) use look::{held_by, look, look_closely, read_closely};
+pub(crate) use look::{force_full_read, held_by, look, look_closely};
 pub(crate) use memory::Memory;
 pub(crate) use records::{granted, lower_counter, newest_token, raise_counter};

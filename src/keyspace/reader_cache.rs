@@ -13,10 +13,10 @@ use foldhash::{HashMap, HashMapExt};
 use crate::core::{Crowd, LockRef, WallMs};
 use crate::server::{Ctx, InCallback, ServerCell};
 
-static KEPT: ServerCell<RefCell<Vec<Database>>> = ServerCell::new(RefCell::new(Vec::new()));
+static CACHE: ServerCell<RefCell<Vec<Database>>> = ServerCell::new(RefCell::new(Vec::new()));
 
 /// How many crowds a database may have before any is looked for whose last lease is over.
-const SWEEP_AT: usize = 16;
+const MIN_SWEEP_SIZE: usize = 16;
 
 /// The crowds of one database, by their locks' keys.
 struct Database {
@@ -26,29 +26,40 @@ struct Database {
     sweep_at: usize,
 }
 
+/// The place of a lock's readers in the cache.
+pub(super) struct CacheKey {
+    pub(super) db: i32,
+    pub(super) name: Box<[u8]>,
+}
+
 /// Takes the readers of a lock out, with the name to put them back under.
 pub(super) fn take(proof: impl Into<InCallback>, lock: LockRef<'_>) -> Option<(Box<[u8]>, Rc<Crowd>)> {
-    let mut kept = KEPT.get(proof).borrow_mut();
-    let database = kept.iter_mut().find(|database| database.number == lock.db)?;
+    let mut cache = CACHE.get(proof).borrow_mut();
+    let database = cache.iter_mut().find(|database| database.number == lock.db)?;
     let found = database.crowds.remove_entry(lock.key);
-    if database.crowds.is_empty() && database.sweep_at > SWEEP_AT {
+    if database.crowds.is_empty() && database.sweep_at > MIN_SWEEP_SIZE {
         database.crowds = HashMap::new();
-        database.sweep_at = SWEEP_AT;
+        database.sweep_at = MIN_SWEEP_SIZE;
     }
     found
 }
 
 /// Keeps the readers of a lock, just as they are stored.
-pub(super) fn put(proof: impl Into<InCallback>, (db, name): (i32, Box<[u8]>), crowd: Rc<Crowd>, now: WallMs) {
-    let mut kept = KEPT.get(proof).borrow_mut();
-    let at = kept.iter().position(|database| database.number == db).unwrap_or_else(|| {
-        kept.push(Database { number: db, crowds: HashMap::new(), sweep_at: SWEEP_AT });
-        kept.len() - 1
+pub(super) fn insert(
+    proof: impl Into<InCallback>,
+    CacheKey { db, name }: CacheKey,
+    crowd: Rc<Crowd>,
+    now: WallMs,
+) {
+    let mut cache = CACHE.get(proof).borrow_mut();
+    let at = cache.iter().position(|database| database.number == db).unwrap_or_else(|| {
+        cache.push(Database { number: db, crowds: HashMap::new(), sweep_at: MIN_SWEEP_SIZE });
+        cache.len() - 1
     });
-    let database = &mut kept[at];
+    let database = &mut cache[at];
     if database.crowds.len() >= database.sweep_at {
         database.crowds.retain(|_, crowd| crowd.last_end().is_some_and(|end| end >= now));
-        database.sweep_at = SWEEP_AT.max(2 * database.crowds.len());
+        database.sweep_at = MIN_SWEEP_SIZE.max(2 * database.crowds.len());
     }
     database.crowds.insert(name, crowd);
 }
@@ -56,7 +67,7 @@ pub(super) fn put(proof: impl Into<InCallback>, (db, name): (i32, Box<[u8]>), cr
 /// Something has happened to this key of the selected database.
 #[inline]
 pub(crate) fn forget(ctx: Ctx<'_>, key: &[u8]) {
-    let nothing = KEPT.get(ctx).borrow().iter().all(|database| database.crowds.is_empty());
+    let nothing = CACHE.get(ctx).borrow().iter().all(|database| database.crowds.is_empty());
     // Nearly always.
     if !nothing {
         take(ctx, LockRef { db: ctx.db(), key });
@@ -65,11 +76,11 @@ pub(crate) fn forget(ctx: Ctx<'_>, key: &[u8]) {
 
 /// Nothing is certain any more: databases were emptied or swapped, or this server's role has changed.
 pub(crate) fn forget_all(proof: impl Into<InCallback>) {
-    *KEPT.get(proof).borrow_mut() = Vec::new();
+    *CACHE.get(proof).borrow_mut() = Vec::new();
 }
 
 /// How many readers are kept.
 pub(crate) fn readers(proof: impl Into<InCallback>) -> usize {
-    let kept = KEPT.get(proof).borrow();
-    kept.iter().flat_map(|database| database.crowds.values()).map(|crowd| crowd.fields()).sum()
+    let cache = CACHE.get(proof).borrow();
+    cache.iter().flat_map(|database| database.crowds.values()).map(|crowd| crowd.fields()).sum()
 }

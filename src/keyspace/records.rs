@@ -16,8 +16,8 @@ use crate::keyspace::channel;
 use crate::keyspace::names::{self, Name};
 use crate::keyspace::request_record::{integer, Granted, Record};
 use crate::server::events::muted::muted;
-use crate::server::keys::handle::Kind;
-use crate::server::keys::key::OwnKey;
+use crate::server::keys::handle::ValueKind;
+use crate::server::keys::key::OwnedKey;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
 use crate::server::{calls, Ctx, ServerCell, Str};
@@ -27,19 +27,19 @@ pub(crate) struct Records<'a> {
     ctx: Ctx<'a>,
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
-    requests: SmallVec<[Open<'a>; 1]>,
+    requests: SmallVec<[OpenRecord<'a>; 1]>,
     /// Where they are, if there are many.
-    places: Option<Box<Places>>,
+    index: Option<Box<RequestIndex>>,
     /// Those who wait elsewhere are to be told that the lock is free.
     pub(super) announce: bool,
 }
 
 /// With so many requests in one step they are looked up, and not looked for.
-const MANY: usize = 16;
+const INDEX_THRESHOLD: usize = 16;
 
 /// Where the records of requests are, by what the requests are and by what the records are called: the first of each.
 #[derive(Default)]
-struct Places {
+struct RequestIndex {
     by_id: HashMap<RequestId, usize>,
     by_name: HashMap<Name, usize>,
 }
@@ -47,7 +47,7 @@ struct Places {
 /// The fencing counter, as far as it was asked for.
 struct Counter<'a> {
     /// Open from when it is read until it is written.
-    key: OwnKey<'a>,
+    key: OwnedKey<'a>,
     value: Option<Token>,
     /// It is there, and somebody made it so that it stays.
     permanent: bool,
@@ -55,16 +55,16 @@ struct Counter<'a> {
 }
 
 /// What is remembered of one request, as far as it was asked for.
-struct Open<'a> {
+struct OpenRecord<'a> {
     record: Record,
     /// Open from when it is read until it is written; `None` if another request has a record of the same name.
-    key: Option<OwnKey<'a>>,
+    key: Option<OwnedKey<'a>>,
     changed: bool,
 }
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: SmallVec::new(), places: None, announce: false }
+        Records { ctx, lock, counter: None, requests: SmallVec::new(), index: None, announce: false }
     }
 
     /// True if there is anything to write.
@@ -84,7 +84,7 @@ impl<'a> Records<'a> {
             let expires_at = retention.map(|ms| ctx.now().wall.saturating_add(ms));
             set(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
         }
-        for Open { record, key, .. } in self.requests.iter_mut().filter(|open| open.changed) {
+        for OpenRecord { record, key, .. } in self.requests.iter_mut().filter(|open| open.changed) {
             let mut key = key.take().unwrap_or_else(|| open(ctx, &record.name(lock)));
             match record.end() {
                 Some(end) => set(ctx, propagation, &mut key, &record.encode(), Some(end)),
@@ -112,60 +112,60 @@ impl<'a> Records<'a> {
         Ok(self.counter.insert(counter))
     }
 
-    fn record(&mut self, id: &RequestId) -> Result<&mut Open<'a>, Refusal> {
-        let at = match self.place_of(id) {
+    fn record(&mut self, id: &RequestId) -> Result<&mut OpenRecord<'a>, Refusal> {
+        let at = match self.index_of(id) {
             Some(at) => at,
             None => {
                 let lock = self.lock.as_bytes();
                 let empty = Record::empty(id, lock);
                 let name = empty.name(lock);
                 // What one of the two writes, the other must not have open.
-                let twin = self.place_of_name(&name).and_then(|at| self.requests.get_mut(at));
+                let twin = self.index_of_name(&name).and_then(|at| self.requests.get_mut(at));
                 let alone = twin.is_none_or(|twin| {
                     twin.key = None;
                     false
                 });
                 let key = open(self.ctx, &name);
                 let record = match key.kind() {
-                    Kind::Empty => Some(empty),
-                    Kind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
+                    ValueKind::Empty => Some(empty),
+                    ValueKind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
                     _ => return Err(Refusal::NoRecord),
                 };
                 let record = record.ok_or(Refusal::OthersRecord)?;
-                self.push(Open { record, key: alone.then_some(key), changed: false })
+                self.push(OpenRecord { record, key: alone.then_some(key), changed: false })
             }
         };
         self.requests.get_mut(at).ok_or(Refusal::NoRecord)
     }
 
-    fn place_of(&self, id: &RequestId) -> Option<usize> {
-        match &self.places {
+    fn index_of(&self, id: &RequestId) -> Option<usize> {
+        match &self.index {
             None => self.requests.iter().position(|open| open.record.id == *id),
-            Some(places) => places.by_id.get(id).copied(),
+            Some(index) => index.by_id.get(id).copied(),
         }
     }
 
-    fn place_of_name(&self, name: &Name) -> Option<usize> {
-        match &self.places {
+    fn index_of_name(&self, name: &Name) -> Option<usize> {
+        match &self.index {
             None => {
                 let lock = self.lock.as_bytes();
                 self.requests.iter().position(|open| open.record.name(lock) == *name)
             }
-            Some(places) => places.by_name.get(name).copied(),
+            Some(index) => index.by_name.get(name).copied(),
         }
     }
 
     /// Adds a record. Returns where it is.
-    fn push(&mut self, open: Open<'a>) -> usize {
+    fn push(&mut self, open: OpenRecord<'a>) -> usize {
         self.requests.push(open);
         let (len, lock) = (self.requests.len(), self.lock.as_bytes());
-        if len >= MANY {
+        if len >= INDEX_THRESHOLD {
             // From the first that has no place: all of them, at first.
-            let from = if self.places.is_some() { len - 1 } else { 0 };
-            let places = self.places.get_or_insert_default();
-            for (at, Open { record, .. }) in self.requests.iter().enumerate().skip(from) {
-                places.by_id.entry(record.id.clone()).or_insert(at);
-                places.by_name.entry(record.name(lock)).or_insert(at);
+            let from = if self.index.is_some() { len - 1 } else { 0 };
+            let index = self.index.get_or_insert_default();
+            for (at, OpenRecord { record, .. }) in self.requests.iter().enumerate().skip(from) {
+                index.by_id.entry(record.id.clone()).or_insert(at);
+                index.by_name.entry(record.name(lock)).or_insert(at);
             }
         }
         len - 1
@@ -176,7 +176,7 @@ impl<'a> Records<'a> {
             // The call was let through before somebody put something else there: what it got counts.
             let mut record = Record::empty(id, self.lock.as_bytes());
             record.stored = true;
-            self.push(Open { record, key: None, changed: false });
+            self.push(OpenRecord { record, key: None, changed: false });
         }
         if let Ok(open) = self.record(id) {
             what(&mut open.record);
@@ -187,7 +187,7 @@ impl<'a> Records<'a> {
 
 impl core::Records for Records<'_> {
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
-        let now = time_us(self.ctx);
+        let now = next_time_us(self.ctx);
         let counter = self.counter()?;
         let next = counter.next(above, now)?;
         (counter.value, counter.changed) = (Some(next), true);
@@ -195,7 +195,7 @@ impl core::Records for Records<'_> {
     }
 
     fn has_next_token(&mut self, above: Option<Token>) -> Result<(), Refusal> {
-        let now = time_us(self.ctx);
+        let now = next_time_us(self.ctx);
         self.counter()?.next(above, now).map(|_| ())
     }
 
@@ -269,7 +269,7 @@ impl core::Records for Records<'_> {
     }
 
     fn has_listeners(&mut self) -> bool {
-        channel::has_listeners(self.ctx, self.lock)
+        channel::has_subscribers(self.ctx, self.lock)
     }
 
     fn announce(&mut self) {
@@ -295,7 +295,7 @@ impl Counter<'_> {
 /// The newest token that was granted for a lock, as far as that is known. Works on a replica.
 pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>, Refusal> {
     let name = Str::new(&names::counter(lock.as_bytes()));
-    token_in(&muted(ctx, || OwnKey::open_for_read(ctx, name)))
+    token_in(&muted(ctx, || OwnedKey::open_for_read(ctx, name)))
 }
 
 /// The reply to this acquire, if it was made before and was not cancelled. On a primary.
@@ -304,20 +304,20 @@ pub(crate) fn granted(ctx: Ctx<'_>, lock: &Str<'_>, id: &RequestId) -> Result<Op
 }
 
 /// What a counter was at before it was raised, and when it was to be forgotten.
-pub(crate) struct Before {
+pub(crate) struct PreviousCounter {
     value: Token,
     expires_at: Option<i64>,
 }
 
 /// No token that is granted from now on is less than this one. Returns what the counter was, if that has changed it.
-pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Option<Before> {
+pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Option<PreviousCounter> {
     let mut records = Records::of(ctx, lock);
     let counter = records.counter().ok().filter(|counter| counter.value < Some(token))?;
-    let before = counter.value.map(|value| Before { value, expires_at: counter.key.expires_at() });
+    let before = counter.value.map(|value| PreviousCounter { value, expires_at: counter.key.expires_at() });
     (counter.value, counter.changed) = (Some(token), true);
     let propagation = Propagation::of(ctx);
     if records.store(propagation) {
-        propagation.count();
+        propagation.count_change();
         // Who watches the lock for a token that it has checked, has lost it.
         keyspace_events::signal_modified(ctx, lock);
     }
@@ -325,25 +325,29 @@ pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Optio
 }
 
 /// The counter is what it was before: nothing was done that it was raised for.
-pub(crate) fn lower_counter(ctx: Ctx<'_>, lock: &Str<'_>, Before { value, expires_at }: Before) {
+pub(crate) fn lower_counter(
+    ctx: Ctx<'_>,
+    lock: &Str<'_>,
+    PreviousCounter { value, expires_at }: PreviousCounter,
+) {
     let propagation = Propagation::of(ctx);
     let mut key = open(ctx, &names::counter(lock.as_bytes()));
     set(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
-    propagation.count();
+    propagation.count_change();
 }
 
 /// What a fencing counter is at.
-fn token_in(counter: &OwnKey<'_>) -> Result<Option<Token>, Refusal> {
+fn token_in(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
     match counter.kind() {
-        Kind::Empty => Ok(None),
-        Kind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
-        Kind::Hash | Kind::Other => Err(Refusal::NoCounter),
+        ValueKind::Empty => Ok(None),
+        ValueKind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
+        ValueKind::Hash | ValueKind::Other => Err(Refusal::NoCounter),
     }
 }
 
 /// The time of day in microseconds, but never the same twice, and never earlier than before: so a token is
 /// greater than the last one even if its counter was deleted and the clock set back.
-fn time_us(ctx: Ctx<'_>) -> i64 {
+fn next_time_us(ctx: Ctx<'_>) -> i64 {
     static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
     let latest = LATEST.get(ctx);
     latest.set(ctx.time_us().max(latest.get().saturating_add(1)));
@@ -357,15 +361,15 @@ fn has_moved(ctx: Ctx<'_>, name: &[u8]) -> bool {
 }
 
 /// Opens a key to read and write it. If it has expired, the event that the server raises for it is none of a lock's.
-fn open<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnKey<'a> {
-    muted(ctx, || OwnKey::open_for_write(ctx, Str::new(name)))
+fn open<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnedKey<'a> {
+    muted(ctx, || OwnedKey::open_for_write(ctx, Str::new(name)))
 }
 
 /// `SET key value PXAT expires_at`, or without a TTL.
 fn set(
     ctx: Ctx<'_>,
     propagation: Propagation<'_>,
-    key: &mut OwnKey<'_>,
+    key: &mut OwnedKey<'_>,
     value: &[u8],
     expires_at: Option<i64>,
 ) {
@@ -376,20 +380,20 @@ fn set(
             None => key.persist(),
         }
         propagation.send_set(key.name(), value, expires_at);
-        propagation.event(keyspace_events::STRING, c"set", key.name());
+        propagation.raise_event(keyspace_events::STRING, c"set", key.name());
         if expires_at.is_some() {
-            propagation.event(keyspace_events::GENERIC, c"expire", key.name());
+            propagation.raise_event(keyspace_events::GENERIC, c"expire", key.name());
         }
     });
     keyspace_events::signal_modified(ctx, key.name());
 }
 
 /// `DEL key`.
-fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnKey<'_>) {
+fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnedKey<'_>) {
     muted(ctx, || {
         key.delete();
         propagation.send(c"DEL", &[key.name()]);
-        propagation.event(keyspace_events::GENERIC, c"del", key.name());
+        propagation.raise_event(keyspace_events::GENERIC, c"del", key.name());
     });
     keyspace_events::signal_modified(ctx, key.name());
 }

@@ -3,7 +3,7 @@
 //! The hash of a lock as a step finds it.
 
 use crate::core::{Holders, Token};
-use crate::keyspace::crowd::Found;
+use crate::keyspace::crowd::FoundCrowd;
 use crate::keyspace::layout::Field;
 use crate::server::Str;
 
@@ -36,5 +36,5 @@ pub(super) enum Stored<'a> {
     /// All fields, with what leases that are over have left behind, and who holds the lock by them.
     Fields(Vec<Field>, Holders),
     /// A crowd of readers, who are the holders, with what the step at hand changes of them.
-    Crowd(Found),
+    Crowd(FoundCrowd),
 }

@@ -234,20 +234,20 @@ pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
 }
 
 /// The setting that says after how many milliseconds the server goes on reading from clients although a script still runs.
-const PATIENCE: &CStr = c"busy-reply-threshold";
+const BUSY_THRESHOLD: &CStr = c"busy-reply-threshold";
 
 /// Does something during which the server waits for a script however long it runs. `None`, and nothing was done, if it does not
 /// let that be set.
-pub(super) fn with_patience<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn with_unlimited_script_time<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> Option<T> {
     struct Before<'a>(Ctx<'a>, Str<'static>);
     impl Drop for Before<'_> {
         fn drop(&mut self) {
-            set(self.0, PATIENCE, &self.1);
+            set(self.0, BUSY_THRESHOLD, &self.1);
         }
     }
-    let before = Str::new(&setting(ctx, PATIENCE)?);
+    let before = Str::new(&setting(ctx, BUSY_THRESHOLD)?);
     // Not 0, which means the same on some servers only.
-    if !set(ctx, PATIENCE, &Str::from_number(i64::MAX)) {
+    if !set(ctx, BUSY_THRESHOLD, &Str::from_number(i64::MAX)) {
         return None;
     }
     let _before = Before(ctx, before);

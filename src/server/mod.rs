@@ -13,7 +13,7 @@ macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         match redis_module::raw::$function {
             Some(function) => function($($argument),*),
-            None => $crate::server::absent(stringify!($function)),
+            None => $crate::server::missing_function(stringify!($function)),
         }
     };
 }
@@ -28,6 +28,6 @@ pub(crate) mod replication;
 pub(crate) mod timer;
 pub(crate) mod version;
 
-pub(crate) use callback::{absent, enter, guard, panics, Ctx, InCallback, ServerCell, ERR, OK};
+pub(crate) use callback::{enter, guard, missing_function, panics, Ctx, InCallback, ServerCell, ERR, OK};
 pub(crate) use calls::Obstacle;
 pub(crate) use keys::string::Str;

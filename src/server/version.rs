@@ -30,7 +30,7 @@ const REDIS_KNOWN_UNTIL: Version = Version::new(9, 0, 0);
 const VALKEY_KNOWN_UNTIL: Version = Version::new(9, 2, 0);
 
 /// True if it is known how this server works.
-pub(super) fn is_known(server: Version) -> bool {
+pub(super) fn is_known_version(server: Version) -> bool {
     server < if is_redis() { REDIS_KNOWN_UNTIL } else { VALKEY_KNOWN_UNTIL }
 }
 

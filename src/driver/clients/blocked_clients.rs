@@ -7,29 +7,29 @@ use foldhash::HashMap;
 use crate::core::spare::free_spare;
 use crate::core::waits_for::Edge;
 use crate::core::{Decision, WaiterId};
-use crate::driver::replicas::acknowledgements::{Acknowledgement, Standing};
+use crate::driver::replicas::replica_waits::{AwaitedHold, ReplicaRequirement};
 use crate::server::clients::blocked::{self, Handle};
 use crate::server::clients::socket::Socket;
 
 /// A blocked client.
-pub(crate) struct Wait {
+pub(crate) struct BlockedWait {
     handle: Handle,
     client: u64,
     socket: Option<Socket>,
     /// Who has to acknowledge a grant before the client is told.
-    wanted: Option<Acknowledgement>,
+    requirement: Option<ReplicaRequirement>,
     /// `None` as long as it waits. The handle has been given back as soon as there is one.
-    ended: Option<Ended>,
+    outcome: Option<WaitOutcome>,
 }
 
 /// How a wait ended.
 #[derive(Clone)]
-pub(crate) enum Ended {
-    By(Decision),
+pub(crate) enum WaitOutcome {
+    Decided(Decision),
     /// The client left, or the server has answered it.
     Left,
     /// Replicas have acknowledged this.
-    Stands(Standing),
+    HoldAcknowledged(AwaitedHold),
     /// Too few replicas have.
     NotAcknowledged {
         got: usize,
@@ -38,27 +38,43 @@ pub(crate) enum Ended {
         revoked: bool,
     },
     /// The hold has ended before they had.
-    Lost,
+    HoldLost,
     /// It waits for its own owner, through these.
     Deadlock(Vec<Edge>),
 }
 
 /// What a client is answered.
 pub(crate) struct Answer {
-    pub(crate) ended: Ended,
+    pub(crate) outcome: WaitOutcome,
     /// The client has hung up.
     pub(crate) hung_up: bool,
     /// The client and its socket, if it is told of a grant, and whether replicas have acknowledged that.
-    pub(crate) told: Option<(u64, Option<Socket>, bool)>,
+    pub(crate) grant: Option<DeliveredGrant>,
 }
 
-impl Ended {
+/// A grant whose reply is about to be sent.
+pub(crate) struct DeliveredGrant {
+    pub(crate) client: u64,
+    pub(crate) socket: Option<Socket>,
+    /// The required replicas have acknowledged the grant.
+    pub(crate) is_acknowledged: bool,
+}
+
+/// A client that has just been blocked.
+pub(crate) struct NewBlockedWait {
+    pub(crate) handle: Handle,
+    pub(crate) client: u64,
+    pub(crate) socket: Option<Socket>,
+    pub(crate) requirement: Option<ReplicaRequirement>,
+}
+
+impl WaitOutcome {
     fn is_grant(&self) -> bool {
-        matches!(self, Ended::By(Decision::Granted(_) | Decision::GrantedAll(_)))
+        matches!(self, WaitOutcome::Decided(Decision::Granted(_) | Decision::GrantedAll(_)))
     }
 }
 
-impl Wait {
+impl BlockedWait {
     /// True if the client has closed its side of the connection. Not to be asked when it has been answered.
     fn is_hung_up(&self) -> bool {
         self.socket.is_some_and(Socket::is_hung_up)
@@ -71,76 +87,77 @@ impl Wait {
 
     /// True if it was granted the lock, told or not.
     pub(crate) fn has_grant(&self) -> bool {
-        self.ended.as_ref().is_some_and(Ended::is_grant)
+        self.outcome.as_ref().is_some_and(WaitOutcome::is_grant)
     }
 }
 
 /// All blocked clients.
 #[derive(Default)]
 pub(crate) struct BlockedClients {
-    waits: HashMap<WaiterId, Wait>,
+    waits: HashMap<WaiterId, BlockedWait>,
     /// How many of them want a grant to be acknowledged.
-    wanting: usize,
+    with_requirement: usize,
 }
 
 impl BlockedClients {
     /// A client has been blocked.
     #[inline(always)]
-    pub(crate) fn insert(
-        &mut self,
-        id: WaiterId,
-        handle: Handle,
-        (client, socket): (u64, Option<Socket>),
-        wanted: Option<Acknowledgement>,
-    ) {
-        self.wanting += usize::from(wanted.is_some());
-        self.waits.insert(id, Wait { handle, client, socket, wanted, ended: None });
+    pub(crate) fn insert(&mut self, id: WaiterId, new: NewBlockedWait) {
+        let NewBlockedWait { handle, client, socket, requirement } = new;
+        self.with_requirement += usize::from(requirement.is_some());
+        self.waits.insert(id, BlockedWait { handle, client, socket, requirement, outcome: None });
     }
 
     /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
     /// a grant is told that it was cancelled or lost.
     #[inline(always)]
-    pub(crate) fn end(&mut self, id: WaiterId, ended: Ended) {
+    pub(crate) fn end(&mut self, id: WaiterId, outcome: WaitOutcome) {
         let Some(wait) = self.waits.get_mut(&id) else { return };
-        match (&wait.ended, &ended) {
+        match (&wait.outcome, &outcome) {
             (None, _) => {
-                wait.ended = Some(ended);
+                wait.outcome = Some(outcome);
                 blocked::unblock(wait.handle, id.0);
             }
-            (Some(before), Ended::By(Decision::Cancelled | Decision::Lost)) if before.is_grant() => {
-                wait.ended = Some(ended);
+            (Some(before), WaitOutcome::Decided(Decision::Cancelled | Decision::Lost))
+                if before.is_grant() =>
+            {
+                wait.outcome = Some(outcome);
             }
             _ => {}
         }
     }
 
     /// Who has to acknowledge a grant before this client is told.
-    pub(crate) fn wanted(&self, id: WaiterId) -> Option<Acknowledgement> {
+    pub(crate) fn requirement(&self, id: WaiterId) -> Option<ReplicaRequirement> {
         // Mostly nobody does.
-        (self.wanting > 0).then(|| self.waits.get(&id)?.wanted).flatten()
+        (self.with_requirement > 0).then(|| self.waits.get(&id)?.requirement).flatten()
     }
 
     /// The server is about to answer this client. One that is told of a grant is forgotten.
     #[inline(always)]
     pub(crate) fn answer(&mut self, id: WaiterId) -> Option<Answer> {
         let wait = self.waits.get(&id)?;
-        let (ended, hung_up) = (wait.ended.as_ref()?, wait.is_hung_up());
-        if hung_up || !ended.is_grant() {
-            return Some(Answer { ended: ended.clone(), hung_up, told: None });
+        let (outcome, hung_up) = (wait.outcome.as_ref()?, wait.is_hung_up());
+        if hung_up || !outcome.is_grant() {
+            return Some(Answer { outcome: outcome.clone(), hung_up, grant: None });
         }
         let wait = self.remove(id)?;
         Some(Answer {
-            ended: wait.ended?,
+            outcome: wait.outcome?,
             hung_up,
-            told: Some((wait.client, wait.socket, wait.wanted.is_some())),
+            grant: Some(DeliveredGrant {
+                client: wait.client,
+                socket: wait.socket,
+                is_acknowledged: wait.requirement.is_some(),
+            }),
         })
     }
 
     /// The server has taken the handle back.
     #[inline(always)]
-    pub(crate) fn remove(&mut self, id: WaiterId) -> Option<Wait> {
+    pub(crate) fn remove(&mut self, id: WaiterId) -> Option<BlockedWait> {
         let wait = self.waits.remove(&id)?;
-        self.wanting -= usize::from(wait.wanted.is_some());
+        self.with_requirement -= usize::from(wait.requirement.is_some());
         free_spare(&mut self.waits);
         Some(wait)
     }
@@ -162,7 +179,7 @@ impl BlockedClients {
 
     /// True if the client of this waiter has closed its side of the connection, even where the server has not read so yet.
     pub(crate) fn is_hung_up(&self, id: WaiterId) -> bool {
-        self.waits.get(&id).is_some_and(Wait::is_hung_up)
+        self.waits.get(&id).is_some_and(BlockedWait::is_hung_up)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

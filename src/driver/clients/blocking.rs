@@ -2,11 +2,11 @@
 
 //! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
 
-use crate::core::{Decision, Now, Reply, WaiterId};
-use crate::driver::clients::blocked_clients::{Answer, Ended};
-use crate::driver::locks::deadlock::words;
-use crate::driver::replicas::acknowledgements::{Acknowledgement, Standing, Whose, Written};
-use crate::driver::state::{dispatch, with, Driver};
+use crate::core::{Decision, Reply, WaiterId};
+use crate::driver::clients::blocked_clients::{Answer, DeliveredGrant, NewBlockedWait, WaitOutcome};
+use crate::driver::locks::deadlock::describe_cycle_for_caller;
+use crate::driver::replicas::replica_waits::{AwaitedHold, AwaitedWrite, HoldRef, ReplicaRequirement};
+use crate::driver::state::{dispatch, with, Driver, WaitStart};
 use crate::error::Error;
 use crate::keyspace;
 use crate::server::clients::blocked::{self, BlockedClient, Handle};
@@ -19,17 +19,17 @@ use crate::server::{Ctx, Str};
 pub(crate) fn block(
     ctx: Ctx<'_>,
     id: WaiterId,
-    wanted: Option<Acknowledgement>,
-    (now, plans): (Now, bool),
+    requirement: Option<ReplicaRequirement>,
+    start: WaitStart,
 ) -> Result<(), Error> {
-    let blocked = block_client(ctx, id, wanted, |driver| driver.begin_wait(ctx, (now, plans)));
+    let blocked = block_client(ctx, id, requirement, |driver| driver.begin_wait(ctx, start));
     if blocked.is_err() {
         with(ctx, |driver| {
             if !driver.locks.leave(id) {
                 driver.revoke(id);
             }
         });
-        dispatch(ctx, now);
+        dispatch(ctx, start.now);
     }
     blocked
 }
@@ -37,16 +37,16 @@ pub(crate) fn block(
 /// Blocks the calling client until replicas have acknowledged a hold.
 pub(crate) fn block_until_acknowledged(
     ctx: Ctx<'_>,
-    wanted: Acknowledgement,
-    standing: Standing,
+    requirement: ReplicaRequirement,
+    standing: AwaitedHold,
 ) -> Result<(), Error> {
     let id = with(ctx, |driver| driver.locks.next_wait_id());
     let now = ctx.now();
-    block_client(ctx, id, Some(wanted), |driver| {
-        driver.acknowledgements.insert(id, wanted, Written::Hold(standing), now.mono);
-        driver.acknowledgements.listen(ctx);
-        driver.listen_to_clients(ctx);
-        driver.plan_at(ctx, now, None);
+    block_client(ctx, id, Some(requirement), |driver| {
+        driver.replica_waits.insert(id, requirement, AwaitedWrite::Hold(standing), now.mono);
+        driver.replica_waits.register_hook(ctx);
+        driver.watch_disconnects(ctx);
+        driver.schedule_at(ctx, now, None);
     })
 }
 
@@ -55,52 +55,52 @@ pub(crate) fn block_until_acknowledged(
 fn block_client(
     ctx: Ctx<'_>,
     id: WaiterId,
-    wanted: Option<Acknowledgement>,
+    requirement: Option<ReplicaRequirement>,
     then: impl FnOnce(&mut Driver),
 ) -> Result<(), Error> {
-    let handle = blocked::block::<Waits>(ctx).ok_or(Error::CannotBlock)?;
+    let handle = blocked::block::<Callbacks>(ctx).ok_or(Error::CannotBlock)?;
     let client = ctx.client_id();
-    let known = with(ctx, |driver| driver.waiting_clients.waits_again(client, id));
+    let known = with(ctx, |driver| driver.known_clients.begin_wait(client, id));
     let socket = known.unwrap_or_else(|| Socket::of_client(ctx, client));
     with(ctx, |driver| {
         if known.is_none() {
-            driver.waiting_clients.insert(client, socket, id);
+            driver.known_clients.insert(client, socket, id);
         }
-        driver.blocked.insert(id, handle, (client, socket), wanted);
+        driver.blocked.insert(id, NewBlockedWait { handle, client, socket, requirement });
         then(driver);
     });
     Ok(())
 }
 
 /// What happens to blocked clients.
-struct Waits;
+struct Callbacks;
 
-impl BlockedClient for Waits {
+impl BlockedClient for Callbacks {
     fn reply(ctx: Ctx<'_>, token: u64) {
         let id = WaiterId(token);
         let answer = with(ctx, |driver| {
-            let Answer { ended, hung_up, told } = driver.blocked.answer(id)?;
-            if let Some((client, socket, is_acknowledged)) = told {
+            let Answer { outcome, hung_up, grant } = driver.blocked.answer(id)?;
+            if let Some(DeliveredGrant { client, socket, is_acknowledged }) = grant {
                 driver.locks.answered(id);
                 if is_acknowledged {
                     driver.locks.acknowledged(id);
                 }
                 driver.deliveries.insert(id, client, socket);
             }
-            Some((ended, hung_up))
+            Some((outcome, hung_up))
         });
-        let Some((ended, hung_up)) = answer else { return };
-        let decision = match ended {
-            Ended::By(decision) => decision,
-            Ended::Left => return,
-            Ended::Stands(standing) => return reply_if_it_stands(ctx, &standing),
-            Ended::NotAcknowledged { got, of, revoked } => {
+        let Some((outcome, hung_up)) = answer else { return };
+        let decision = match outcome {
+            WaitOutcome::Decided(decision) => decision,
+            WaitOutcome::Left => return,
+            WaitOutcome::HoldAcknowledged(standing) => return reply_if_held(ctx, &standing),
+            WaitOutcome::NotAcknowledged { got, of, revoked } => {
                 return ctx.reply_error(&Error::NotAcknowledged { got, of, revoked }.to_string());
             }
-            Ended::Deadlock(edges) => {
-                return ctx.reply_error(&Error::Deadlock(words(ctx, &edges)).to_string());
+            WaitOutcome::Deadlock(edges) => {
+                return ctx.reply_error(&Error::Deadlock(describe_cycle_for_caller(ctx, &edges)).to_string());
             }
-            Ended::Lost => return ctx.reply_error(&Error::NotOwner.to_string()),
+            WaitOutcome::HoldLost => return ctx.reply_error(&Error::NotOwner.to_string()),
         };
         let error = match decision {
             // It may have closed its half only, and still read: what is revoked must not be told as a grant.
@@ -127,7 +127,7 @@ impl BlockedClient for Waits {
     fn disconnected(ctx: Ctx<'_>, handle: Handle) {
         with(ctx, |driver| {
             leave(driver, ctx, handle);
-            driver.waiting_clients.forget(ctx.client_id());
+            driver.known_clients.forget(ctx.client_id());
         });
     }
 
@@ -139,38 +139,38 @@ impl BlockedClient for Waits {
             let wait = if was_told { None } else { driver.blocked.remove(id) };
             if gone {
                 if let Some(wait) = &wait {
-                    driver.waiting_clients.forget(wait.client());
+                    driver.known_clients.forget(wait.client());
                 }
             }
             if wait.is_some_and(|wait| wait.has_grant()) {
                 driver.revoke(id);
-                driver.plan_soon(ctx);
+                driver.schedule_soon(ctx);
             }
             was_told
         });
         if was_told {
-            turn_end::at_end(ctx, turn_is_over);
+            turn_end::schedule(ctx, on_turn_end);
         }
     }
 }
 
 /// The calling client's waiter leaves, if it has not been decided.
 fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
-    let id = driver.waiting_clients.last_wait(ctx.client_id());
+    let id = driver.known_clients.last_wait(ctx.client_id());
     let Some(id) = id.filter(|id| driver.blocked.has_handle(*id, handle)) else {
         // One that was answered with a grant is gone.
         return;
     };
-    if driver.acknowledgements.remove(id) {
+    if driver.replica_waits.remove(id) {
         driver.revoke(id);
     }
     driver.locks.leave(id);
-    driver.blocked.end(id, Ended::Left);
-    driver.plan(ctx);
+    driver.blocked.end(id, WaitOutcome::Left);
+    driver.schedule(ctx);
 }
 
 /// The answers of the turn have been sent, and who was to be closed then is freed.
-fn turn_is_over(ctx: Ctx<'_>) {
+fn on_turn_end(ctx: Ctx<'_>) {
     with(ctx, |driver| {
         let mut follows = false;
         let Driver { deliveries, locks, .. } = driver;
@@ -182,25 +182,25 @@ fn turn_is_over(ctx: Ctx<'_>) {
         }
         deliveries.shrink();
         if follows {
-            driver.listen_to_clients(ctx);
-            driver.plan_soon(ctx);
+            driver.watch_disconnects(ctx);
+            driver.schedule_soon(ctx);
         }
     });
 }
 
 /// Replies what a hold is, if it is still there; or what its request got, as long as that is remembered.
-fn reply_if_it_stands(ctx: Ctx<'_>, Standing { db, key, whose }: &Standing) {
+fn reply_if_held(ctx: Ctx<'_>, AwaitedHold { db, key, whose }: &AwaitedHold) {
     if !ctx.is_primary() {
         return ctx.reply_error(&Error::Demoted.to_string());
     }
     let key = Str::new(key);
     let replied = ctx.in_db(*db, || match whose {
-        Whose::Request(request) => {
+        HoldRef::Request(request) => {
             let granted = keyspace::granted(ctx, &key, request).map_err(Error::Refused)?;
             reply_grant(ctx, &granted.ok_or(Error::NotOwner)?);
             Ok(())
         }
-        Whose::RequestOf(keys, request) => {
+        HoldRef::BundleRequest(keys, request) => {
             let granted = |key: &Vec<u8>| {
                 let granted = keyspace::granted(ctx, &Str::new(key), request).map_err(Error::Refused)?;
                 granted.ok_or(Error::NotOwner)
@@ -208,7 +208,7 @@ fn reply_if_it_stands(ctx: Ctx<'_>, Standing { db, key, whose }: &Standing) {
             reply_grants(ctx, &keys.iter().map(granted).collect::<Result<Vec<Reply>, Error>>()?);
             Ok(())
         }
-        Whose::Owner(owner, holds) => {
+        HoldRef::Owner(owner, holds) => {
             if keyspace::held_by(ctx, &key, &Str::new(owner.as_bytes()))? == 0 {
                 return Err(Error::NotOwner);
             }

@@ -11,22 +11,29 @@ use crate::server::clients::socket::Socket;
 use crate::server::Ctx;
 
 /// A grant that was answered in this turn of the event loop.
-struct Answered {
+struct AnsweredGrant {
     id: WaiterId,
     client: u64,
     socket: Option<Socket>,
 }
 
 /// For so many grants in a turn memory is kept.
-const KEPT: usize = 64;
+const KEPT_CAPACITY: usize = 64;
 
 /// Those grants.
 #[derive(Default)]
-pub(crate) struct Deliveries(Vec<Answered>);
+pub(crate) struct Deliveries(Vec<AnsweredGrant>);
+
+/// A grant of this turn whose client has been freed.
+pub(crate) struct FreedGrant {
+    pub(crate) id: WaiterId,
+    /// The client has received the grant.
+    pub(crate) has_reached: bool,
+}
 
 impl Deliveries {
     pub(crate) fn insert(&mut self, id: WaiterId, client: u64, socket: Option<Socket>) {
-        self.0.push(Answered { id, client, socket });
+        self.0.push(AnsweredGrant { id, client, socket });
     }
 
     /// True if the last grant that was answered is this one.
@@ -39,7 +46,7 @@ impl Deliveries {
     /// It was not if the server had decided to close it (`CLIENT LIST` tells) before it sent anything. But if the client has
     /// closed the connection in order, it had read the answer: its socket was asked in vain before it was answered. And one
     /// that is freed although nothing was decided is killed by a command of the next turn.
-    pub(crate) fn client_freed(&mut self, ctx: Ctx<'_>, client: u64) -> Vec<(WaiterId, bool)> {
+    pub(crate) fn client_freed(&mut self, ctx: Ctx<'_>, client: u64) -> Vec<FreedGrant> {
         if !self.0.iter().any(|answered| answered.client == client) {
             return Vec::new();
         }
@@ -47,8 +54,8 @@ impl Deliveries {
         let freed = self.0.extract_if(.., |answered| answered.client == client);
         freed
             .map(|answered| {
-                let read_it = answered.socket.is_some_and(Socket::is_closed_in_order);
-                (answered.id, !was_closing || read_it)
+                let read_it = answered.socket.is_some_and(Socket::is_closed_cleanly);
+                FreedGrant { id: answered.id, has_reached: !was_closing || read_it }
             })
             .collect()
     }
@@ -60,7 +67,7 @@ impl Deliveries {
 
     /// Frees the memory of a crowd that was answered in one turn.
     pub(crate) fn shrink(&mut self) {
-        if self.0.is_empty() && self.0.capacity() > KEPT {
+        if self.0.is_empty() && self.0.capacity() > KEPT_CAPACITY {
             self.0 = Vec::new();
         }
     }

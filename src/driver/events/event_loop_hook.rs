@@ -6,38 +6,38 @@
 use crate::server::events::event_loop;
 use crate::server::Ctx;
 
-pub(crate) struct TurnEnds {
-    what: event_loop::For,
+pub(crate) struct EventLoopHook {
+    purpose: event_loop::Purpose,
     /// What is called then.
-    calls: Option<fn(Ctx<'_>, ())>,
-    hears: bool,
+    callback: Option<fn(Ctx<'_>, ())>,
+    registered: bool,
 }
 
-impl TurnEnds {
-    pub(crate) fn new(what: event_loop::For) -> TurnEnds {
-        TurnEnds { what, calls: None, hears: false }
+impl EventLoopHook {
+    pub(crate) fn new(purpose: event_loop::Purpose) -> EventLoopHook {
+        EventLoopHook { purpose, callback: None, registered: false }
     }
 
     /// This is called at the end of turns.
-    pub(crate) fn calls(&mut self, turn_ends: fn(Ctx<'_>, ())) {
-        self.calls = Some(turn_ends);
+    pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
+        self.callback = Some(on_turn_end);
     }
 
-    pub(crate) fn are_heard(&self) -> bool {
-        self.hears
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered
     }
 
-    pub(crate) fn listen(&mut self, ctx: Ctx<'_>) {
-        let Some(turn_ends) = self.calls else { return };
-        if !std::mem::replace(&mut self.hears, true) {
-            event_loop::listen_to_turns(ctx, self.what, turn_ends);
+    pub(crate) fn register(&mut self, ctx: Ctx<'_>) {
+        let Some(on_turn_end) = self.callback else { return };
+        if !std::mem::replace(&mut self.registered, true) {
+            event_loop::listen_to_turns(ctx, self.purpose, on_turn_end);
         }
     }
 
     /// Not to be called from an event.
-    pub(crate) fn ignore(&mut self, ctx: Ctx<'_>) {
-        if std::mem::take(&mut self.hears) {
-            event_loop::ignore_turns(ctx, self.what);
+    pub(crate) fn unregister(&mut self, ctx: Ctx<'_>) {
+        if std::mem::take(&mut self.registered) {
+            event_loop::ignore_turns(ctx, self.purpose);
         }
     }
 }

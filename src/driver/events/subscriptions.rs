@@ -9,15 +9,15 @@ use crate::core::{Happened, KeyChange, LockRef};
 use crate::driver::quarantine;
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
-use crate::server::events::server_events::{self, KeyspaceEvents};
+use crate::server::events::server_events::{self, KeyspaceEvents, Role};
 use crate::server::replication::{keyspace_events, propagation, replica_messages};
 use crate::server::{version, Ctx, ServerCell};
 
 /// A lock has been used: see [`listen`].
-static LISTENS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// The fields of hashes are listened to.
-static HEARS_FIELDS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+static SUBSCRIBED_TO_FIELDS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// What the server tells about keys.
 pub(crate) struct KeyEvents;
@@ -40,7 +40,7 @@ impl KeyspaceEvents for KeyEvents {
                 return;
             }
             if driver.locks.key_changed(LockRef { db: ctx.db(), key }, change, ctx.now()) {
-                driver.plan(ctx);
+                driver.schedule(ctx);
             }
         });
     }
@@ -48,31 +48,31 @@ impl KeyspaceEvents for KeyEvents {
     fn database(ctx: Ctx<'_>, db: Option<i32>) {
         reader_cache::forget_all(ctx);
         with(ctx, |driver| {
-            driver.flushed = ctx.is_primary();
+            driver.flush_unannounced = ctx.is_primary();
             driver.locks.database_changed(db);
-            driver.plan(ctx);
+            driver.schedule(ctx);
         });
     }
 }
 
 /// Listens to all that is only needed from the first lock on that is used: whoever uses none shall not pay for it.
-pub(crate) fn listen(ctx: Ctx<'_>) {
-    if LISTENS.get(ctx).replace(true) {
+pub(crate) fn subscribe(ctx: Ctx<'_>) {
+    if SUBSCRIBED.get(ctx).replace(true) {
         return;
     }
     // What is read from now on, is a primary's.
     server_events::ignore_loading(ctx);
-    listen_to_role(ctx);
+    subscribe_to_role(ctx);
     if !server_events::listen_to_keys::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
     }
-    listen_to_fields(ctx);
+    subscribe_to_fields(ctx);
     // From now on nothing is said that nobody hears, as far as the server lets us know.
     if let Some(server) = version::server_version() {
-        keyspace_events::start(ctx, server);
-        propagation::start(ctx, server);
+        keyspace_events::skip_unreceived(ctx, server);
+        propagation::skip_unfollowed(ctx, server);
     }
-    crate::server::registration::unloading::begin(ctx);
+    crate::server::registration::unloading::mark_in_use(ctx);
     with(ctx, |driver| {
         driver.in_cluster = ctx.is_cluster();
         if driver.in_cluster {
@@ -85,16 +85,17 @@ pub(crate) fn listen(ctx: Ctx<'_>) {
 }
 
 /// Listens to what strangers do to the fields of locks, once any lock has been used: owners are to be told of that.
-pub(crate) fn listen_to_fields(ctx: Ctx<'_>) {
-    let begins = config::events() && LISTENS.get(ctx).get() && !HEARS_FIELDS.get(ctx).replace(true);
+pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
+    let begins =
+        config::events() && SUBSCRIBED.get(ctx).get() && !SUBSCRIBED_TO_FIELDS.get(ctx).replace(true);
     if begins && !server_events::listen_to_fields::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server refuses a subscription; owners are told late of fields that others remove");
     }
 }
 
 /// Listens to changes of this server's role.
-pub(crate) fn listen_to_role(ctx: Ctx<'_>) {
-    if !server_events::listen_to_role(ctx, role_changed) {
+pub(crate) fn subscribe_to_role(ctx: Ctx<'_>) {
+    if !server_events::listen_to_role(ctx, on_role_change) {
         ctx.warn("redis-lock: the server refuses a subscription; who waits hears nothing of a failover");
     }
 }
@@ -102,23 +103,23 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>) {
 /// The server forgets all subscriptions.
 pub(crate) fn forget(ctx: Ctx<'_>) {
     server_events::forget(ctx);
-    replica_messages::stop(ctx);
-    LISTENS.get(ctx).set(false);
-    HEARS_FIELDS.get(ctx).set(false);
+    replica_messages::discard(ctx);
+    SUBSCRIBED.get(ctx).set(false);
+    SUBSCRIBED_TO_FIELDS.get(ctx).set(false);
 }
 
 /// This server has become the primary, or has ceased to be it.
-fn role_changed(ctx: Ctx<'_>, primary: bool) {
+fn on_role_change(ctx: Ctx<'_>, role: Role) {
     reader_cache::forget_all(ctx);
     with(ctx, |driver| {
-        if primary {
+        if role == Role::Primary {
             driver.promote(ctx);
-            quarantine::promoted(ctx);
+            quarantine::on_promotion(ctx);
         } else {
             // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
             driver.locks.demote();
-            driver.pass_on_decisions(ctx);
+            driver.deliver_decisions(ctx);
         }
-        driver.plan(ctx);
+        driver.schedule(ctx);
     });
 }

@@ -11,7 +11,7 @@ use crate::server::Ctx;
 
 /// Writes a lock that a command has opened and the core has changed. `found_free` if it was free before.
 pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
-    subscriptions::listen(ctx);
+    subscriptions::subscribe(ctx);
     let shortened = lock.shortened_to(in_hand.foreseen);
     store(ctx, at, in_hand, lock, found_free, shortened);
 }
@@ -29,8 +29,9 @@ pub(crate) fn store(
 ) {
     let name = lock.name();
     let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
-    lock.withholds = in_hand.is_reserved;
-    let told = lock.store().or_else(|| unannounced.then(|| channel::freed(ctx, Propagation::of(ctx), name)));
+    lock.withholds_announcement = in_hand.is_reserved;
+    let told =
+        lock.store().or_else(|| unannounced.then(|| channel::publish_free(ctx, Propagation::of(ctx), name)));
     let told = if in_hand.is_reserved {
         if told.is_some() {
             with(ctx, |driver| driver.locks.was_withheld(in_hand));
@@ -44,11 +45,11 @@ pub(crate) fn store(
         with(ctx, |driver| driver.locks.announced(at, in_hand, told > 0, ctx.now()));
     }
     if in_hand.watches_lease {
-        if let Some(end) = lock.first_field_end() {
+        if let Some(end) = lock.first_field_expiry() {
             with(ctx, |driver| driver.locks.field_ends(in_hand, end, ctx.now()));
         }
     }
-    if let Some(end) = shortened.filter(|_| channel::has_listeners(ctx, name)) {
+    if let Some(end) = shortened.filter(|_| channel::has_subscribers(ctx, name)) {
         with(ctx, |driver| driver.locks.lease_shortened(at, in_hand, end));
     }
 }

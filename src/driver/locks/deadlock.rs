@@ -5,7 +5,7 @@
 use crate::config;
 use crate::core::waits_for::{Edge, Step, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
-use crate::driver::clients::blocked_clients::Ended;
+use crate::driver::clients::blocked_clients::WaitOutcome;
 use crate::driver::locks::reconcile::{reconcile, serve_bundles};
 use crate::driver::state::{dispatch, with};
 use crate::error::shown;
@@ -14,10 +14,10 @@ use crate::server::clients::caller::Caller;
 use crate::server::{Ctx, Str};
 
 /// If something is remembered of no more locks than this, it is asked of each whether the owner holds it, before a search.
-const GLANCE: usize = 64;
+const QUICK_CHECK_LOCKS: usize = 64;
 
 /// How many waits of a cycle an error shows.
-const SHOWN: usize = 6;
+const EDGES_SHOWN: usize = 6;
 
 /// False if the waiter cannot wait for its own owner: its lock has these holders.
 pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> bool {
@@ -25,11 +25,11 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
 }
 
 /// What a search has found.
-enum Found {
+enum SearchResult {
     /// The wait waits for its own owner, through these.
     Deadlock(Vec<Edge>),
     /// It may end. So much more may be looked at.
-    MayEnd(usize),
+    NoDeadlock(usize),
     /// That is to be found out later.
     Interrupted(Box<Search>),
 }
@@ -38,19 +38,19 @@ enum Found {
 /// somebody stands behind a call that waits for several locks, he is let pass it instead. That is all that is done if deadlocks are
 /// not to be `reported`. What would take too long is found out later ([`search_late`]).
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
-    if nobody_waits_for_owner_of(ctx, id) {
+    if owner_blocks_nobody(ctx, id) {
         return None;
     }
     let search = if reported { Search::cycle::<LockManager> } else { Search::soft_cycle::<LockManager> };
     let search = with(ctx, |driver| search(&driver.locks, id, ctx.now()))?;
     match resolve(ctx, search, reported) {
-        Found::MayEnd(_) => None,
-        Found::Interrupted(_) => {
+        SearchResult::NoDeadlock(_) => None,
+        SearchResult::Interrupted(_) => {
             with(ctx, |driver| driver.locks.search_later(id));
             None
         }
-        Found::Deadlock(edges) => {
-            let text = words(ctx, &edges);
+        SearchResult::Deadlock(edges) => {
+            let text = describe_cycle_for_caller(ctx, &edges);
             with(ctx, |driver| {
                 driver.stats.deadlocks += 1;
                 driver.locks.leave(id);
@@ -63,7 +63,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
 
 /// Looks in portions whether waits wait for their own owners by now, or did so all the time. To be called by the timer, when writing
 /// is possible.
-pub(crate) fn search_late(ctx: Ctx<'_>) {
+pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
     let reported = config::deadlock_detection();
     let mut left = PORTION;
     while left > 0 {
@@ -75,52 +75,52 @@ pub(crate) fn search_late(ctx: Ctx<'_>) {
         // Each search costs something.
         left -= 1;
         match (resolve(ctx, search, reported), id) {
-            (Found::Interrupted(search), _) => {
+            (SearchResult::Interrupted(search), _) => {
                 with(ctx, |driver| driver.locks.put_off(*search));
                 left = 0;
             }
-            (Found::MayEnd(rest), _) => left = left.min(rest),
-            (Found::Deadlock(edges), Some(id)) => with(ctx, |driver| {
+            (SearchResult::NoDeadlock(rest), _) => left = left.min(rest),
+            (SearchResult::Deadlock(edges), Some(id)) => with(ctx, |driver| {
                 let lead = driver.locks.lead_of(id);
                 driver.stats.deadlocks += 1;
                 driver.locks.end_deadlocked(id);
-                driver.blocked.end(lead, Ended::Deadlock(edges));
+                driver.blocked.end(lead, WaitOutcome::Deadlock(edges));
             }),
-            (Found::Deadlock(_), None) => return defect!("a deadlock of no wait"),
+            (SearchResult::Deadlock(_), None) => return defect!("a deadlock of no wait"),
         }
     }
     with(ctx, |driver| driver.locks.rest_from_searches());
 }
 
 /// Follows a search to its end. Lets pass whom that helps, and ends the waits of clients that are gone.
-fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> Found {
+fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
     loop {
-        match run(ctx, &mut search) {
+        match run_search(ctx, &mut search) {
             Step::Cycle(edges, others) if reported => {
-                if !end_gone(ctx, &edges, others) {
-                    return Found::Deadlock(edges);
+                if !end_waits_of_gone_clients(ctx, &edges, others) {
+                    return SearchResult::Deadlock(edges);
                 }
             }
-            Step::Soft(soft) => let_pass(ctx, &soft),
-            Step::Later => return Found::Interrupted(Box::new(search)),
-            _ => return Found::MayEnd(search.left()),
+            Step::Soft(soft) => apply_overtakes(ctx, &soft),
+            Step::Later => return SearchResult::Interrupted(Box::new(search)),
+            _ => return SearchResult::NoDeadlock(search.left()),
         }
         let left = search.left();
         match with(ctx, |driver| search.again(&driver.locks, ctx.now())) {
             Some(again) => search = again,
-            None => return Found::MayEnd(left),
+            None => return SearchResult::NoDeadlock(left),
         }
     }
 }
 
 /// Whoever has hung up waits no more, even if the server has not read so yet. Returns whether that ends any of these waits.
-fn end_gone(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
+fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
     let any = with(ctx, |driver| {
         let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
         let gone: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
         for id in &gone {
             driver.locks.leave(*id);
-            driver.blocked.end(*id, Ended::Left);
+            driver.blocked.end(*id, WaitOutcome::Left);
         }
         !gone.is_empty()
     });
@@ -131,7 +131,7 @@ fn end_gone(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
 }
 
 /// Swaps the order of waits and the parts that they stand behind, and serves their locks.
-fn let_pass(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
+fn apply_overtakes(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
     let let_pass =
         |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*who, *part));
     let mut locks: Vec<LockId> = soft.iter().filter_map(let_pass).collect();
@@ -146,13 +146,13 @@ fn let_pass(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
 }
 
 /// What is said of a cycle to the client that calls, or is answered.
-pub(crate) fn words(ctx: Ctx<'_>, edges: &[Edge]) -> String {
+pub(crate) fn describe_cycle_for_caller(ctx: Ctx<'_>, edges: &[Edge]) -> String {
     let reader = Caller::of(ctx).access();
-    describe(edges, |edge| reader.may_read(&edge.lock.key))
+    describe_cycle(edges, |edge| reader.may_read(&edge.lock.key))
 }
 
 /// Serves those who wait for several locks, after a call for several. That a lock is free is announced when nobody of them got it.
-pub(crate) fn in_several<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
+pub(crate) fn in_multi_lock_call<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
     with(ctx, |driver| driver.locks.begin_several());
     let done = body();
     serve_bundles(ctx);
@@ -165,8 +165,8 @@ pub(crate) fn in_several<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
 
 /// True if it is clear at a glance that nobody waits for the waiter's owner, so that there is no way back to it. A search passes
 /// everybody who waits ahead of it.
-fn nobody_waits_for_owner_of(ctx: Ctx<'_>, id: WaiterId) -> bool {
-    let found = with(ctx, |driver| driver.locks.only_holds_matter(id, GLANCE));
+fn owner_blocks_nobody(ctx: Ctx<'_>, id: WaiterId) -> bool {
+    let found = with(ctx, |driver| driver.locks.only_holds_matter(id, QUICK_CHECK_LOCKS));
     let Some((owner, locks)) = found else { return false };
     let owner = Str::new(owner.as_bytes());
     let holds = |lock: &LockId| {
@@ -180,11 +180,11 @@ fn nobody_waits_for_owner_of(ctx: Ctx<'_>, id: WaiterId) -> bool {
 pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
     let mut search = with(ctx, |driver| Search::blockers(&driver.locks, owner));
     search.allow(4 * PORTION);
-    run(ctx, &mut search);
+    run_search(ctx, &mut search);
     search.into_edges()
 }
 
-fn run(ctx: Ctx<'_>, search: &mut Search) -> Step {
+fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Step {
     loop {
         let now = ctx.now();
         match with(ctx, |driver| search.step(&driver.locks, now)) {
@@ -202,7 +202,7 @@ fn run(ctx: Ctx<'_>, search: &mut Search) -> Step {
 
 /// `a waits for b (lock k1), b for c (lock k2), c for a (lock k3)`. Of a lock that the caller may not read no name is told,
 /// and no owner that only such locks name: only who calls, which is the one that the cycle begins with.
-fn describe(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
+fn describe_cycle(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     let Some(last) = cycle.last() else { return String::new() };
     let readable: Vec<bool> = cycle.iter().map(may_read).collect();
     // Each edge leads to an owner, who is named by that edge's lock and by the next one's.
@@ -213,9 +213,9 @@ fn describe(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     for (at, edge) in cycle.iter().enumerate() {
         let to = name(&edge.owner, known(at));
         // The beginning and the end tell most.
-        if cycle.len() > SHOWN && (SHOWN - 1..cycle.len() - 1).contains(&at) {
-            if at == SHOWN - 1 {
-                text.push_str(&format!(", {} more", cycle.len() - SHOWN));
+        if cycle.len() > EDGES_SHOWN && (EDGES_SHOWN - 1..cycle.len() - 1).contains(&at) {
+            if at == EDGES_SHOWN - 1 {
+                text.push_str(&format!(", {} more", cycle.len() - EDGES_SHOWN));
             }
         } else {
             let verb = if at == 0 { "waits for" } else { "for" };

@@ -13,16 +13,16 @@ use crate::server::{calls, Ctx, Str};
 
 /// Reads a lock that may have become free, and grants it to whoever is first in line.
 pub(crate) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
-    reconcile_alone(ctx, lock);
+    reconcile_without_bundles(ctx, lock);
     serve_bundles(ctx);
 }
 
 /// Takes back what these locks were granted for, as the call that got them was cancelled. To be called when no lock is in hand.
-pub(crate) fn take_back(ctx: Ctx<'_>, locks: &[LockId]) {
-    locks.iter().for_each(|lock| reconcile_alone(ctx, lock));
+pub(crate) fn revoke_cancelled(ctx: Ctx<'_>, locks: &[LockId]) {
+    locks.iter().for_each(|lock| reconcile_without_bundles(ctx, lock));
 }
 
-fn reconcile_alone(ctx: Ctx<'_>, lock: &LockId) {
+fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
     let refuse = |decision| with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &decision));
@@ -57,7 +57,7 @@ fn serve_due(ctx: Ctx<'_>) {
         let blocked_at = ctx.in_db(db, || {
             let blocked_at = try_bundle(ctx, lead, &parts);
             for lock in with(ctx, |driver| driver.locks.was_tried(blocked_at)) {
-                reconcile_alone(ctx, &lock);
+                reconcile_without_bundles(ctx, &lock);
             }
             blocked_at
         });
@@ -95,19 +95,29 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
             }
         }
     }
-    grant_parts(ctx, lead, parts, true);
+    grant_members(ctx, lead, parts, Recipient::Waiter);
     None
 }
 
 /// Grants a call for several locks of the selected database, which are all to be had, as one that waits: it can be revoked.
-pub(crate) fn grant_all(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
+pub(crate) fn grant_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
     let with_lock = |id: &WaiterId| with(ctx, |driver| Some((driver.locks.lock_of(*id)?, *id)));
     let parts: Vec<(LockId, WaiterId)> = parts.iter().filter_map(with_lock).collect();
-    grant_parts(ctx, lead, &parts, false);
+    grant_members(ctx, lead, &parts, Recipient::Caller);
+}
+
+/// The client that a bundle is granted to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recipient {
+    /// It has waited.
+    Waiter,
+    /// Its call is being carried out.
+    Caller,
 }
 
 /// Grants all parts of a bundle, whose locks are to be had. `waits` if its client did.
-fn grant_parts(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], waits: bool) {
+fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], recipient: Recipient) {
+    let waits = recipient == Recipient::Waiter;
     let now = ctx.now();
     let granted = |(lock, part): &(LockId, WaiterId)| {
         let granted = with_lock(ctx, lock, &Str::new(&lock.key), now, |locks, known, open| {

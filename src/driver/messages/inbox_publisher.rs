@@ -8,15 +8,15 @@
 
 use std::rc::Rc;
 
-use crate::core::{Message, MonoUs, News, Now, WaiterId};
-use crate::driver::state::with;
+use crate::core::{Message, MonoUs, News, WaiterId};
+use crate::driver::state::{with, WaitStart};
 use crate::error::Error;
 use crate::server::clients::caller::Caller;
 use crate::server::events::event_loop;
 use crate::server::{calls, Ctx, Str};
 
 /// What the name of an inbox's channel begins with.
-const CHANNEL: &[u8; 11] = b"lock:inbox:";
+const CHANNEL_PREFIX: &[u8; 11] = b"lock:inbox:";
 
 /// How long messages may keep the server from its clients in one turn, in microseconds; the rest is sent in the next.
 const BUDGET_US: MonoUs = 4_000;
@@ -34,16 +34,16 @@ pub(crate) fn inbox(ctx: Ctx<'_>, name: &[u8]) -> Result<Rc<[u8]>, Error> {
 }
 
 /// A call waits that is told by a message.
-pub(crate) fn await_message(ctx: Ctx<'_>, (now, plans): (Now, bool)) {
-    with(ctx, |driver| driver.begin_wait(ctx, (now, plans)));
+pub(crate) fn await_message(ctx: Ctx<'_>, start: WaitStart) {
+    with(ctx, |driver| driver.begin_wait(ctx, start));
 }
 
 /// The event loop has carried out what it has read, and has not written to clients yet.
-pub(crate) fn turn_ends(ctx: Ctx<'_>, (): ()) {
+pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     let started = ctx.now().mono;
     while let Some(message) = with(ctx, |driver| driver.locks.next_message()) {
         if publish(ctx, &message) == 0 && message.news == News::Granted {
-            was_not_heard(ctx, message.id);
+            skip_unheard_waiter(ctx, message.id);
         }
         if ctx.now().mono.saturating_sub(started) >= BUDGET_US {
             event_loop::wake_up(ctx);
@@ -53,10 +53,10 @@ pub(crate) fn turn_ends(ctx: Ctx<'_>, (): ()) {
 }
 
 /// Nobody listens at this server: the next in line is served. In a cluster somebody may at another node.
-fn was_not_heard(ctx: Ctx<'_>, id: WaiterId) {
+fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
     with(ctx, |driver| {
         if !driver.in_cluster && driver.locks.unheard(id) {
-            driver.plan_soon(ctx);
+            driver.schedule_soon(ctx);
         }
     });
 }
@@ -72,5 +72,5 @@ fn publish(ctx: Ctx<'_>, Message { inbox, lock, request, news, .. }: &Message) -
 }
 
 fn channel(inbox: &[u8]) -> Str<'static> {
-    Str::new(&[CHANNEL, inbox].concat())
+    Str::new(&[CHANNEL_PREFIX, inbox].concat())
 }

@@ -15,13 +15,13 @@ use crate::server::Ctx;
 const BATCH: usize = 100;
 
 /// Owners are told, or are not any more, as the setting is now.
-pub(crate) fn follow_setting(ctx: Ctx<'_>) {
+pub(crate) fn apply_setting(ctx: Ctx<'_>) {
     with(ctx, |driver| driver.locks.tell_owners(config::events()));
-    subscriptions::listen_to_fields(ctx);
+    subscriptions::subscribe_to_fields(ctx);
 }
 
 /// Tells owners what they are to be told by now, as long as there is time.
-pub(crate) fn tell(ctx: Ctx<'_>, has_time: impl Fn() -> bool) {
+pub(crate) fn publish(ctx: Ctx<'_>, has_time: impl Fn() -> bool) {
     loop {
         let notices: Vec<_> = with(ctx, |driver| {
             let notices: Vec<_> = std::iter::from_fn(|| driver.locks.next_notice()).take(BATCH).collect();
@@ -29,7 +29,7 @@ pub(crate) fn tell(ctx: Ctx<'_>, has_time: impl Fn() -> bool) {
             notices
         });
         for notice in &notices {
-            channel::tell_owner(ctx, notice);
+            channel::publish_owner_event(ctx, notice);
         }
         if notices.is_empty() || !has_time() {
             return;

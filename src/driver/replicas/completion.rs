@@ -3,15 +3,15 @@
 //! When calls that wait for replicas are looked at, and how they end.
 
 use crate::core::Decision;
-use crate::driver::clients::blocked_clients::Ended;
-use crate::driver::replicas::acknowledgements::{End, Written};
+use crate::driver::clients::blocked_clients::WaitOutcome;
+use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaWaitEnd};
 use crate::driver::state::with;
 use crate::server::replication::replicas::{self, Progress};
 use crate::server::Ctx;
 
 /// The event loop has carried out what it has read, and has not written to clients and replicas yet.
-pub(crate) fn turn_ends(ctx: Ctx<'_>, (): ()) {
-    if with(ctx, |driver| driver.acknowledgements.len() == 0) {
+pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
+    if with(ctx, |driver| driver.replica_waits.len() == 0) {
         return;
     }
     let progress = Progress::of(ctx);
@@ -19,7 +19,11 @@ pub(crate) fn turn_ends(ctx: Ctx<'_>, (): ()) {
     let Some(progress) = progress else { return };
     // While clients are paused nothing may be sent. Replicas then report by themselves, once a second.
     let can_ask = !ctx.is_paused();
-    if with(ctx, |driver| driver.acknowledgements.begin(&progress, can_ask)) {
+    let asks = with(ctx, |driver| {
+        driver.replica_waits.assign_offsets(&progress);
+        can_ask && driver.replica_waits.take_question()
+    });
+    if asks {
         replicas::ask_replicas(ctx);
     }
 }
@@ -27,7 +31,7 @@ pub(crate) fn turn_ends(ctx: Ctx<'_>, (): ()) {
 /// The calls that have waited for too long, end. To be called from the timer.
 pub(crate) fn end_overdue(ctx: Ctx<'_>) {
     let now = ctx.now().mono;
-    if with(ctx, |driver| driver.acknowledgements.first_deadline()).is_some_and(|at| at <= now) {
+    if with(ctx, |driver| driver.replica_waits.first_deadline()).is_some_and(|at| at <= now) {
         end_calls(ctx, Progress::of(ctx).as_ref());
     }
 }
@@ -36,27 +40,29 @@ pub(crate) fn end_overdue(ctx: Ctx<'_>) {
 fn end_calls(ctx: Ctx<'_>, progress: Option<&Progress>) {
     with(ctx, |driver| {
         let mut any_revoked = false;
-        for (id, written, end) in driver.acknowledgements.end(progress, ctx.now().mono) {
+        for (id, written, end) in driver.replica_waits.end(progress, ctx.now().mono) {
             let is_in_flight = driver.locks.is_in_flight(id);
             let ended = match (written, end) {
-                (_, End::Demoted) => Ended::By(Decision::Demoted),
-                (Written::Grant(_), _) if !is_in_flight => Ended::Lost,
-                (Written::Grant(granted), End::Acknowledged) => Ended::By(granted),
-                (Written::Hold(standing), End::Acknowledged) => Ended::Stands(standing),
-                (Written::Grant(_), End::Missed { got, of }) => {
+                (_, ReplicaWaitEnd::Demoted) => WaitOutcome::Decided(Decision::Demoted),
+                (AwaitedWrite::Grant(_), _) if !is_in_flight => WaitOutcome::HoldLost,
+                (AwaitedWrite::Grant(granted), ReplicaWaitEnd::Acknowledged) => WaitOutcome::Decided(granted),
+                (AwaitedWrite::Hold(standing), ReplicaWaitEnd::Acknowledged) => {
+                    WaitOutcome::HoldAcknowledged(standing)
+                }
+                (AwaitedWrite::Grant(_), ReplicaWaitEnd::Missed { got, of }) => {
                     driver.revoke(id);
                     any_revoked = true;
-                    Ended::NotAcknowledged { got, of, revoked: true }
+                    WaitOutcome::NotAcknowledged { got, of, revoked: true }
                 }
-                (Written::Hold(_), End::Missed { got, of }) => {
-                    Ended::NotAcknowledged { got, of, revoked: false }
+                (AwaitedWrite::Hold(_), ReplicaWaitEnd::Missed { got, of }) => {
+                    WaitOutcome::NotAcknowledged { got, of, revoked: false }
                 }
             };
-            driver.stats.replicas_missed += usize::from(matches!(ended, Ended::NotAcknowledged { .. }));
+            driver.stats.replicas_missed += usize::from(matches!(ended, WaitOutcome::NotAcknowledged { .. }));
             driver.blocked.end(id, ended);
         }
         if any_revoked {
-            driver.plan_soon(ctx);
+            driver.schedule_soon(ctx);
         }
     });
 }

@@ -2,5 +2,5 @@
 
 //! Calls with `REPLICAS`: waiting until replicas acknowledge a write.
 
-pub(super) mod acknowledgements;
 pub(super) mod completion;
+pub(super) mod replica_waits;

@@ -3,7 +3,7 @@
 //! What is done when the timer fires.
 
 use crate::core::MonoUs;
-use crate::driver::locks::deadlock::search_late;
+use crate::driver::locks::deadlock::run_deferred_searches;
 use crate::driver::locks::reconcile::reconcile;
 use crate::driver::messages::owner_events;
 use crate::driver::replicas::completion;
@@ -24,25 +24,29 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     let started = ctx.now().mono;
     with(ctx, |driver| {
         // First of all: this timer must not be stopped any more.
-        driver.alarm.has_fired();
-        if driver.hears_wakeups && !driver.locks.has_fragile() {
-            driver.hears_wakeups = false;
+        driver.alarm.mark_fired();
+        if driver.wakeup_hook && !driver.locks.has_fragile() {
+            driver.wakeup_hook = false;
             event_loop::ignore_wakeups(ctx);
         }
         if !primary {
             driver.locks.demote();
         }
-        driver.notice_promotion(ctx);
-        driver.keep_quarantine(ctx.now());
-        driver.ignore_clients(ctx);
-        driver.acknowledgements.ignore(ctx);
-        driver.inboxes.rest(ctx, &driver.locks);
-        if driver.in_cluster && driver.looks.take_all(started) {
+        driver.resume_if_promoted(ctx);
+        driver.update_quarantine(ctx.now());
+        driver.drop_stale_disconnect_hook(ctx);
+        driver.replica_waits.drop_stale_hook(ctx);
+        driver.inboxes.drop_idle_hook(ctx, &driver.locks);
+        if driver.in_cluster && driver.rechecks.take_all_due(started) {
             let is_remembered = driver.locks.look_at_all();
-            driver.looks.plan_again(started, driver.locks.waiting_total() > 0, is_remembered);
+            if driver.locks.waiting_total() > 0 {
+                driver.rechecks.plan_all(started);
+            } else if is_remembered {
+                driver.rechecks.plan_remembered(started);
+            }
         }
         if may_write {
-            driver.look_at_fragile(started);
+            driver.recheck_fragile(started);
         }
     });
     completion::end_overdue(ctx);
@@ -51,7 +55,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         let (lock, is_overdue) = with(ctx, |driver| {
             let now = ctx.now();
             let lock = driver.locks.tick(now, may_write);
-            driver.pass_on_decisions(ctx);
+            driver.deliver_decisions(ctx);
             (lock, driver.locks.is_overdue(now))
         });
         if let Some(lock) = &lock {
@@ -62,21 +66,21 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
         }
     }
     if may_write && with(ctx, |driver| driver.locks.has_searches()) {
-        guard(|| search_late(ctx));
+        guard(|| run_deferred_searches(ctx));
     }
-    owner_events::tell(ctx, has_time);
-    let flushed = with(ctx, |driver| {
-        let told = driver.flushed && (may_write || !primary);
-        driver.flushed &= !told;
+    owner_events::publish(ctx, has_time);
+    let flush_unannounced = with(ctx, |driver| {
+        let told = driver.flush_unannounced && (may_write || !primary);
+        driver.flush_unannounced &= !told;
         let wanted = || driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
         (told && primary).then(wanted)
     });
-    if let Some(wanted_here) = flushed {
-        channel::all_freed(ctx, &wanted_here);
+    if let Some(wanted_here) = flush_unannounced {
+        channel::publish_all_free(ctx, &wanted_here);
     }
     with(ctx, |driver| {
-        driver.pass_on_decisions(ctx);
-        driver.plan_at(ctx, ctx.now(), obstacle);
-        driver.alarm.rest(ctx);
+        driver.deliver_decisions(ctx);
+        driver.schedule_at(ctx, ctx.now(), obstacle);
+        driver.alarm.unwatch_if_unset(ctx);
     });
 }

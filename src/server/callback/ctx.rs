@@ -207,7 +207,7 @@ impl<'a> Ctx<'a> {
 
     pub(crate) fn reply_array(self, len: usize) {
         // SAFETY: the context is that of the running callback.
-        unsafe { call!(RedisModule_ReplyWithArray(self.as_ptr(), as_long(len))) };
+        unsafe { call!(RedisModule_ReplyWithArray(self.as_ptr(), to_c_long(len))) };
     }
 
     /// An array whose length [`Ctx::set_array_len`] tells when all its entries are there.
@@ -218,13 +218,13 @@ impl<'a> Ctx<'a> {
 
     pub(in crate::server) fn set_array_len(self, len: usize) {
         // SAFETY: an array was begun in this context, whose length is still to be set.
-        unsafe { call!(RedisModule_ReplySetArrayLength(self.as_ptr(), as_long(len))) };
+        unsafe { call!(RedisModule_ReplySetArrayLength(self.as_ptr(), to_c_long(len))) };
     }
 
     /// A map of `len` pairs; a flat array for a client that speaks RESP2.
     pub(crate) fn reply_map(self, len: usize) {
         // SAFETY: the context is that of the running callback.
-        unsafe { call!(RedisModule_ReplyWithMap(self.as_ptr(), as_long(len))) };
+        unsafe { call!(RedisModule_ReplyWithMap(self.as_ptr(), to_c_long(len))) };
     }
 
     /// An error; the text begins with its prefix.
@@ -256,7 +256,7 @@ pub(crate) fn now(_in_callback: impl Into<InCallback>) -> Now {
     }
 }
 
-fn as_long(len: usize) -> std::ffi::c_long {
+fn to_c_long(len: usize) -> std::ffi::c_long {
     std::ffi::c_long::try_from(len).unwrap_or(std::ffi::c_long::MAX)
 }
 

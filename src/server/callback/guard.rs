@@ -33,7 +33,7 @@ pub(crate) fn panics() -> usize {
 }
 
 #[cold]
-pub(crate) fn absent(function: &str) -> ! {
+pub(crate) fn missing_function(function: &str) -> ! {
     panic!("the server has no {function}, which was there when the module was loaded")
 }
 

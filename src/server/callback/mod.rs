@@ -8,4 +8,4 @@ pub(super) mod guard;
 
 pub(crate) use cell::{InCallback, ServerCell};
 pub(crate) use ctx::{enter, Ctx};
-pub(crate) use guard::{absent, guard, panics, ERR, OK};
+pub(crate) use guard::{guard, missing_function, panics, ERR, OK};

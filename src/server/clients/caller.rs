@@ -27,12 +27,13 @@ const NO_USER: &[u8] = b"(superuser)";
 /// whether a script calls.
 #[inline]
 pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
-    static ARE_APART: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
+    static SCRIPT_CLIENTS_ARE_UNLISTED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
     /// Ids of clients that were connected when they called. No id is ever another client's, and who calls is connected still: so
     /// it needs not be asked again.
     static SEEN: ServerCell<[Cell<u64>; 64]> = ServerCell::new([const { Cell::new(0) }; 64]);
-    let are_apart = || version::is_redis() && version::server_version().is_some_and(version::is_known);
-    if !ARE_APART.get(ctx).get_or_init(are_apart) && ctx.is_script() {
+    let script_clients_are_unlisted =
+        || version::is_redis() && version::server_version().is_some_and(version::is_known_version);
+    if !SCRIPT_CLIENTS_ARE_UNLISTED.get(ctx).get_or_init(script_clients_are_unlisted) && ctx.is_script() {
         return None;
     }
     let id = ctx.client_id();
@@ -47,7 +48,7 @@ pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
 }
 
 /// A client's line in `CLIENT LIST`; `None` if there is none with this id, or if the server has no such command.
-pub(in crate::server) fn line_of(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {
+pub(in crate::server) fn client_list_line(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {
     let id = i64::try_from(id).ok()?;
     // SAFETY: "ccl" takes two C strings and a long long; the reply is freed here, and its text copied before.
     unsafe {
@@ -67,7 +68,7 @@ pub(in crate::server) fn line_of(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {
 }
 
 /// A field of such a line; `name` is with the `=`.
-pub(in crate::server) fn field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
+pub(in crate::server) fn line_field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
     line.split(|byte| byte.is_ascii_whitespace()).find_map(|word| word.strip_prefix(name.as_bytes()))
 }
 
@@ -84,14 +85,14 @@ pub(crate) struct Caller {
 impl Caller {
     /// Asks the server: not for where it has to be fast.
     pub(crate) fn of(ctx: Ctx<'_>) -> Caller {
-        let line = line_of(ctx, ctx.client_id()).unwrap_or_default();
-        let user = field(&line, "user=");
+        let line = client_list_line(ctx, ctx.client_id()).unwrap_or_default();
+        let user = line_field(&line, "user=");
         // A user may be called so, too.
         let unrestricted = user == Some(NO_USER) && matches!(Access::of(NO_USER), Access::Nothing);
         // A script has no connection that is listed, but on some servers a user.
         let user = user.filter(|_| !unrestricted).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
-        let address = field(&line, "addr=").map(<[u8]>::to_vec);
-        Caller { user, address, unrestricted, is_closing: says_closing(&line) }
+        let address = line_field(&line, "addr=").map(<[u8]>::to_vec);
+        Caller { user, address, unrestricted, is_closing: line_is_closing(&line) }
     }
 
     /// True if the server has decided to close its connection, or does not say.
@@ -152,11 +153,11 @@ impl Access {
     }
 
     pub(crate) fn may_read(&self, key: &[u8]) -> bool {
-        self.may(key, raw::REDISMODULE_CMD_KEY_ACCESS)
+        self.may_access_key(key, raw::REDISMODULE_CMD_KEY_ACCESS)
     }
 
     pub(crate) fn may_write(&self, key: &[u8]) -> bool {
-        self.may(key, raw::REDISMODULE_CMD_KEY_UPDATE)
+        self.may_access_key(key, raw::REDISMODULE_CMD_KEY_UPDATE)
     }
 
     pub(crate) fn may_subscribe(&self, channel: &Str<'_>) -> bool {
@@ -172,9 +173,9 @@ impl Access {
     }
 
     /// Gives the context this user for as long as `body` runs. Only for servers that can do so ([`deferred`](super::deferred) asks).
-    pub(in crate::server) fn lend<T>(&self, ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
-        struct Lent<'a>(Ctx<'a>);
-        impl Drop for Lent<'_> {
+    pub(in crate::server) fn with_user<T>(&self, ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
+        struct UserReset<'a>(Ctx<'a>);
+        impl Drop for UserReset<'_> {
             fn drop(&mut self) {
                 set(self.0, ptr::null());
             }
@@ -185,7 +186,7 @@ impl Access {
         }
         let Access::User(user) = self else { return body() };
         set(ctx, *user);
-        let _lent = Lent(ctx);
+        let _reset = UserReset(ctx);
         body()
     }
 
@@ -202,7 +203,7 @@ impl Access {
         }
     }
 
-    fn may(&self, key: &[u8], what: u32) -> bool {
+    fn may_access_key(&self, key: &[u8], what: u32) -> bool {
         match self {
             Access::Everything => true,
             Access::Nothing => false,
@@ -227,22 +228,22 @@ impl Drop for Access {
 
 /// True if the server has decided to close the connection of this client, or does not say.
 pub(crate) fn is_closing(ctx: Ctx<'_>, id: u64) -> bool {
-    line_of(ctx, id).is_none_or(|line| says_closing(&line))
+    client_list_line(ctx, id).is_none_or(|line| line_is_closing(&line))
 }
 
-fn says_closing(line: &[u8]) -> bool {
-    field(line, "flags=").is_none_or(|flags| flags.contains(&b'A'))
+fn line_is_closing(line: &[u8]) -> bool {
+    line_field(line, "flags=").is_none_or(|flags| flags.contains(&b'A'))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::field;
+    use super::line_field;
 
     #[test]
     fn a_field_is_found_by_its_whole_name() {
         let line = b"id=3 addr=1.2.3.4:5 laddr=1.2.3.4:6 name=user=x user=app db=0\n";
-        assert_eq!(field(line, "addr="), Some(&b"1.2.3.4:5"[..]));
-        assert_eq!(field(line, "user="), Some(&b"app"[..]));
-        assert_eq!(field(line, "fd="), None);
+        assert_eq!(line_field(line, "addr="), Some(&b"1.2.3.4:5"[..]));
+        assert_eq!(line_field(line, "user="), Some(&b"app"[..]));
+        assert_eq!(line_field(line, "fd="), None);
     }
 }

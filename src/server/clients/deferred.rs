@@ -22,26 +22,27 @@ use crate::server::{enter, timer, Ctx, InCallback, ServerCell, Str};
 /// While nothing may be sent to replicas, it is tried again in so many milliseconds.
 const RETRY_MS: u64 = 1;
 
-static PENDING: ServerCell<RefCell<VecDeque<Pending>>> = ServerCell::new(RefCell::new(VecDeque::new()));
+static PENDING: ServerCell<RefCell<VecDeque<DeferredCommand>>> =
+    ServerCell::new(RefCell::new(VecDeque::new()));
 
 /// The timer is set.
-static IS_PLANNED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+static TIMER_IS_SET: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// Carries out a command with its name and arguments. The context replies to the client, and has its database and its user.
-pub(crate) type CarryOut = for<'a> fn(Ctx<'a>, Args<'a>) -> Result<(), Error>;
+pub(crate) type CommandFn = for<'a> fn(Ctx<'a>, Args<'a>) -> Result<(), Error>;
 
 /// A command that is still to be carried out.
-struct Pending {
+struct DeferredCommand {
     client: *mut raw::RedisModuleBlockedClient,
     /// Whose permissions it had when it was called.
     user: Option<Vec<u8>>,
     words: Vec<Str<'static>>,
-    carry_out: CarryOut,
+    command_fn: CommandFn,
 }
 
 /// Blocks the caller, and carries out its command as soon as nothing else is. False if that is not possible: the caller gets its
 /// reply at once or never, or the server (Redis before 7.0.6) cannot act for a user later.
-pub(crate) fn carry_out(ctx: Ctx<'_>, command: Args<'_>, carry_out: CarryOut) -> bool {
+pub(crate) fn run_later(ctx: Ctx<'_>, command: Args<'_>, command_fn: CommandFn) -> bool {
     // SAFETY: the table of functions does not change any more.
     if ctx.flags().denies_blocking() || unsafe { raw::RedisModule_SetContextUser }.is_none() {
         return false;
@@ -57,7 +58,7 @@ pub(crate) fn carry_out(ctx: Ctx<'_>, command: Args<'_>, carry_out: CarryOut) ->
     unsafe { call!(RedisModule_SetDisconnectCallback(client, Some(disconnected))) };
     // Copies, as the server may change its own when the command has returned.
     let words = (0..command.len()).filter_map(|at| command.bytes(at)).map(Str::new).collect();
-    let pending = Pending { client, user, words, carry_out };
+    let pending = DeferredCommand { client, user, words, command_fn };
     PENDING.get(ctx).borrow_mut().push_back(pending);
     plan(ctx, 0);
     true
@@ -83,13 +84,13 @@ unsafe extern "C" fn disconnected(ctx: *mut raw::RedisModuleCtx, client: *mut ra
 }
 
 fn plan(ctx: Ctx<'_>, milliseconds: u64) {
-    if !IS_PLANNED.get(ctx).replace(true) {
+    if !TIMER_IS_SET.get(ctx).replace(true) {
         timer::set(ctx, milliseconds, on_timer);
     }
 }
 
 fn on_timer(ctx: Ctx<'_>) {
-    IS_PLANNED.get(ctx).set(false);
+    TIMER_IS_SET.get(ctx).set(false);
     loop {
         if ctx.is_paused() || ctx.flags().is_loading() {
             break;
@@ -97,21 +98,21 @@ fn on_timer(ctx: Ctx<'_>) {
         // Nothing is borrowed while one is carried out: if it is slow, clients of others go meanwhile.
         let next = PENDING.get(ctx).borrow_mut().pop_front();
         let Some(next) = next else { return };
-        next.end();
+        next.run();
     }
     if !PENDING.get(ctx).borrow().is_empty() {
         plan(ctx, RETRY_MS);
     }
 }
 
-impl Pending {
+impl DeferredCommand {
     /// Carries it out and replies.
-    fn end(self) {
+    fn run(self) {
         let argv: Vec<*mut raw::RedisModuleString> = self.words.iter().map(Str::as_ptr).collect();
         let reply = |ctx: Ctx<'_>| {
             // SAFETY: the words outlive the call.
             let words = unsafe { Args::of(&argv) };
-            if let Err(error) = self.as_its_user(ctx, words) {
+            if let Err(error) = self.run_as_user(ctx, words) {
                 ctx.reply_error(&error.to_string());
             }
         };
@@ -126,7 +127,7 @@ impl Pending {
         unblock(self.client);
     }
 
-    fn as_its_user(&self, ctx: Ctx<'_>, words: Args<'_>) -> Result<(), Error> {
+    fn run_as_user(&self, ctx: Ctx<'_>, words: Args<'_>) -> Result<(), Error> {
         if !ctx.is_primary() {
             return Err(Error::Demoted);
         }
@@ -140,7 +141,7 @@ impl Pending {
         if !access.may_call(&mut words.raw().to_vec()) {
             return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }
-        access.lend(ctx, || (self.carry_out)(ctx, words))
+        access.with_user(ctx, || (self.command_fn)(ctx, words))
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
 
 /// What matters of a command's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CommandKind {
     /// Refused although scripts may call it.
     Refused,
     /// It runs a script, which only a client may call ([`deferred`](super::deferred)). The server refuses these (`S`), as it would those
@@ -39,41 +39,48 @@ enum Kind {
 /// The commands that are known by their names. `WAIT` and `WAITAOF` end Redis 7.0, Valkey 8.0 and Valkey 8.1, and would say
 /// nothing about the caller's writes; `CLUSTER SETSLOT` ends Valkey 8.1 and 9.1; `PFDEBUG` and `PFSELFTEST` are the server's own
 /// tests.
-const KNOWN: [(&CStr, Kind); 12] = [
-    (c"wait", Kind::Refused),
-    (c"waitaof", Kind::Refused),
-    (c"cluster", Kind::Refused),
-    (c"pfdebug", Kind::Refused),
-    (c"pfselftest", Kind::Refused),
-    (c"copy", Kind::Copy),
-    (c"eval", Kind::Script),
-    (c"evalsha", Kind::Script),
-    (c"eval_ro", Kind::Script),
-    (c"evalsha_ro", Kind::Script),
-    (c"fcall", Kind::Script),
-    (c"fcall_ro", Kind::Script),
+const KNOWN: [(&CStr, CommandKind); 12] = [
+    (c"wait", CommandKind::Refused),
+    (c"waitaof", CommandKind::Refused),
+    (c"cluster", CommandKind::Refused),
+    (c"pfdebug", CommandKind::Refused),
+    (c"pfselftest", CommandKind::Refused),
+    (c"copy", CommandKind::Copy),
+    (c"eval", CommandKind::Script),
+    (c"evalsha", CommandKind::Script),
+    (c"eval_ro", CommandKind::Script),
+    (c"evalsha_ro", CommandKind::Script),
+    (c"fcall", CommandKind::Script),
+    (c"fcall_ro", CommandKind::Script),
 ];
 
 /// Of a command that runs a script: what is run, and how many keys there are.
-const FEWEST_ARGUMENTS: usize = 2;
+const MIN_SCRIPT_ARGUMENTS: usize = 2;
 
 /// The module's own commands begin like this: one that carries out itself, that again itself, and so on, needs a stack without
 /// end.
-const OWN: &[u8] = b"lock.";
+const OWN_PREFIX: &[u8] = b"lock.";
 
 /// How many commands are being carried out, one within the other: those of other modules could call each other without end.
 static DEPTH: ServerCell<Cell<u32>> = ServerCell::new(Cell::new(0));
-const DEEPEST: u32 = 2;
+const MAX_DEPTH: u32 = 2;
 
-impl Kind {
+impl CommandKind {
     /// Of a command that the server itself calls so.
-    fn of(name: &[u8]) -> Kind {
-        if name.get(..OWN.len()).is_some_and(|start| start.eq_ignore_ascii_case(OWN)) {
-            return Kind::Refused;
+    fn of(name: &[u8]) -> CommandKind {
+        if name.get(..OWN_PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(OWN_PREFIX)) {
+            return CommandKind::Refused;
         }
         let known = KNOWN.iter().find(|(known, _)| known.to_bytes().eq_ignore_ascii_case(name));
-        known.map_or(Kind::Other, |(_, kind)| *kind)
+        known.map_or(CommandKind::Other, |(_, kind)| *kind)
     }
+}
+
+/// The permissions that a command runs with.
+#[derive(Clone, Copy)]
+enum Permissions {
+    Caller,
+    All,
 }
 
 /// A command and its arguments.
@@ -88,20 +95,20 @@ impl<'a> Command<'a> {
     /// The command that these words are. [`NotGuarded::NotAllowed`] if it is none that can be carried out.
     pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, NotGuarded> {
         let name = words.c_str(0).ok_or(NotGuarded::NotAllowed)?;
-        let kind = match are_renamed(ctx).then(|| calls::original_name(ctx, name)).flatten() {
-            Some(original) => Kind::of(&original),
-            None => Kind::of(name.to_bytes()),
+        let kind = match known_names_are_renamed(ctx).then(|| calls::original_name(ctx, name)).flatten() {
+            Some(original) => CommandKind::of(&original),
+            None => CommandKind::of(name.to_bytes()),
         };
-        let command = Command { name, args: words.from(1), is_script: kind == Kind::Script };
+        let command = Command { name, args: words.from(1), is_script: kind == CommandKind::Script };
         match kind {
             // Nor for another module, whose call gets its reply at once. A transaction is carried out by a client.
-            Kind::Script if ctx.flags().is_called_by_code() => Err(NotGuarded::Script),
-            Kind::Refused => Err(NotGuarded::NotAllowed),
-            Kind::Copy if command.args.len() > 2 && selected_database::is_lent() => {
+            CommandKind::Script if ctx.flags().is_called_by_code() => Err(NotGuarded::Script),
+            CommandKind::Refused => Err(NotGuarded::NotAllowed),
+            CommandKind::Copy if command.args.len() > 2 && selected_database::server_has_defect() => {
                 Err(NotGuarded::NotAllowed)
             }
-            _ if DEPTH.get(ctx).get() >= DEEPEST => Err(NotGuarded::NotAllowed),
-            Kind::Script | Kind::Copy | Kind::Other => Ok(command),
+            _ if DEPTH.get(ctx).get() >= MAX_DEPTH => Err(NotGuarded::NotAllowed),
+            CommandKind::Script | CommandKind::Copy | CommandKind::Other => Ok(command),
         }
     }
 
@@ -111,7 +118,7 @@ impl<'a> Command<'a> {
     }
 
     /// True if it is to be carried out [`deferred`](super::deferred): it may last, and its client go meanwhile.
-    pub(crate) fn is_for_later(&self, ctx: Ctx<'_>) -> bool {
+    pub(crate) fn must_be_deferred(&self, ctx: Ctx<'_>) -> bool {
         self.is_script && !ctx.flags().denies_blocking()
     }
 
@@ -122,7 +129,7 @@ impl<'a> Command<'a> {
 
     /// Carries it out. In a cluster its keys have to be in the slot of `key`. Nothing of the module's own may be borrowed, and
     /// no key be open: events about what it changes come meanwhile.
-    pub(crate) fn carry_out(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, NotGuarded> {
+    pub(crate) fn run(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, NotGuarded> {
         if ctx.is_cluster() {
             let here = LazyCell::new(|| calls::slot_of(ctx, key));
             let is_here = |other: &Str<'_>| {
@@ -143,22 +150,22 @@ impl<'a> Command<'a> {
         depth.set(depth.get() + 1);
         let done = if self.is_script && ctx.flags().denies_blocking() {
             // In a transaction: its client must not be freed in the middle of it, so no other is read meanwhile.
-            calls::with_patience(ctx, || self.call(ctx)).unwrap_or(Err(NotGuarded::Script))
+            calls::with_unlimited_script_time(ctx, || self.call(ctx)).unwrap_or(Err(NotGuarded::Script))
         } else {
             self.call(ctx)
         };
         depth.set(depth.get() - 1);
         // Commands that a module calls are not filtered, nor those that they call.
-        field_expiry::count_again(ctx);
+        field_expiry::invalidate_count(ctx);
         done
     }
 
     fn call(&self, ctx: Ctx<'_>) -> Result<Reply, NotGuarded> {
-        let (mut reply, mut why) = self.call_as(ctx, true);
+        let (mut reply, mut why) = self.call_as(ctx, Permissions::Caller);
         if why != 0 {
             // Who calls without a user may do everything: another module, for one.
             if why == libc::ENOTSUP && reply.has_error(b"cannot run as user") {
-                (reply, why) = self.call_as(ctx, false);
+                (reply, why) = self.call_as(ctx, Permissions::All);
             }
             // Commands may leave any number of an error behind, so the text is looked at, too.
             match why {
@@ -170,19 +177,19 @@ impl<'a> Command<'a> {
                 _ => {}
             }
         }
-        Ok(if reply.is_empty() { Reply::left_behind(ctx) } else { reply })
+        Ok(if reply.is_empty() { Reply::take_leftover_error(ctx) } else { reply })
     }
 
     /// Calls it, with the permissions of the caller or with all. Returns the number of the error, too, if the server has set one.
-    fn call_as(&self, ctx: Ctx<'_>, as_caller: bool) -> (Reply, c_int) {
+    fn call_as(&self, ctx: Ctx<'_>, permissions: Permissions) -> (Reply, c_int) {
         // "s" takes a string, "v" a list of strings with its length, which costs the server an allocation more. "!": it is
         // replicated as it replicates itself. "C": with the caller's permissions. "S": what a script may call. "M": not if memory
         // is full and it needs some. "E": a refusal is a reply, too. "0": in the caller's protocol.
-        let (strings, list) = match (as_caller, self.is_script) {
-            (true, false) => (c"ssssssss!CSME0", c"v!CSME0"),
-            (false, false) => (c"ssssssss!SME0", c"v!SME0"),
-            (true, true) => (c"ssssssss!CME0", c"v!CME0"),
-            (false, true) => (c"ssssssss!ME0", c"v!ME0"),
+        let (strings, list) = match (permissions, self.is_script) {
+            (Permissions::Caller, false) => (c"ssssssss!CSME0", c"v!CSME0"),
+            (Permissions::All, false) => (c"ssssssss!SME0", c"v!SME0"),
+            (Permissions::Caller, true) => (c"ssssssss!CME0", c"v!CME0"),
+            (Permissions::All, true) => (c"ssssssss!ME0", c"v!ME0"),
         };
         let argv = self.args.raw();
         let strings =
@@ -212,7 +219,7 @@ impl<'a> Command<'a> {
     /// that was blocked.
     pub(crate) fn check_permissions(&self, ctx: Ctx<'_>) -> Result<(), NotGuarded> {
         // The server knows what to say of too few arguments.
-        let is_complete = self.args.len() >= FEWEST_ARGUMENTS;
+        let is_complete = self.args.len() >= MIN_SCRIPT_ARGUMENTS;
         let name = Str::new(self.name.to_bytes());
         if is_complete && !Caller::of(ctx).access().may_call(&mut self.words(&name)) {
             return Err(NotGuarded::NoPermission);
@@ -262,7 +269,7 @@ impl Reply {
     /// and others that a module calls with the client by which it called them, if any module listens to keyspace events. The
     /// same client makes the next call, and that gets them instead of its own reply.
     #[cold]
-    fn left_behind(ctx: Ctx<'_>) -> Reply {
+    fn take_leftover_error(ctx: Ctx<'_>) -> Reply {
         // SAFETY: the format takes nothing.
         let reply = Reply(unsafe { call!(RedisModule_Call(ctx.as_ptr(), c"PING".as_ptr(), c"E".as_ptr())) });
         if reply.is_error() {
@@ -279,7 +286,7 @@ impl Reply {
     }
 
     /// Replies with it. False if there is none, as the server could not make sense of the call.
-    pub(crate) fn pass_on(self, ctx: Ctx<'_>) -> bool {
+    pub(crate) fn forward(self, ctx: Ctx<'_>) -> bool {
         // SAFETY: the reply is the server's.
         !self.0.is_null()
             && unsafe { call!(RedisModule_ReplyWithCallReply(ctx.as_ptr(), self.0)) } == crate::server::OK
@@ -296,11 +303,11 @@ impl Drop for Reply {
 }
 
 /// True if a command that is known by its name may have another one. What the server refuses anyway may have any.
-fn are_renamed(ctx: Ctx<'_>) -> bool {
-    static ARE_RENAMED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
-    *ARE_RENAMED.get(ctx).get_or_init(|| {
+fn known_names_are_renamed(ctx: Ctx<'_>) -> bool {
+    static KNOWN_NAMES_ARE_RENAMED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
+    *KNOWN_NAMES_ARE_RENAMED.get(ctx).get_or_init(|| {
         let is_old = version::server_version().is_none_or(|version| version < WAITAOF_SINCE);
-        let matter = KNOWN.iter().filter(|(_, kind)| *kind != Kind::Script).map(|(name, _)| *name);
+        let matter = KNOWN.iter().filter(|(_, kind)| *kind != CommandKind::Script).map(|(name, _)| *name);
         // What a server does not have, is not renamed either.
         matter.filter(|name| !(is_old && *name == c"waitaof")).any(|name| !calls::knows_command(ctx, name))
     })

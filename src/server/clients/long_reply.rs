@@ -18,18 +18,18 @@ use crate::server::{enter, timer, Ctx, InCallback, ServerCell};
 const PORTION: usize = 500;
 
 /// Milliseconds between two portions.
-const PAUSE_MS: u64 = 1;
+const PORTION_INTERVAL_MS: u64 = 1;
 
-static PENDING: ServerCell<RefCell<VecDeque<Pending>>> = ServerCell::new(RefCell::new(VecDeque::new()));
+static PENDING: ServerCell<RefCell<VecDeque<PendingReply>>> = ServerCell::new(RefCell::new(VecDeque::new()));
 
 /// The timer for the next portion is set.
-static GOES_ON: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+static TIMER_IS_SET: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// Adds the next portion of entries to a reply, in its own context. Returns how many there were, and whether there are more.
 type Portion = Box<dyn FnMut(Ctx<'_>) -> (usize, bool)>;
 
 /// A reply that is being made.
-struct Pending {
+struct PendingReply {
     /// The context that adds to the reply of the blocked client, whether that is still there or not.
     ctx: *mut raw::RedisModuleCtx,
     client: *mut raw::RedisModuleBlockedClient,
@@ -49,16 +49,27 @@ pub(crate) fn array<T: 'static>(
     next: impl FnMut(usize) -> Vec<T> + 'static,
     entry: fn(Ctx<'_>, T) -> bool,
 ) {
-    array_within(ctx, |_| {}, (len, next, entry), |_| {});
+    array_within(ctx, |_| {}, Entries { len, next, entry }, |_| {});
+}
+
+/// The entries of such an array.
+pub(crate) struct Entries<T, N> {
+    /// The maximum number.
+    pub(crate) len: usize,
+    /// Returns the next things, at most as many as it is asked for; fewer end the array.
+    pub(crate) next: N,
+    /// Replies with one thing; false if it has gone and is left out.
+    pub(crate) entry: fn(Ctx<'_>, T) -> bool,
 }
 
 /// Replies with something more than such an array: `before` and `after` add what stands around it.
-pub(crate) fn array_within<T: 'static>(
+pub(crate) fn array_within<T: 'static, N: FnMut(usize) -> Vec<T> + 'static>(
     ctx: Ctx<'_>,
     before: impl Fn(Ctx<'_>),
-    (len, mut next, entry): (usize, impl FnMut(usize) -> Vec<T> + 'static, fn(Ctx<'_>, T) -> bool),
+    entries: Entries<T, N>,
     after: impl Fn(Ctx<'_>) + 'static,
 ) {
+    let Entries { len, mut next, entry } = entries;
     let begin = |ctx: Ctx<'_>| {
         before(ctx);
         ctx.reply_postponed_array();
@@ -78,7 +89,7 @@ pub(crate) fn array_within<T: 'static>(
     // SAFETY: the context has just been made, and lives until the reply is complete.
     unsafe { enter(reply, begin) };
     let portion = Box::new(move |ctx: Ctx<'_>| portion(ctx, PORTION));
-    let pending = Pending { ctx: reply, client, portion, len: 0, after: Box::new(after) };
+    let pending = PendingReply { ctx: reply, client, portion, len: 0, after: Box::new(after) };
     PENDING.get(ctx).borrow_mut().push_back(pending);
     plan(ctx);
 }
@@ -102,14 +113,14 @@ fn block(ctx: Ctx<'_>) -> Option<(*mut raw::RedisModuleCtx, *mut raw::RedisModul
 }
 
 fn plan(ctx: Ctx<'_>) {
-    if !GOES_ON.get(ctx).replace(true) {
-        timer::set(ctx, PAUSE_MS, go_on);
+    if !TIMER_IS_SET.get(ctx).replace(true) {
+        timer::set(ctx, PORTION_INTERVAL_MS, on_timer);
     }
 }
 
 /// Makes the next portion of the reply whose turn it is.
-fn go_on(ctx: Ctx<'_>) {
-    GOES_ON.get(ctx).set(false);
+fn on_timer(ctx: Ctx<'_>) {
+    TIMER_IS_SET.get(ctx).set(false);
     let next = PENDING.get(ctx).borrow_mut().pop_front();
     if let Some(mut next) = next {
         // SAFETY: the context is the reply's own, and lives until it is freed here. A reply whose portion panics ends there.

@@ -14,21 +14,21 @@ pub(crate) struct Socket(c_int);
 impl Socket {
     /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` shows it.
     pub(crate) fn of_client(ctx: Ctx<'_>, id: u64) -> Option<Socket> {
-        caller::line_of(ctx, id).and_then(|line| parse(&line))
+        caller::client_list_line(ctx, id).and_then(|line| parse(&line))
     }
 
     /// True if the other side has closed the connection, or its half of it, even where the server has not
     /// read so yet. Must not be asked for a client that the server has freed.
     pub(crate) fn is_hung_up(self) -> bool {
-        self.ended() != 0
+        self.poll_hangup() != 0
     }
 
     /// True if the other side has closed the connection, or its half of it, and has read all that was sent before.
-    pub(crate) fn is_closed_in_order(self) -> bool {
-        self.ended() == libc::POLLRDHUP
+    pub(crate) fn is_closed_cleanly(self) -> bool {
+        self.poll_hangup() == libc::POLLRDHUP
     }
 
-    fn ended(self) -> libc::c_short {
+    fn poll_hangup(self) -> libc::c_short {
         const GONE: libc::c_short = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         let mut poll = libc::pollfd { fd: self.0, events: libc::POLLRDHUP, revents: 0 };
         // SAFETY: one structure is passed and said to be one; with a time of 0 the call does not wait.
@@ -42,7 +42,7 @@ impl Socket {
 }
 
 fn parse(line: &[u8]) -> Option<Socket> {
-    let number = caller::field(line, "fd=")?;
+    let number = caller::line_field(line, "fd=")?;
     std::str::from_utf8(number).ok()?.parse().ok().filter(|fd| *fd >= 0).map(Socket)
 }
 

@@ -7,64 +7,64 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 
-use crate::server::events::subscription::{listen, tell, Listener};
+use crate::server::events::subscription::{listen, notify, Listener};
 use crate::server::{Ctx, ServerCell};
 
 /// Who listens to the event loop, which is one subscription.
-static AWAKE: Listener<()> = ServerCell::new(Cell::new(None));
+static ON_WAKEUP: Listener<()> = ServerCell::new(Cell::new(None));
 static MESSAGES: Listener<()> = ServerCell::new(Cell::new(None));
 static ACKNOWLEDGEMENTS: Listener<()> = ServerCell::new(Cell::new(None));
 static INBOXES: Listener<()> = ServerCell::new(Cell::new(None));
 
-const ALL: [&Listener<()>; 4] = [&AWAKE, &MESSAGES, &ACKNOWLEDGEMENTS, &INBOXES];
+const LISTENERS: [&Listener<()>; 4] = [&ON_WAKEUP, &MESSAGES, &ACKNOWLEDGEMENTS, &INBOXES];
 
 /// What the end of turns is listened to for.
 #[derive(Clone, Copy)]
-pub(crate) enum For {
+pub(crate) enum Purpose {
     Messages,
     Acknowledgements,
     Inboxes,
 }
 
-impl For {
+impl Purpose {
     fn listener(self) -> &'static Listener<()> {
         match self {
-            For::Messages => &MESSAGES,
-            For::Acknowledgements => &ACKNOWLEDGEMENTS,
-            For::Inboxes => &INBOXES,
+            Purpose::Messages => &MESSAGES,
+            Purpose::Acknowledgements => &ACKNOWLEDGEMENTS,
+            Purpose::Inboxes => &INBOXES,
         }
     }
 }
 
 /// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
 /// [`ignore_wakeups`], as it costs every turn of the loop.
-pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, awake: fn(Ctx<'_>, ())) {
-    AWAKE.get(ctx).set(Some(awake));
+pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, on_wakeup: fn(Ctx<'_>, ())) {
+    ON_WAKEUP.get(ctx).set(Some(on_wakeup));
     listen_to_loop(ctx);
 }
 
 /// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
 pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
-    AWAKE.get(ctx).set(None);
+    ON_WAKEUP.get(ctx).set(None);
     listen_to_loop(ctx);
 }
 
 /// Calls `ends` whenever the event loop has carried out what it has read, before it writes to clients and replicas. Ends with
 /// [`ignore_turns`], as it costs every turn of the loop.
-pub(crate) fn listen_to_turns(ctx: Ctx<'_>, what: For, ends: fn(Ctx<'_>, ())) {
-    what.listener().get(ctx).set(Some(ends));
+pub(crate) fn listen_to_turns(ctx: Ctx<'_>, purpose: Purpose, on_turn_end: fn(Ctx<'_>, ())) {
+    purpose.listener().get(ctx).set(Some(on_turn_end));
     listen_to_loop(ctx);
 }
 
 /// Ends [`listen_to_turns`]. Not from inside an event, as [`ignore_wakeups`].
-pub(crate) fn ignore_turns(ctx: Ctx<'_>, what: For) {
-    what.listener().get(ctx).set(None);
+pub(crate) fn ignore_turns(ctx: Ctx<'_>, purpose: Purpose) {
+    purpose.listener().get(ctx).set(None);
     listen_to_loop(ctx);
 }
 
 /// Subscribes to the event loop if anybody listens to it, else ends that.
 fn listen_to_loop(ctx: Ctx<'_>) {
-    unsafe extern "C" fn turn(
+    unsafe extern "C" fn on_event(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         subevent: u64,
@@ -74,23 +74,23 @@ fn listen_to_loop(ctx: Ctx<'_>) {
         unsafe {
             match subevent {
                 raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => {
-                    tell(&MESSAGES, ctx, ());
-                    tell(&ACKNOWLEDGEMENTS, ctx, ());
-                    tell(&INBOXES, ctx, ());
+                    notify(&MESSAGES, ctx, ());
+                    notify(&ACKNOWLEDGEMENTS, ctx, ());
+                    notify(&INBOXES, ctx, ());
                 }
-                raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => tell(&AWAKE, ctx, ()),
+                raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => notify(&ON_WAKEUP, ctx, ()),
                 _ => {}
             }
         }
     }
-    let anybody = ALL.iter().any(|listener| listener.get(ctx).get().is_some());
-    let callback: raw::RedisModuleEventCallback = if anybody { Some(turn) } else { None };
+    let anybody = LISTENERS.iter().any(|listener| listener.get(ctx).get().is_some());
+    let callback: raw::RedisModuleEventCallback = if anybody { Some(on_event) } else { None };
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
 }
 
 /// Nobody listens any more, as the module is unloaded.
 pub(in crate::server) fn forget(ctx: Ctx<'_>) {
-    for listener in ALL {
+    for listener in LISTENERS {
         listener.get(ctx).set(None);
     }
 }

@@ -23,21 +23,23 @@ use crate::server::version::{self, Version};
 use crate::server::{guard, Ctx, InCallback, ServerCell, OK};
 
 /// The first Valkey without this defect.
-const MENDED_SINCE: Version = Version::new(9, 0, 0);
+const FIXED_SINCE: Version = Version::new(9, 0, 0);
 
 /// The database that the latest `MOVE` moved from.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
 
 /// The client of the latest `COPY` into another database, and its own.
-static COPIES: ServerCell<Cell<Option<(u64, i32)>>> = ServerCell::new(Cell::new(None));
+static COPY_IN_PROGRESS: ServerCell<Cell<Option<(u64, i32)>>> = ServerCell::new(Cell::new(None));
 
 /// Gives the lent client its database back, after this event.
-pub(in crate::server) fn give_back(ctx: Ctx<'_>, event: &[u8]) {
+pub(in crate::server) fn restore(ctx: Ctx<'_>, event: &[u8]) {
     match event {
         b"move_from" => MOVED_FROM.get(ctx).set(ctx.db()),
         b"move_to" => ctx.select_db(MOVED_FROM.get(ctx).get()),
         b"copy_to" => {
-            if let Some((_, db)) = COPIES.get(ctx).take().filter(|(client, _)| *client == ctx.client_id()) {
+            if let Some((_, db)) =
+                COPY_IN_PROGRESS.get(ctx).take().filter(|(client, _)| *client == ctx.client_id())
+            {
                 ctx.select_db(db);
             }
         }
@@ -46,9 +48,9 @@ pub(in crate::server) fn give_back(ctx: Ctx<'_>, event: &[u8]) {
 }
 
 /// True if the server has this defect.
-pub(in crate::server) fn is_lent() -> bool {
+pub(in crate::server) fn server_has_defect() -> bool {
     let version = version::server_version();
-    !version::is_redis() && version.is_some_and(|version| version < MENDED_SINCE)
+    !version::is_redis() && version.is_some_and(|version| version < FIXED_SINCE)
 }
 
 /// Sees to it that `COPY` is noticed. It costs every command something: so not on a server without the defect. False if the
@@ -62,8 +64,8 @@ pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
             // SAFETY: this is a callback.
             let proof = unsafe { InCallback::claim() };
             guard(|| match name {
-                [b'c' | b'C', ..] => look_at(proof, &command),
-                _ => field_expiry::seen(proof, name),
+                [b'c' | b'C', ..] => note_copy(proof, &command),
+                _ => field_expiry::note_command(proof, name),
             });
         }
     }
@@ -72,26 +74,26 @@ pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
     // SAFETY: the callback has the type that the server calls it with.
-    let sees =
+    let is_registered =
         unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.as_ptr(), Some(filter), flags)).is_null() };
-    if sees {
-        field_expiry::start(ctx);
+    if is_registered {
+        field_expiry::watch_commands(ctx);
     }
-    sees
+    is_registered
 }
 
 /// Notes the client of a `COPY key other DB db`.
-fn look_at(proof: InCallback, command: &Filtered) {
+fn note_copy(proof: InCallback, command: &Filtered) {
     if !command.bytes(0).eq_ignore_ascii_case(b"copy") {
         return;
     }
     // One that raised no event must not be taken for a later one.
-    COPIES.get(proof).set(None);
+    COPY_IN_PROGRESS.get(proof).set(None);
     if command.len() < 5 {
         return;
     }
     let copies = command.client().and_then(|client| Some((client, selected_db(client)?)));
-    COPIES.get(proof).set(copies);
+    COPY_IN_PROGRESS.get(proof).set(copies);
 }
 
 /// The database that a client has selected.

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use redis_module::raw;
 
 use crate::server::events::muted::is_muted;
-use crate::server::events::subscription::{self, listen, tell, Listener};
+use crate::server::events::subscription::{self, listen, notify, Listener};
 use crate::server::events::{event_loop, selected_database};
 use crate::server::keys::string;
 use crate::server::replication::keyspace_events::{GENERIC, HASH};
@@ -53,7 +53,7 @@ fn listen_to_classes<E: KeyspaceEvents>(ctx: Ctx<'_>, classes: c_int) -> bool {
                 if !is_muted(ctx) {
                     E::key(ctx, event, key);
                 }
-                selected_database::give_back(ctx, event);
+                selected_database::restore(ctx, event);
             })
         };
         OK
@@ -98,9 +98,23 @@ pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
         && listen(ctx, raw::REDISMODULE_EVENT_SWAPDB, Some(swap::<E>))
 }
 
+/// The role of this server in replication.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Primary,
+    Replica,
+}
+
+/// The file that a server has loaded its data from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DataSource {
+    Aof,
+    Other,
+}
+
 /// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
-pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
-    static CHANGED: Listener<bool> = ServerCell::new(Cell::new(None));
+pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, Role)) -> bool {
+    static CHANGED: Listener<Role> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn role(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -109,8 +123,9 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
     ) {
         // SAFETY: the context is that of this callback.
         unsafe {
-            enter(ctx, propagation::look_again);
-            tell(&CHANGED, ctx, subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+            enter(ctx, propagation::invalidate_followers);
+            let is_primary = subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER;
+            notify(&CHANGED, ctx, if is_primary { Role::Primary } else { Role::Replica });
         }
     }
     CHANGED.get(ctx).set(Some(changed));
@@ -118,9 +133,9 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, bool)) -> bool {
 }
 
 /// Calls `loaded` whenever this server has read its data from files: true if from an AOF. False if the server refuses.
-pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, bool)) -> bool {
-    static LOADED: Listener<bool> = ServerCell::new(Cell::new(None));
-    static FROM_AOF: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, DataSource)) -> bool {
+    static LOADED: Listener<DataSource> = ServerCell::new(Cell::new(None));
+    static SOURCE: ServerCell<Cell<DataSource>> = ServerCell::new(Cell::new(DataSource::Other));
     unsafe extern "C" fn loading(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -131,12 +146,13 @@ pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, bool)) -> bool
         unsafe {
             match subevent {
                 raw::REDISMODULE_SUBEVENT_LOADING_ENDED => {
-                    let from_aof = enter(ctx, |ctx| FROM_AOF.get(ctx).get()) == Some(true);
-                    tell(&LOADED, ctx, from_aof);
+                    let source = enter(ctx, |ctx| SOURCE.get(ctx).get()).unwrap_or(DataSource::Other);
+                    notify(&LOADED, ctx, source);
                 }
                 start => {
                     let is_aof = start == raw::REDISMODULE_SUBEVENT_LOADING_AOF_START;
-                    enter(ctx, |ctx| FROM_AOF.get(ctx).set(is_aof));
+                    let source = if is_aof { DataSource::Aof } else { DataSource::Other };
+                    enter(ctx, |ctx| SOURCE.get(ctx).set(source));
                 }
             }
         }
@@ -178,7 +194,7 @@ pub(crate) fn listen_to_settings(
         };
         if names.iter().any(is_wanted) {
             // SAFETY: as above.
-            unsafe { tell(&CHANGED, ctx, ()) };
+            unsafe { notify(&CHANGED, ctx, ()) };
         }
     }
     CHANGED.get(ctx).set(Some(changed));
@@ -201,7 +217,7 @@ pub(crate) fn listen_to_clients(ctx: Ctx<'_>, closed: fn(Ctx<'_>, u64)) {
         // SAFETY: the data of this event is this structure, of the version that was asked for or later.
         let id = unsafe { (*data.cast::<raw::RedisModuleClientInfo>()).id };
         // SAFETY: the context is that of this callback.
-        unsafe { tell(&CLOSED, ctx, id) };
+        unsafe { notify(&CLOSED, ctx, id) };
     }
     CLOSED.get(ctx).set(Some(closed));
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
@@ -222,7 +238,7 @@ pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
         _data: *mut c_void,
     ) {
         // SAFETY: the context is that of this callback.
-        unsafe { tell(&TICK, ctx, ()) };
+        unsafe { notify(&TICK, ctx, ()) };
     }
     TICK.get(ctx).set(Some(tick));
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));

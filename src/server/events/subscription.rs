@@ -15,28 +15,28 @@ pub(crate) type Listener<T> = ServerCell<Cell<Option<fn(Ctx<'_>, T)>>>;
 ///
 /// # Safety
 /// As [`enter`].
-pub(in crate::server) unsafe fn tell<T>(listener: &Listener<T>, ctx: *mut raw::RedisModuleCtx, what: T) {
-    let told = |ctx: Ctx<'_>| {
+pub(in crate::server) unsafe fn notify<T>(listener: &Listener<T>, ctx: *mut raw::RedisModuleCtx, what: T) {
+    let call = |ctx: Ctx<'_>| {
         if let Some(listener) = listener.get(ctx).get() {
             listener(ctx, what);
         }
     };
     // SAFETY: the caller's promise.
-    unsafe { enter(ctx, told) };
+    unsafe { enter(ctx, call) };
 }
 
 /// Which events are listened to, a bit each: to end what was not begun is taken for a listener without a function, which
 /// ends the server.
-static LISTENED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
+static SUBSCRIBED: ServerCell<Cell<u64>> = ServerCell::new(Cell::new(0));
 
 /// The server has forgotten all subscriptions, or will.
 pub(in crate::server) fn forget(ctx: Ctx<'_>) {
-    LISTENED.get(ctx).set(0);
+    SUBSCRIBED.get(ctx).set(0);
 }
 
 /// Begins to listen to an event, or goes on with another function; `None` ends it, if it was begun.
 pub(in crate::server) fn listen(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {
-    let (listened, bit) = (LISTENED.get(ctx), 1 << id);
+    let (listened, bit) = (SUBSCRIBED.get(ctx), 1 << id);
     if callback.is_none() && listened.get() & bit == 0 {
         return true;
     }
@@ -50,8 +50,8 @@ pub(in crate::server) fn listen(ctx: Ctx<'_>, id: u64, callback: raw::RedisModul
 }
 
 /// True if this event is listened to.
-pub(in crate::server) fn listens(ctx: Ctx<'_>, id: u64) -> bool {
-    LISTENED.get(ctx).get() & (1 << id) != 0
+pub(in crate::server) fn is_subscribed(ctx: Ctx<'_>, id: u64) -> bool {
+    SUBSCRIBED.get(ctx).get() & (1 << id) != 0
 }
 
 fn subscribe(ctx: Ctx<'_>, id: u64, callback: raw::RedisModuleEventCallback) -> bool {

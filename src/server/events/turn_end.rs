@@ -17,36 +17,36 @@ use crate::server::{enter, Ctx, InCallback, ServerCell};
 /// A context that outlives callbacks: that of the server's pipe gives none.
 static CONTEXT: ServerCell<Cell<*mut raw::RedisModuleCtx>> = ServerCell::new(Cell::new(ptr::null_mut()));
 
-type Call = fn(Ctx<'_>);
+type Callback = fn(Ctx<'_>);
 
 /// What is to be called.
-static AT_END: ServerCell<Cell<Option<Call>>> = ServerCell::new(Cell::new(None));
+static SCHEDULED: ServerCell<Cell<Option<Callback>>> = ServerCell::new(Cell::new(None));
 
 /// Calls `at_end` once when this turn of the event loop is over. What the clients send after that may have been read by then,
 /// but nobody who closes the connection has been freed.
-pub(crate) fn at_end(ctx: Ctx<'_>, at_end: Call) {
-    unsafe extern "C" fn over(_data: *mut c_void) {
+pub(crate) fn schedule(ctx: Ctx<'_>, callback: Callback) {
+    unsafe extern "C" fn on_turn_end(_data: *mut c_void) {
         // SAFETY: the server calls this from its event loop.
         let proof = unsafe { InCallback::claim() };
-        if let Some(at_end) = AT_END.get(proof).take() {
+        if let Some(callback) = SCHEDULED.get(proof).take() {
             // SAFETY: the context is the module's own, and no other callback runs.
-            unsafe { enter(CONTEXT.get(proof).get(), at_end) };
+            unsafe { enter(CONTEXT.get(proof).get(), callback) };
         }
     }
     if CONTEXT.get(ctx).get().is_null() {
         // SAFETY: the context is that of the running callback.
         CONTEXT.get(ctx).set(unsafe { call!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) });
     }
-    if AT_END.get(ctx).replace(Some(at_end)).is_none() {
+    if SCHEDULED.get(ctx).replace(Some(callback)).is_none() {
         // SAFETY: the function has the type that the server calls it with. The module is not unloaded before it is called:
         // see `is_pending`.
-        unsafe { call!(RedisModule_EventLoopAddOneShot(Some(over), ptr::null_mut())) };
+        unsafe { call!(RedisModule_EventLoopAddOneShot(Some(on_turn_end), ptr::null_mut())) };
     }
 }
 
 /// True if the server will call the module: its code must stay.
 pub(crate) fn is_pending(proof: impl Into<InCallback>) -> bool {
-    AT_END.get(proof).get().is_some()
+    SCHEDULED.get(proof).get().is_some()
 }
 
 /// Frees the context. Nothing is pending.

@@ -17,91 +17,95 @@ use crate::server::{calls, Ctx, InCallback, ServerCell, Str};
 
 /// How it is found out.
 #[derive(Clone, Copy)]
-pub(crate) enum FieldEnds {
+pub(crate) enum FieldTtlSupport {
     /// This server has no such TTLs.
-    Never,
+    None,
     /// By a function of the module API (Redis 8).
-    Known,
+    Api,
     /// By a command (Redis 7.4, Valkey 9).
-    Asked,
+    Command,
 }
 
 /// For how long the server's count is taken for what it was, in microseconds.
-const COUNTED_US: MonoUs = 100_000;
+const COUNT_TTL_US: MonoUs = 100_000;
 
 /// The commands that give a field a TTL.
 const SETTERS: [&[u8]; 6] = [b"hexpire", b"hpexpire", b"hexpireat", b"hpexpireat", b"hsetex", b"hgetex"];
 
 /// Whether fields can have TTLs here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum FieldTtls {
     /// From when on that is to be asked.
     NoneUntil(MonoUs),
     Possible,
 }
 
-static USE: ServerCell<Cell<Use>> = ServerCell::new(Cell::new(Use::Possible));
+static FIELD_TTLS: ServerCell<Cell<FieldTtls>> = ServerCell::new(Cell::new(FieldTtls::Possible));
 
 /// Commands are seen from now on: see [`seen`].
-pub(in crate::server) fn start(ctx: Ctx<'_>) {
-    USE.get(ctx).set(Use::NoneUntil(0));
+pub(in crate::server) fn watch_commands(ctx: Ctx<'_>) {
+    FIELD_TTLS.get(ctx).set(FieldTtls::NoneUntil(0));
 }
 
 /// A command whose name begins with an `h` is about to be carried out.
-pub(in crate::server) fn seen(proof: InCallback, name: &[u8]) {
+pub(in crate::server) fn note_command(proof: InCallback, name: &[u8]) {
     if SETTERS.iter().any(|setter| setter.eq_ignore_ascii_case(name)) {
-        USE.get(proof).set(Use::Possible);
+        FIELD_TTLS.get(proof).set(FieldTtls::Possible);
     }
 }
 
 /// Commands were carried out that are not seen.
-pub(in crate::server) fn count_again(proof: impl Into<InCallback>) {
-    let known = USE.get(proof);
-    if known.get() != Use::Possible {
-        known.set(Use::NoneUntil(0));
+pub(in crate::server) fn invalidate_count(proof: impl Into<InCallback>) {
+    let known = FIELD_TTLS.get(proof);
+    if known.get() != FieldTtls::Possible {
+        known.set(FieldTtls::NoneUntil(0));
     }
 }
 
-impl FieldEnds {
+impl FieldTtlSupport {
     /// How it is found on this server, if there can be such a field.
-    pub(in crate::server) fn of_server(ctx: Ctx<'_>) -> FieldEnds {
-        static OF_SERVER: ServerCell<OnceCell<FieldEnds>> = ServerCell::new(OnceCell::new());
+    pub(in crate::server) fn of_server(ctx: Ctx<'_>) -> FieldTtlSupport {
+        static OF_SERVER: ServerCell<OnceCell<FieldTtlSupport>> = ServerCell::new(OnceCell::new());
         let of_server = *OF_SERVER.get(ctx).get_or_init(|| {
             // SAFETY: the table of functions is filled at load and not changed after.
             if unsafe { raw::RedisModule_HashFieldMinExpire }.is_some() {
-                FieldEnds::Known
+                FieldTtlSupport::Api
             } else if calls::knows_command(ctx, c"hpexpiretime") {
-                FieldEnds::Asked
+                FieldTtlSupport::Command
             } else {
-                FieldEnds::Never
+                FieldTtlSupport::None
             }
         });
         match of_server {
-            FieldEnds::Asked if !are_possible(ctx) => FieldEnds::Never,
+            FieldTtlSupport::Command if !are_possible(ctx) => FieldTtlSupport::None,
             of_server => of_server,
         }
     }
 }
 
 fn are_possible(ctx: Ctx<'_>) -> bool {
-    let known = USE.get(ctx);
-    let Use::NoneUntil(until) = known.get() else { return true };
+    let known = FIELD_TTLS.get(ctx);
+    let FieldTtls::NoneUntil(until) = known.get() else { return true };
     let now = ctx.now().mono;
     if now >= until {
-        let none = keyspace(ctx).is_some_and(|text| has_none(&text));
-        known.set(if none { Use::NoneUntil(now.saturating_add(COUNTED_US)) } else { Use::Possible });
+        let none = info_keyspace(ctx).is_some_and(|text| has_no_volatile_fields(&text));
+        known.set(if none {
+            FieldTtls::NoneUntil(now.saturating_add(COUNT_TTL_US))
+        } else {
+            FieldTtls::Possible
+        });
     }
-    known.get() == Use::Possible
+    known.get() == FieldTtls::Possible
 }
 
 /// True if no database has keys with such fields, as far as `INFO keyspace` says so.
-fn has_none(text: &[u8]) -> bool {
+fn has_no_volatile_fields(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
     let mut databases = text.lines().filter(|line| line.starts_with("db"));
     databases.all(|line| line.trim().split(',').any(|count| count == "keys_with_volatile_items=0"))
 }
 
-fn keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
+fn info_keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     // SAFETY: "c" takes a C string. The reply is null or the server's, and its text is copied before it is freed.
     unsafe {
         let (command, section) = (c"INFO".as_ptr(), c"keyspace".as_ptr());
@@ -117,7 +121,11 @@ fn keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
 }
 
 /// When the first of these fields ends, in milliseconds since the epoch, by asking with a command.
-pub(in crate::server) fn ask(ctx: Ctx<'_>, key: &Str<'_>, fields: &[Vec<u8>]) -> Option<i64> {
+pub(in crate::server) fn first_end_by_command(
+    ctx: Ctx<'_>,
+    key: &Str<'_>,
+    fields: &[Vec<u8>],
+) -> Option<i64> {
     let words = [Str::new(b"FIELDS"), Str::from_number(i64::try_from(fields.len()).ok()?)];
     let fields: Vec<Str<'_>> = fields.iter().map(|field| Str::new(field)).collect();
     let args = std::iter::once(key).chain(&words).chain(&fields);
@@ -141,17 +149,17 @@ pub(in crate::server) fn ask(ctx: Ctx<'_>, key: &Str<'_>, fields: &[Vec<u8>]) ->
 
 #[cfg(test)]
 mod tests {
-    use super::has_none;
+    use super::has_no_volatile_fields;
 
     #[test]
     fn only_a_count_of_zero_in_every_database_is_none() {
         let none = "# Keyspace\r\ndb0:keys=1,expires=0,avg_ttl=0,keys_with_volatile_items=0\r\n";
-        assert!(has_none(b"# Keyspace\r\n"));
-        assert!(has_none(none.as_bytes()));
+        assert!(has_no_volatile_fields(b"# Keyspace\r\n"));
+        assert!(has_no_volatile_fields(none.as_bytes()));
         for other in
             ["db3:keys=1,expires=0,avg_ttl=0,keys_with_volatile_items=10\r\n", "db3:keys=1,expires=0\r\n"]
         {
-            assert!(!has_none(format!("{none}{other}").as_bytes()), "{other}");
+            assert!(!has_no_volatile_fields(format!("{none}{other}").as_bytes()), "{other}");
         }
     }
 }

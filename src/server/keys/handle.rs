@@ -12,7 +12,7 @@ use crate::server::{Ctx, Str};
 
 /// What is stored under a key, as far as a lock cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ValueKind {
     Empty,
     Hash,
     String,
@@ -27,7 +27,7 @@ pub(crate) struct Handle<'a> {
 }
 
 /// What a walk over a hash hands its callback; see [`Handle::for_each_field`].
-struct Walk<'f> {
+struct FieldVisit<'f> {
     visit: &'f mut dyn FnMut(&[u8], &[u8]) -> bool,
     stopped: bool,
     panicked: bool,
@@ -43,13 +43,13 @@ impl<'a> Handle<'a> {
         Handle { raw, opened_in: PhantomData }
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ValueKind {
         // SAFETY: the key is open; null is answered as empty.
         match unsafe { call!(RedisModule_KeyType(self.raw)) } as isize {
-            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Empty,
-            raw::REDISMODULE_KEYTYPE_HASH => Kind::Hash,
-            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
-            _ => Kind::Other,
+            raw::REDISMODULE_KEYTYPE_EMPTY => ValueKind::Empty,
+            raw::REDISMODULE_KEYTYPE_HASH => ValueKind::Hash,
+            raw::REDISMODULE_KEYTYPE_STRING => ValueKind::String,
+            _ => ValueKind::Other,
         }
     }
 
@@ -84,7 +84,7 @@ impl<'a> Handle<'a> {
     }
 
     /// The value of this field of a hash, if it is an integer as `HINCRBY` writes it.
-    pub(crate) fn number(&self, field: &Str<'_>) -> Option<i64> {
+    pub(crate) fn integer_field(&self, field: &Str<'_>) -> Option<i64> {
         let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
         // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
         // is null or ours to free.
@@ -97,7 +97,7 @@ impl<'a> Handle<'a> {
 
     /// The value of this field of a hash, and of the other one if that is there too: if there are no more, and they are integers
     /// as `HINCRBY` writes them.
-    pub(crate) fn only_numbers(&self, field: &Str<'_>, other: &Str<'_>) -> Option<(i64, Option<i64>)> {
+    pub(crate) fn only_integer_fields(&self, field: &Str<'_>, other: &Str<'_>) -> Option<(i64, Option<i64>)> {
         let mut values: [*mut raw::RedisModuleString; 2] = [std::ptr::null_mut(); 2];
         let [first, second] = &mut values;
         let (flags, end) =
@@ -131,31 +131,31 @@ impl<'a> Handle<'a> {
             data: *mut c_void,
         ) {
             // SAFETY: `data` is the walk that started this scan and waits for it to end.
-            let walk = unsafe { &mut *data.cast::<Walk<'_>>() };
+            let visit_state = unsafe { &mut *data.cast::<FieldVisit<'_>>() };
             // SAFETY: both strings live until this callback returns.
             let (field, value) = unsafe { (string::bytes(field), string::bytes(value)) };
-            if walk.stopped {
+            if visit_state.stopped {
                 return;
             }
-            let goes_on = crate::server::guard(|| (walk.visit)(field, value));
-            walk.panicked = goes_on.is_none();
-            walk.stopped = goes_on != Some(true);
+            let goes_on = crate::server::guard(|| (visit_state.visit)(field, value));
+            visit_state.panicked = goes_on.is_none();
+            visit_state.stopped = goes_on != Some(true);
         }
         if self.raw.is_null() {
             return;
         }
-        let mut walk = Walk { visit, stopped: false, panicked: false };
+        let mut visit_state = FieldVisit { visit, stopped: false, panicked: false };
         // SAFETY: the cursor is made and destroyed here; the callback only uses `walk`, which outlives the
         // scan. The hash is not changed meanwhile, so that the scan ends.
         unsafe {
             let cursor = call!(RedisModule_ScanCursorCreate());
-            let data = (&raw mut walk).cast::<c_void>();
+            let data = (&raw mut visit_state).cast::<c_void>();
             while call!(RedisModule_ScanKey(self.raw, cursor, Some(field), data)) != 0
-                && !(*data.cast::<Walk<'_>>()).stopped
+                && !(*data.cast::<FieldVisit<'_>>()).stopped
             {}
             call!(RedisModule_ScanCursorDestroy(cursor));
         }
-        assert!(!walk.panicked, "the visitor of a hash panicked");
+        assert!(!visit_state.panicked, "the visitor of a hash panicked");
     }
 
     /// True if this is a sorted set with a score above this one that may be a time: below 2^53.
@@ -194,7 +194,7 @@ impl<'a> Handle<'a> {
 
     /// Makes the key a string with this content. The TTL is to be set or ended then.
     pub(crate) fn set_text(&mut self, content: &[u8]) {
-        if self.kind() == Kind::String && self.overwrite(content) {
+        if self.kind() == ValueKind::String && self.overwrite(content) {
             return;
         }
         let content = Str::new(content);

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use redis_module::raw;
 
-use crate::server::keys::field_expiry::{self, FieldEnds};
+use crate::server::keys::field_expiry::{self, FieldTtlSupport};
 use crate::server::keys::handle::{Handle, READ, WRITE};
 use crate::server::{Ctx, Str};
 
@@ -18,14 +18,14 @@ pub(crate) struct Key<'a> {
 }
 
 /// The same with a name that is kept with it.
-pub(crate) struct OwnKey<'a> {
+pub(crate) struct OwnedKey<'a> {
     handle: Handle<'a>,
     name: Str<'static>,
 }
 
 /// True if a field of a hash can end by a TTL of its own on this server, as far as that is known.
-pub(crate) fn fields_may_end(ctx: Ctx<'_>) -> bool {
-    !matches!(FieldEnds::of_server(ctx), FieldEnds::Never)
+pub(crate) fn fields_may_expire(ctx: Ctx<'_>) -> bool {
+    !matches!(FieldTtlSupport::of_server(ctx), FieldTtlSupport::None)
 }
 
 impl<'a> Key<'a> {
@@ -50,41 +50,45 @@ impl<'a> Key<'a> {
     }
 
     /// False if no field of a hash ends by a TTL of its own. True also if that is not easily said.
-    pub(crate) fn may_have_field_ends(&self, ctx: Ctx<'_>) -> bool {
-        match FieldEnds::of_server(ctx) {
-            FieldEnds::Never => false,
-            FieldEnds::Known => self.first_field_end(ctx, Vec::new).is_some(),
-            FieldEnds::Asked => true,
+    pub(crate) fn may_have_expiring_fields(&self, ctx: Ctx<'_>) -> bool {
+        match FieldTtlSupport::of_server(ctx) {
+            FieldTtlSupport::None => false,
+            FieldTtlSupport::Api => self.first_field_expiry(ctx, Vec::new).is_some(),
+            FieldTtlSupport::Command => true,
         }
     }
 
     /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch. It may be over. The
     /// names are needed on some servers only.
-    pub(crate) fn first_field_end(&self, ctx: Ctx<'_>, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<i64> {
+    pub(crate) fn first_field_expiry(
+        &self,
+        ctx: Ctx<'_>,
+        names: impl FnOnce() -> Vec<Vec<u8>>,
+    ) -> Option<i64> {
         if self.raw.is_null() {
             return None;
         }
-        match FieldEnds::of_server(ctx) {
-            FieldEnds::Never => None,
-            FieldEnds::Known => {
+        match FieldTtlSupport::of_server(ctx) {
+            FieldTtlSupport::None => None,
+            FieldTtlSupport::Api => {
                 // SAFETY: the key is open; an empty one is answered as one without TTLs.
                 let at = unsafe { raw::RedisModule_HashFieldMinExpire.map(|first| first(self.raw)) };
                 at.filter(|at| *at != i64::from(raw::REDISMODULE_NO_EXPIRE))
             }
-            FieldEnds::Asked => field_expiry::ask(ctx, self.name, &names()),
+            FieldTtlSupport::Command => field_expiry::first_end_by_command(ctx, self.name, &names()),
         }
     }
 }
 
-impl<'a> OwnKey<'a> {
+impl<'a> OwnedKey<'a> {
     /// As [`Key::open_for_read`].
-    pub(crate) fn open_for_read(ctx: Ctx<'a>, name: Str<'static>) -> OwnKey<'a> {
-        OwnKey { handle: Handle::open(ctx, &name, READ), name }
+    pub(crate) fn open_for_read(ctx: Ctx<'a>, name: Str<'static>) -> OwnedKey<'a> {
+        OwnedKey { handle: Handle::open(ctx, &name, READ), name }
     }
 
     /// As [`Key::open_for_write`].
-    pub(crate) fn open_for_write(ctx: Ctx<'a>, name: Str<'static>) -> OwnKey<'a> {
-        OwnKey { handle: Handle::open(ctx, &name, WRITE), name }
+    pub(crate) fn open_for_write(ctx: Ctx<'a>, name: Str<'static>) -> OwnedKey<'a> {
+        OwnedKey { handle: Handle::open(ctx, &name, WRITE), name }
     }
 
     pub(crate) fn name(&self) -> &Str<'static> {
@@ -106,7 +110,7 @@ impl DerefMut for Key<'_> {
     }
 }
 
-impl<'a> Deref for OwnKey<'a> {
+impl<'a> Deref for OwnedKey<'a> {
     type Target = Handle<'a>;
 
     fn deref(&self) -> &Handle<'a> {
@@ -114,7 +118,7 @@ impl<'a> Deref for OwnKey<'a> {
     }
 }
 
-impl DerefMut for OwnKey<'_> {
+impl DerefMut for OwnedKey<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.handle
     }

@@ -17,19 +17,20 @@ pub(crate) struct Str<'a> {
     start: *const u8,
     len: usize,
     owned: bool,
-    lives: PhantomData<&'a ()>,
+    lifetime: PhantomData<&'a ()>,
 }
 
 /// Strings that are needed again and again: of numbers, and the name of a field.
-static DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> = ServerCell::new([const { OnceCell::new() }; 2]);
-static FIELD: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());
+static CACHED_DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> =
+    ServerCell::new([const { OnceCell::new() }; 2]);
+static CACHED_FIELD: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());
 
 /// Frees these: the module is unloaded.
-pub(crate) fn forget_lasting(ctx: Ctx<'_>) {
+pub(crate) fn forget_cached(ctx: Ctx<'_>) {
     // SAFETY: no call is being carried out, and nothing that outlives one has any of them.
     unsafe {
-        drop(DIGITS.replace(ctx, [const { OnceCell::new() }; 2]));
-        drop(FIELD.replace(ctx, OnceCell::new()));
+        drop(CACHED_DIGITS.replace(ctx, [const { OnceCell::new() }; 2]));
+        drop(CACHED_FIELD.replace(ctx, OnceCell::new()));
     }
 }
 
@@ -51,14 +52,14 @@ impl<'a> Str<'a> {
     }
 
     /// The decimal form of a number that is often needed, so that it is made but once.
-    pub(crate) fn of_small(ctx: Ctx<'_>, number: i64) -> Option<&'static Str<'static>> {
-        let digit = DIGITS.get(ctx).get(usize::try_from(number).ok()?)?;
+    pub(crate) fn cached_digit(ctx: Ctx<'_>, number: i64) -> Option<&'static Str<'static>> {
+        let digit = CACHED_DIGITS.get(ctx).get(usize::try_from(number).ok()?)?;
         Some(digit.get_or_init(|| Str::from_number(number)))
     }
 
     /// The name of a field that is often needed, so that it is made but once. There is one such.
-    pub(crate) fn of_field(ctx: Ctx<'_>, name: &'static [u8]) -> &'static Str<'static> {
-        FIELD.get(ctx).get_or_init(|| Str::new(name))
+    pub(crate) fn cached_field(ctx: Ctx<'_>, name: &'static [u8]) -> &'static Str<'static> {
+        CACHED_FIELD.get(ctx).get_or_init(|| Str::new(name))
     }
 
     /// Borrows a string that the server passed in.
@@ -75,7 +76,7 @@ impl<'a> Str<'a> {
     unsafe fn of(raw: *mut raw::RedisModuleString, owned: bool) -> Str<'a> {
         // SAFETY: the caller's promise.
         let content = unsafe { bytes(raw) };
-        Str { raw, start: content.as_ptr(), len: content.len(), owned, lives: PhantomData }
+        Str { raw, start: content.as_ptr(), len: content.len(), owned, lifetime: PhantomData }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {

@@ -14,15 +14,15 @@ pub(crate) struct Argument {
     name: &'static CStr,
     /// The word before its value, or the word alone.
     token: Option<&'static CStr>,
-    kind: Kind,
+    kind: ArgumentKind,
     is_optional: bool,
     is_multiple: bool,
     /// What it means, as the end of a sentence that begins with it.
-    says: &'static CStr,
+    meaning: &'static CStr,
 }
 
 /// What an argument is.
-pub(crate) enum Kind {
+pub(crate) enum ArgumentKind {
     /// The key of the lock.
     Key,
     Text,
@@ -37,13 +37,13 @@ pub(crate) enum Kind {
 }
 
 impl Argument {
-    pub(crate) const fn new(name: &'static CStr, kind: Kind, says: &'static CStr) -> Argument {
-        Argument { name, token: None, kind, is_optional: false, is_multiple: false, says }
+    pub(crate) const fn new(name: &'static CStr, kind: ArgumentKind, meaning: &'static CStr) -> Argument {
+        Argument { name, token: None, kind, is_optional: false, is_multiple: false, meaning }
     }
 
     /// A word that stands for itself.
-    pub(crate) const fn word(name: &'static CStr, token: &'static CStr, says: &'static CStr) -> Argument {
-        Argument::new(name, Kind::Token, says).after(token)
+    pub(crate) const fn word(name: &'static CStr, token: &'static CStr, meaning: &'static CStr) -> Argument {
+        Argument::new(name, ArgumentKind::Token, meaning).after(token)
     }
 
     /// Its value comes after this word.
@@ -53,8 +53,8 @@ impl Argument {
     }
 
     /// The same, of which something else is said.
-    pub(crate) const fn saying(mut self, says: &'static CStr) -> Argument {
-        self.says = says;
+    pub(crate) const fn with_meaning(mut self, meaning: &'static CStr) -> Argument {
+        self.meaning = meaning;
         self
     }
 
@@ -69,14 +69,14 @@ impl Argument {
     }
 
     /// What it means, as the end of a sentence that begins with it.
-    pub(crate) fn says(&self) -> &'static str {
-        text(self.says)
+    pub(crate) fn meaning(&self) -> &'static str {
+        text(self.meaning)
     }
 
     /// The arguments that it consists of.
     pub(crate) fn parts(&self) -> &'static [Argument] {
         match self.kind {
-            Kind::OneOf(parts) | Kind::Block(parts) => parts,
+            ArgumentKind::OneOf(parts) | ArgumentKind::Block(parts) => parts,
             _ => &[],
         }
     }
@@ -84,38 +84,33 @@ impl Argument {
     /// The word that it begins with, or its name.
     pub(crate) fn title(&self) -> String {
         match self.kind {
-            Kind::OneOf(parts) => parts.iter().map(Argument::title).collect::<Vec<_>>().join(" or "),
-            Kind::Block([first, ..]) => first.title(),
+            ArgumentKind::OneOf(parts) => parts.iter().map(Argument::title).collect::<Vec<_>>().join(" or "),
+            ArgumentKind::Block([first, ..]) => first.title(),
             _ => text(self.token.unwrap_or(self.name)).to_owned(),
         }
     }
 
-    /// As Redis' own reference writes it, but for the brackets around it.
-    #[cfg(test)]
-    pub(crate) fn bare(&self) -> String {
-        self.inner()
-    }
-
     /// As Redis' own reference writes it.
     pub(crate) fn syntax(&self) -> String {
-        let inner = self.inner();
+        let syntax = self.syntax_without_brackets();
         match self.kind {
-            _ if self.is_optional && self.is_multiple => format!("[{inner} [{inner} ...]]"),
-            _ if self.is_multiple => format!("{inner} [{inner} ...]"),
-            _ if self.is_optional => format!("[{inner}]"),
-            Kind::OneOf(_) => format!("<{inner}>"),
-            _ => inner,
+            _ if self.is_optional && self.is_multiple => format!("[{syntax} [{syntax} ...]]"),
+            _ if self.is_multiple => format!("{syntax} [{syntax} ...]"),
+            _ if self.is_optional => format!("[{syntax}]"),
+            ArgumentKind::OneOf(_) => format!("<{syntax}>"),
+            _ => syntax,
         }
     }
 
-    fn inner(&self) -> String {
+    /// As Redis' own reference writes it, but for the brackets around it.
+    pub(crate) fn syntax_without_brackets(&self) -> String {
         let all = |parts: &[Argument], between| {
             parts.iter().map(Argument::syntax).collect::<Vec<_>>().join(between)
         };
         let value = match self.kind {
-            Kind::OneOf(parts) => Some(all(parts, " | ")),
-            Kind::Block(parts) => Some(all(parts, " ")),
-            Kind::Token => None,
+            ArgumentKind::OneOf(parts) => Some(all(parts, " | ")),
+            ArgumentKind::Block(parts) => Some(all(parts, " ")),
+            ArgumentKind::Token => None,
             _ => Some(text(self.name).to_owned()),
         };
         let words = [self.token.map(|token| text(token).to_owned()), value];
@@ -123,18 +118,18 @@ impl Argument {
     }
 
     /// How many words it has at least.
-    const fn words(&self) -> c_int {
+    const fn min_words(&self) -> c_int {
         let value = match self.kind {
-            Kind::Token => 0,
-            Kind::OneOf([first, ..]) => first.words(),
-            Kind::Block(parts) => words(parts),
+            ArgumentKind::Token => 0,
+            ArgumentKind::OneOf([first, ..]) => first.min_words(),
+            ArgumentKind::Block(parts) => min_words(parts),
             _ => 1,
         };
         value + self.token.is_some() as c_int
     }
 
     /// As the server takes it, with its parts in `parts`, which have to live as long.
-    fn to_raw(&self, parts: &mut Parts) -> raw::RedisModuleCommandArg {
+    fn to_raw(&self, parts: &mut RawArguments) -> raw::RedisModuleCommandArg {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let subargs = match self.parts() {
             [] => ptr::null_mut(),
@@ -143,18 +138,18 @@ impl Argument {
         raw::RedisModuleCommandArg {
             name: self.name.as_ptr(),
             type_: match self.kind {
-                Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
-                Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
-                Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
-                Kind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
-                Kind::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
-                Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
-                Kind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
+                ArgumentKind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+                ArgumentKind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+                ArgumentKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+                ArgumentKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
+                ArgumentKind::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+                ArgumentKind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
+                ArgumentKind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
             },
             // The one key that a command has.
-            key_spec_index: if matches!(self.kind, Kind::Key) { 0 } else { -1 },
+            key_spec_index: if matches!(self.kind, ArgumentKind::Key) { 0 } else { -1 },
             token: self.token.map_or(ptr::null(), CStr::as_ptr),
-            summary: self.says.as_ptr(),
+            summary: self.meaning.as_ptr(),
             since: ptr::null(),
             flags: (flag(self.is_optional, raw::REDISMODULE_CMD_ARG_OPTIONAL)
                 | flag(self.is_multiple, raw::REDISMODULE_CMD_ARG_MULTIPLE))
@@ -167,18 +162,18 @@ impl Argument {
 }
 
 /// How many words these have at least.
-const fn words(arguments: &[Argument]) -> c_int {
+const fn min_words(arguments: &[Argument]) -> c_int {
     let (mut sum, mut at) = (0, 0);
     while at < arguments.len() {
         if !arguments[at].is_optional {
-            sum += arguments[at].words();
+            sum += arguments[at].min_words();
         }
         at += 1;
     }
     sum
 }
 
-const fn may_be_more(arguments: &[Argument]) -> bool {
+const fn has_variable_length(arguments: &[Argument]) -> bool {
     let (mut more, mut at) = (false, 0);
     while at < arguments.len() {
         more |= arguments[at].is_optional || arguments[at].is_multiple;
@@ -199,22 +194,22 @@ pub(crate) const fn text(text: &'static CStr) -> &'static str {
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
     /// First of all, in this order.
-    pub(crate) places: &'static [Argument],
+    pub(crate) positional: &'static [Argument],
     /// After them, in any order.
     pub(crate) options: &'static [Argument],
 }
 
 impl Arguments {
-    pub(crate) const NONE: Arguments = Arguments { places: &[], options: &[] };
+    pub(crate) const NONE: Arguments = Arguments { positional: &[], options: &[] };
 
     pub(crate) fn iter(self) -> impl Iterator<Item = &'static Argument> {
-        self.places.iter().chain(self.options)
+        self.positional.iter().chain(self.options)
     }
 
     /// As `COMMAND INFO` has it: how many words there are, with the command's name; negative if there may be more.
     pub(crate) const fn arity(self) -> c_int {
-        let fewest = 1 + words(self.places) + words(self.options);
-        if may_be_more(self.places) || may_be_more(self.options) {
+        let fewest = 1 + min_words(self.positional) + min_words(self.options);
+        if has_variable_length(self.positional) || has_variable_length(self.options) {
             -fewest
         } else {
             fewest
@@ -223,16 +218,16 @@ impl Arguments {
 
     /// Calls `body` with the arguments as the server takes them: null if there are none, else a list that ends with zeros.
     pub(in crate::server) fn with_raw<T>(self, body: impl FnOnce(*mut raw::RedisModuleCommandArg) -> T) -> T {
-        let mut parts = Parts(Vec::new());
+        let mut parts = RawArguments(Vec::new());
         let is_empty = self.iter().next().is_none();
         body(if is_empty { ptr::null_mut() } else { parts.keep(self.iter()) })
     }
 }
 
 /// Lists of arguments that point to each other.
-struct Parts(Vec<Box<[raw::RedisModuleCommandArg]>>);
+struct RawArguments(Vec<Box<[raw::RedisModuleCommandArg]>>);
 
-impl Parts {
+impl RawArguments {
     /// Makes a list of these that ends with zeros and lives as long as `self`.
     fn keep(
         &mut self,

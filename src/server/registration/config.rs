@@ -3,6 +3,7 @@
 //! Settings that `CONFIG GET`, `CONFIG SET` and `CONFIG REWRITE` know.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void, CStr};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::raw;
@@ -14,7 +15,7 @@ pub(crate) fn register_number(
     ctx: Ctx<'_>,
     name: &CStr,
     default: i64,
-    (min, max): (i64, i64),
+    range: RangeInclusive<i64>,
     value: &'static AtomicI64,
 ) -> bool {
     unsafe extern "C" fn get(_name: *const c_char, value: *mut c_void) -> c_longlong {
@@ -40,8 +41,8 @@ pub(crate) fn register_number(
             name.as_ptr(),
             default,
             flags,
-            min,
-            max,
+            *range.start(),
+            *range.end(),
             Some(get),
             Some(set),
             None,

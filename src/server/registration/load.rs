@@ -64,7 +64,7 @@ pub(crate) fn missing_symbols() -> Vec<&'static str> {
         RedisModule_UnblockClient RedisModule_UnlinkKey RedisModule_ValueLength RedisModule_WrongArity
         RedisModule_ZsetLastInScoreRange RedisModule_ZsetRangeCurrentElement RedisModule_ZsetRangeStop
     );
-    symbols.into_iter().filter_map(|(name, absent)| absent.then_some(name)).collect()
+    symbols.into_iter().filter_map(|(name, is_absent)| is_absent.then_some(name)).collect()
 }
 
 /// Sends panics to the server's log, with their place.
@@ -78,7 +78,7 @@ pub(crate) fn log_defect(what: &str) {
 }
 
 /// Undoes [`log_panics`], whose code goes away with the module.
-pub(crate) fn log_panics_no_more() {
+pub(crate) fn stop_logging_panics() {
     drop(std::panic::take_hook());
 }
 
@@ -89,11 +89,11 @@ const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 const SKIP_COMMAND_VALIDATION: u32 = 1 << 4;
 
 /// The first Valkey that knows this option. To Redis its bit may mean something else one day.
-const SKIPS_VALIDATION_SINCE: Version = Version::new(8, 1, 0);
+const SKIP_VALIDATION_SINCE: Version = Version::new(8, 1, 0);
 
 /// Valkey sends what a module writes to the new node if the command that stands for it has a key of the slot: also from a
 /// timer, where no client's command is being carried out. Those before this one have not been looked at.
-const MOVES_WHAT_TIMERS_WRITE: Version = Version::new(9, 0, 5);
+const SAFE_ATOMIC_MIGRATION_SINCE: Version = Version::new(9, 0, 5);
 
 /// A key counts as modified when we say so, not whenever it was open for writing; the commands that are replicated have been
 /// looked for when the module was loaded, and cannot be renamed later; and nothing of ours stands in the way of a replica that loads while it serves, or of a slot that moves as a whole: keys of a slot that is not served here
@@ -102,10 +102,10 @@ pub(crate) fn set_options(ctx: Ctx<'_>, server: Version) {
     let mut options =
         raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD;
     let messages_are_known = || [c"publish", c"spublish"].iter().all(|name| calls::knows_command(ctx, name));
-    if !is_redis() && server >= SKIPS_VALIDATION_SINCE && messages_are_known() {
+    if !is_redis() && server >= SKIP_VALIDATION_SINCE && messages_are_known() {
         options |= SKIP_COMMAND_VALIDATION;
     }
-    if !is_redis() && server >= MOVES_WHAT_TIMERS_WRITE {
+    if !is_redis() && server >= SAFE_ATOMIC_MIGRATION_SINCE {
         options |= HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     // SAFETY: the context is that of the module.

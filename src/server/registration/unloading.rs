@@ -24,10 +24,10 @@ use crate::server::{calls, Ctx, ServerCell};
 static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// Servers before that one do not unload modules when they end.
-const UNLOADS_AT_THE_END: Version = Version::new(9, 0, 0);
+const UNLOADS_AT_SHUTDOWN_SINCE: Version = Version::new(9, 0, 0);
 
 /// To be called when the module is loaded. False if the server refuses.
-pub(crate) fn watch(ctx: Ctx<'_>) -> bool {
+pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn ends(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -38,14 +38,14 @@ pub(crate) fn watch(ctx: Ctx<'_>) -> bool {
         unsafe { enter(ctx, |ctx| IN_USE.get(ctx).set(false)) };
     }
     IN_USE.get(ctx).set(false);
-    if version::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_THE_END) {
+    if version::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_SHUTDOWN_SINCE) {
         return true;
     }
     subscription::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(ends))
 }
 
 /// The server has called the module for something else than to load it.
-pub(crate) fn begin(ctx: Ctx<'_>) {
+pub(crate) fn mark_in_use(ctx: Ctx<'_>) {
     IN_USE.get(ctx).set(true);
 }
 

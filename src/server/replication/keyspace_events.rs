@@ -15,7 +15,7 @@ use redis_module::raw;
 use crate::server::callback::ctx::enter;
 use crate::server::calls::{self, reply_type};
 use crate::server::events::subscription;
-use crate::server::version::{is_known, Version};
+use crate::server::version::{is_known_version, Version};
 use crate::server::{Ctx, ServerCell, Str};
 
 /// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
@@ -25,10 +25,10 @@ pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
 /// `set` and the like: the same.
 pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
 
-static OTHERS: ServerCell<Cell<Others>> = ServerCell::new(Cell::new(Others::Possible));
+static OTHER_MODULES: ServerCell<Cell<OtherModules>> = ServerCell::new(Cell::new(OtherModules::Possible));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Others {
+enum OtherModules {
     /// This is the only module.
     None,
     Possible,
@@ -37,7 +37,7 @@ enum Others {
 }
 
 /// From now on no event is raised that nobody gets. Not on a server that is not known to report all who can.
-pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
+pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -45,22 +45,22 @@ pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
         _data: *mut c_void,
     ) {
         // SAFETY: the context is that of this callback.
-        unsafe { enter(ctx, |ctx| OTHERS.get(ctx).set(Others::Unknown)) };
+        unsafe { enter(ctx, |ctx| OTHER_MODULES.get(ctx).set(OtherModules::Unknown)) };
     }
     let fixed = calls::setting(ctx, c"enable-module-command").is_some_and(|value| value == b"no");
     let change = raw::REDISMODULE_EVENT_MODULE_CHANGE;
-    let told = is_known(server) && (fixed || subscription::listen(ctx, change, Some(changed)));
-    OTHERS.get(ctx).set(if told { Others::Unknown } else { Others::Possible });
+    let is_reported = is_known_version(server) && (fixed || subscription::listen(ctx, change, Some(changed)));
+    OTHER_MODULES.get(ctx).set(if is_reported { OtherModules::Unknown } else { OtherModules::Possible });
 }
 
 /// True if somebody may get an event.
-pub(in crate::server) fn is_there(ctx: Ctx<'_>) -> bool {
-    let others = OTHERS.get(ctx);
-    if others.get() == Others::Unknown {
-        others.set(if is_only_module(ctx) { Others::None } else { Others::Possible });
+pub(in crate::server) fn has_receivers(ctx: Ctx<'_>) -> bool {
+    let other_modules = OTHER_MODULES.get(ctx);
+    if other_modules.get() == OtherModules::Unknown {
+        other_modules.set(if is_only_module(ctx) { OtherModules::None } else { OtherModules::Possible });
     }
     // SAFETY: the function only reads a setting.
-    others.get() != Others::None || unsafe { call!(RedisModule_GetNotifyKeyspaceEvents()) } != 0
+    other_modules.get() != OtherModules::None || unsafe { call!(RedisModule_GetNotifyKeyspaceEvents()) } != 0
 }
 
 fn is_only_module(ctx: Ctx<'_>) -> bool {

@@ -23,11 +23,11 @@ use crate::decimal::Digits;
 use crate::server::callback::ctx::enter;
 use crate::server::events::subscription;
 use crate::server::replication::{keyspace_events, replica_messages};
-use crate::server::version::{self, is_known, Version};
+use crate::server::version::{self, is_known_version, Version};
 use crate::server::{Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
-static TOLD: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+static CHANGES_ARE_REPORTED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
 /// Who may get what is sent.
 #[derive(Clone, Copy)]
@@ -42,12 +42,12 @@ struct Followers {
 pub(crate) struct Propagation<'a> {
     ctx: Ctx<'a>,
     followers: Followers,
-    is_heard: bool,
+    events_have_receivers: bool,
 }
 
 /// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
 /// process.
-pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
+pub(crate) fn skip_unfollowed(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn forked(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
@@ -55,22 +55,23 @@ pub(crate) fn start(ctx: Ctx<'_>, server: Version) {
         _data: *mut c_void,
     ) {
         // SAFETY: the context is that of this callback.
-        unsafe { enter(ctx, look_again) };
+        unsafe { enter(ctx, invalidate_followers) };
     }
-    look_again(ctx);
-    let told = is_known(server) && subscription::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
-    TOLD.get(ctx).set(told);
+    invalidate_followers(ctx);
+    let is_reported = is_known_version(server)
+        && subscription::listen(ctx, raw::REDISMODULE_EVENT_FORK_CHILD, Some(forked));
+    CHANGES_ARE_REPORTED.get(ctx).set(is_reported);
 }
 
 /// There may be others who follow now, or fewer.
-pub(in crate::server) fn look_again(ctx: Ctx<'_>) {
+pub(in crate::server) fn invalidate_followers(ctx: Ctx<'_>) {
     FOLLOWERS.get(ctx).set(None);
 }
 
 impl<'a> Propagation<'a> {
     pub(crate) fn of(ctx: Ctx<'a>) -> Propagation<'a> {
         let followers = FOLLOWERS.get(ctx).get().unwrap_or_else(|| Followers::ask(ctx));
-        Propagation { ctx, followers, is_heard: keyspace_events::is_there(ctx) }
+        Propagation { ctx, followers, events_have_receivers: keyspace_events::has_receivers(ctx) }
     }
 
     pub(crate) fn is_cluster(self) -> bool {
@@ -144,12 +145,12 @@ impl<'a> Propagation<'a> {
     }
 
     /// True if a message has to be sent to replicas for their subscribers. In a cluster its bus takes it there.
-    pub(crate) fn has_distant_subscribers(self) -> bool {
+    pub(crate) fn has_replica_subscribers(self) -> bool {
         self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
     }
 
     /// A message goes to the subscribers of replicas, at the end of the turn; `command` is `PUBLISH` or `SPUBLISH`.
-    pub(crate) fn publish(
+    pub(crate) fn publish_to_replicas(
         self,
         command: &'static CStr,
         channel: Str<'static>,
@@ -159,8 +160,8 @@ impl<'a> Propagation<'a> {
     }
 
     /// A keyspace event, as the command that was sent would raise it.
-    pub(crate) fn event(self, class: c_int, event: &CStr, key: &Str) {
-        if !self.is_heard {
+    pub(crate) fn raise_event(self, class: c_int, event: &CStr, key: &Str) {
+        if !self.events_have_receivers {
             return;
         }
         // SAFETY: context, text and key outlive the call.
@@ -170,7 +171,7 @@ impl<'a> Propagation<'a> {
     }
 
     /// Something has changed. What nobody follows counts for the next snapshot all the same.
-    pub(crate) fn count(self) {
+    pub(crate) fn count_change(self) {
         if !self.is_followed() {
             // SAFETY: the context is that of the running callback. As nobody follows, nothing is sent by this.
             unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.as_ptr())) };
@@ -183,8 +184,9 @@ impl Followers {
     fn ask(ctx: Ctx<'_>) -> Followers {
         let flags = ctx.flags();
         let cluster = flags.is_cluster();
-        let changes_untold = !TOLD.get(ctx).get() || cluster || !flags.is_primary() || flags.is_loading();
-        if changes_untold {
+        let must_assume_all =
+            !CHANGES_ARE_REPORTED.get(ctx).get() || cluster || !flags.is_primary() || flags.is_loading();
+        if must_assume_all {
             return Followers { aof: true, replicas: true, cluster };
         }
         let none = |field| version::server_field(c"replication", field).is_some_and(|value| value == b"0");

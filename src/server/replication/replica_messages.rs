@@ -19,7 +19,7 @@ use crate::server::{timer, Ctx, ServerCell, Str};
 const IDLE_TURNS: u32 = 4;
 
 static PENDING: ServerCell<RefCell<Vec<Message>>> = ServerCell::new(RefCell::new(Vec::new()));
-static LISTENING: ServerCell<Cell<Listening>> = ServerCell::new(Cell::new(Listening::No));
+static HOOK_STATE: ServerCell<Cell<HookState>> = ServerCell::new(Cell::new(HookState::Off));
 
 /// A message that has not been sent yet.
 struct Message {
@@ -32,8 +32,8 @@ struct Message {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listening {
-    No,
+enum HookState {
+    Off,
     /// For so many turns there has been no message.
     Idle(u32),
     /// A timer is set that ends it, if there is still no message.
@@ -48,25 +48,25 @@ pub(in crate::server) fn send(
     content: &'static Str<'static>,
 ) {
     PENDING.get(ctx).borrow_mut().push(Message { db: ctx.db(), command, channel, content });
-    let listening = LISTENING.get(ctx);
-    match listening.get() {
-        Listening::No => {
-            event_loop::listen_to_turns(ctx, event_loop::For::Messages, turn_ends);
-            listening.set(Listening::Idle(0));
+    let state = HOOK_STATE.get(ctx);
+    match state.get() {
+        HookState::Off => {
+            event_loop::listen_to_turns(ctx, event_loop::Purpose::Messages, on_turn_end);
+            state.set(HookState::Idle(0));
         }
-        Listening::Idle(_) => listening.set(Listening::Idle(0)),
-        Listening::Ending => {}
+        HookState::Idle(_) => state.set(HookState::Idle(0)),
+        HookState::Ending => {}
     }
 }
 
 /// Forgets all, as the module is unloaded.
-pub(crate) fn stop(ctx: Ctx<'_>) {
+pub(crate) fn discard(ctx: Ctx<'_>) {
     PENDING.get(ctx).take();
-    LISTENING.get(ctx).set(Listening::No);
+    HOOK_STATE.get(ctx).set(HookState::Off);
 }
 
 /// The server has carried out what it was sent, and has not yet written to its replicas.
-fn turn_ends(ctx: Ctx<'_>, (): ()) {
+fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     let pending = PENDING.get(ctx);
     if !pending.borrow().is_empty() {
         if !ctx.is_primary() {
@@ -76,21 +76,21 @@ fn turn_ends(ctx: Ctx<'_>, (): ()) {
             // What is paused must not be written to, and goes on after a turn like this one.
             pending.take().iter().for_each(|message| message.replicate(ctx));
         }
-    } else if let Listening::Idle(turns) = LISTENING.get(ctx).get() {
+    } else if let HookState::Idle(turns) = HOOK_STATE.get(ctx).get() {
         // The subscription cannot be ended here: the server uses it after this call.
         let ends = turns + 1 >= IDLE_TURNS;
-        LISTENING.get(ctx).set(if ends { Listening::Ending } else { Listening::Idle(turns + 1) });
+        HOOK_STATE.get(ctx).set(if ends { HookState::Ending } else { HookState::Idle(turns + 1) });
         if ends {
-            timer::set(ctx, 0, end);
+            timer::set(ctx, 0, on_timer);
         }
     }
 }
 
-fn end(ctx: Ctx<'_>) {
+fn on_timer(ctx: Ctx<'_>) {
     let idle = PENDING.get(ctx).borrow().is_empty();
-    LISTENING.get(ctx).set(if idle { Listening::No } else { Listening::Idle(0) });
+    HOOK_STATE.get(ctx).set(if idle { HookState::Off } else { HookState::Idle(0) });
     if idle {
-        event_loop::ignore_turns(ctx, event_loop::For::Messages);
+        event_loop::ignore_turns(ctx, event_loop::Purpose::Messages);
     }
 }
 

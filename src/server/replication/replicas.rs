@@ -73,19 +73,20 @@ pub(crate) fn online(ctx: Ctx<'_>) -> usize {
         _data: *mut c_void,
     ) {
         // SAFETY: the context is that of this callback.
-        unsafe { enter(ctx, forget) };
+        unsafe { enter(ctx, forget_online) };
     }
     let event = raw::REDISMODULE_EVENT_REPLICA_CHANGE;
-    let is_told = subscription::listens(ctx, event) || subscription::listen(ctx, event, Some(changed));
+    let is_reported =
+        subscription::is_subscribed(ctx, event) || subscription::listen(ctx, event, Some(changed));
     ONLINE.get(ctx).get().unwrap_or_else(|| {
         let online = Progress::of(ctx).map_or(0, |progress| progress.received.len());
-        ONLINE.get(ctx).set(is_told.then_some(online));
+        ONLINE.get(ctx).set(is_reported.then_some(online));
         online
     })
 }
 
 /// Another number of replicas may be online, or the module is unloaded.
-pub(crate) fn forget(ctx: Ctx<'_>) {
+pub(crate) fn forget_online(ctx: Ctx<'_>) {
     ONLINE.get(ctx).set(None);
 }
 

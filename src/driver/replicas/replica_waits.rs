@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use crate::core::{Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
-use crate::driver::events::event_loop_hook::TurnEnds;
+use crate::driver::events::event_loop_hook::EventLoopHook;
 use crate::server::events::event_loop;
 use crate::server::replication::replicas::Progress;
 use crate::server::Ctx;
 
 /// What a call asks for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Acknowledgement {
+pub(crate) struct ReplicaRequirement {
     /// How many replicas.
     pub(crate) replicas: NonZeroU32,
     /// For how long it is waited for them, in milliseconds.
@@ -26,35 +26,35 @@ pub(crate) struct Acknowledgement {
 }
 
 /// What the replicas are to acknowledge.
-pub(crate) enum Written {
+pub(crate) enum AwaitedWrite {
     /// A grant that is revoked if they do not: what its client is told.
     Grant(Decision),
     /// A hold that stands whether they do or not.
-    Hold(Standing),
+    Hold(AwaitedHold),
 }
 
 /// A hold that may be lost before the replicas have acknowledged it.
 #[derive(Clone)]
-pub(crate) struct Standing {
+pub(crate) struct AwaitedHold {
     pub(crate) db: i32,
     pub(crate) key: Vec<u8>,
-    pub(crate) whose: Whose,
+    pub(crate) whose: HoldRef,
 }
 
 /// By what such a hold is known, and what is replied.
 #[derive(Clone)]
-pub(crate) enum Whose {
+pub(crate) enum HoldRef {
     /// That of an owner, who has renewed it and holds so much.
     Owner(Owner, i64),
     /// What a request got, which came again.
     Request(RequestId),
     /// The same of one for several locks, of which these are the keys.
-    RequestOf(Vec<Vec<u8>>, RequestId),
+    BundleRequest(Vec<Vec<u8>>, RequestId),
 }
 
 /// A call that waits for replicas.
-struct Call {
-    written: Written,
+struct AwaitingCall {
+    written: AwaitedWrite,
     replicas: usize,
     deadline: MonoUs,
     /// Up to where the stream is to be received; `None` until the end of the turn.
@@ -62,45 +62,51 @@ struct Call {
 }
 
 /// Those calls.
-pub(crate) struct Acknowledgements {
-    calls: BTreeMap<WaiterId, Call>,
+pub(crate) struct ReplicaWaits {
+    calls: BTreeMap<WaiterId, AwaitingCall>,
     /// Until when each of them waits.
     deadlines: Schedule<MonoUs, WaiterId>,
     /// The replicas are still to be asked, for calls of this turn or an earlier one.
-    unasked: bool,
-    turns: TurnEnds,
+    must_ask_replicas: bool,
+    hook: EventLoopHook,
 }
 
-impl Default for Acknowledgements {
-    fn default() -> Acknowledgements {
-        Acknowledgements {
+impl Default for ReplicaWaits {
+    fn default() -> ReplicaWaits {
+        ReplicaWaits {
             calls: BTreeMap::new(),
             deadlines: Schedule::default(),
-            unasked: false,
-            turns: TurnEnds::new(event_loop::For::Acknowledgements),
+            must_ask_replicas: false,
+            hook: EventLoopHook::new(event_loop::Purpose::Acknowledgements),
         }
     }
 }
 
-impl Acknowledgements {
+impl ReplicaWaits {
     /// This is called at the end of turns, as long as a call waits for replicas.
-    pub(crate) fn calls(&mut self, turn_ends: fn(Ctx<'_>, ())) {
-        self.turns.calls(turn_ends);
+    pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
+        self.hook.set_callback(on_turn_end);
     }
 
-    pub(crate) fn insert(&mut self, id: WaiterId, wanted: Acknowledgement, written: Written, now: MonoUs) {
-        let deadline = now.saturating_add(MonoUs::from(wanted.within_ms).saturating_mul(1000));
-        let replicas = usize::try_from(wanted.replicas.get()).unwrap_or(usize::MAX);
-        self.calls.insert(id, Call { written, replicas, deadline, offset: None });
+    pub(crate) fn insert(
+        &mut self,
+        id: WaiterId,
+        requirement: ReplicaRequirement,
+        written: AwaitedWrite,
+        now: MonoUs,
+    ) {
+        let deadline = now.saturating_add(MonoUs::from(requirement.within_ms).saturating_mul(1000));
+        let replicas = usize::try_from(requirement.replicas.get()).unwrap_or(usize::MAX);
+        self.calls.insert(id, AwaitingCall { written, replicas, deadline, offset: None });
         self.deadlines.set(&id, Some(deadline));
     }
 
     /// The call has come to another end. Returns whether a grant was not acknowledged yet.
     pub(crate) fn remove(&mut self, id: WaiterId) -> bool {
-        self.take(id).is_some_and(|written| matches!(written, Written::Grant(_)))
+        self.take(id).is_some_and(|written| matches!(written, AwaitedWrite::Grant(_)))
     }
 
-    fn take(&mut self, id: WaiterId) -> Option<Written> {
+    fn take(&mut self, id: WaiterId) -> Option<AwaitedWrite> {
         self.deadlines.set(&id, None);
         self.calls.remove(&id).map(|call| call.written)
     }
@@ -110,12 +116,12 @@ impl Acknowledgements {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.calls.is_empty() && !self.turns.are_heard()
+        self.calls.is_empty() && !self.hook.is_registered()
     }
 
     /// The end of turns is listened to, and does not matter any more.
-    pub(crate) fn listens_in_vain(&self) -> bool {
-        self.turns.are_heard() && self.calls.is_empty()
+    pub(crate) fn has_stale_hook(&self) -> bool {
+        self.hook.is_registered() && self.calls.is_empty()
     }
 
     /// When the first call has waited for too long.
@@ -124,43 +130,51 @@ impl Acknowledgements {
     }
 
     /// Listens to the end of turns, if that matters.
-    pub(crate) fn listen(&mut self, ctx: Ctx<'_>) {
+    pub(crate) fn register_hook(&mut self, ctx: Ctx<'_>) {
         if !self.calls.is_empty() {
-            self.turns.listen(ctx);
+            self.hook.register(ctx);
         }
     }
 
     /// Ends that, if it does not matter any more. Not to be called from an event.
-    pub(crate) fn ignore(&mut self, ctx: Ctx<'_>) {
-        if self.listens_in_vain() {
-            self.turns.ignore(ctx);
+    pub(crate) fn drop_stale_hook(&mut self, ctx: Ctx<'_>) {
+        if self.has_stale_hook() {
+            self.hook.unregister(ctx);
         }
     }
 
     /// The turn ends: those calls that came in it are to be acknowledged up to where the stream is. Returns whether the replicas
     /// are to be asked, if they can be now.
-    pub(crate) fn begin(&mut self, progress: &Progress, can_ask: bool) -> bool {
+    pub(crate) fn assign_offsets(&mut self, progress: &Progress) {
         let new = self.calls.values_mut().filter(|call| call.offset.is_none());
-        self.unasked |= new.map(|call| call.offset = Some(progress.sent)).count() > 0;
-        can_ask && std::mem::take(&mut self.unasked)
+        self.must_ask_replicas |= new.map(|call| call.offset = Some(progress.sent)).count() > 0;
+    }
+
+    /// Whether to ask the replicas for acknowledgements; true once after each turn with new calls.
+    pub(crate) fn take_question(&mut self) -> bool {
+        std::mem::take(&mut self.must_ask_replicas)
     }
 
     /// Takes out the calls that end now, with how they do. `None` if this server is not the primary.
-    pub(crate) fn end(&mut self, progress: Option<&Progress>, now: MonoUs) -> Vec<(WaiterId, Written, End)> {
-        let end = |call: &Call| {
-            let Some(progress) = progress else { return Some(End::Demoted) };
+    pub(crate) fn end(
+        &mut self,
+        progress: Option<&Progress>,
+        now: MonoUs,
+    ) -> Vec<(WaiterId, AwaitedWrite, ReplicaWaitEnd)> {
+        let end = |call: &AwaitingCall| {
+            let Some(progress) = progress else { return Some(ReplicaWaitEnd::Demoted) };
             let got = call.offset.map_or(0, |offset| progress.count(offset));
             let online = progress.received.len();
             if got >= call.replicas {
-                Some(End::Acknowledged)
+                Some(ReplicaWaitEnd::Acknowledged)
             } else if call.offset.is_none() && online < call.replicas {
                 // Who was granted the lock after a wait, need not wait for nothing.
-                Some(End::Missed { got: online, of: call.replicas })
+                Some(ReplicaWaitEnd::Missed { got: online, of: call.replicas })
             } else {
-                (now >= call.deadline).then_some(End::Missed { got, of: call.replicas })
+                (now >= call.deadline).then_some(ReplicaWaitEnd::Missed { got, of: call.replicas })
             }
         };
-        let ends: Vec<(WaiterId, End)> =
+        let ends: Vec<(WaiterId, ReplicaWaitEnd)> =
             self.calls.iter().filter_map(|(id, call)| Some((*id, end(call)?))).collect();
         let ended = |(id, end)| self.take(id).map(|written| (id, written, end));
         ends.into_iter().filter_map(ended).collect()
@@ -168,7 +182,7 @@ impl Acknowledgements {
 }
 
 /// How it ends that a call waits for replicas.
-pub(crate) enum End {
+pub(crate) enum ReplicaWaitEnd {
     Acknowledged,
     /// Only so many have acknowledged it in time.
     Missed {
