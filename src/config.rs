@@ -168,8 +168,8 @@ pub(crate) fn register(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), String> {
             Some(text) => number.parse(&text)?,
             None => number.default,
         };
-        let bounds = (number.min, number.max);
-        if !register_number(ctx, number.name, value, bounds, number.value) {
+        let range = number.min..=number.max;
+        if !register_number(ctx, number.name, value, range, number.value) {
             return Err(format!("the server refuses the setting {PREFIX}{}", text(number.name)));
         }
     }

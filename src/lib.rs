@@ -85,7 +85,7 @@ fn register(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
     }
     config::register(ctx, args)?;
     if !info::register::<driver::info::Section>(ctx)
-        || !server_events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::settings_changed)
+        || !server_events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::on_settings_changed)
         || !driver::start(ctx)
         || !selected_database::watch_copies(ctx)
     {
@@ -125,7 +125,7 @@ fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }
-    driver::info::warn_if_evicts(ctx);
+    driver::info::warn_about_eviction(ctx);
     Ok(())
 }
 
@@ -183,6 +183,6 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
     if unsafe { server::enter(ctx, unloads) } != Some(true) {
         return server::ERR;
     }
-    load::log_panics_no_more();
+    load::stop_logging_panics();
     server::OK
 }

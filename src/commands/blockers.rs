@@ -21,7 +21,7 @@ impl Command for Blockers {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[OWNER], options: &[] },
+        arguments: Arguments { positional: &[OWNER], options: &[] },
         summary: c"Lists whom an owner waits for, nearest first, through owners that wait themselves.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N owners are found",

@@ -18,7 +18,7 @@ impl Command for Check {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY, CLAIM], options: &[] },
+        arguments: Arguments { positional: &[KEY, CLAIM], options: &[] },
         summary: c"Tells whether an owner holds a lock, or whether no newer token than this one was granted.",
         reply: "The owner's hold count, or 1 for a token.",
         complexity: c"O(1); O(M) where up to 8 owners hold the lock shared",

@@ -10,7 +10,7 @@ use crate::error::{Error, NotGuarded};
 use crate::keyspace;
 use crate::server::clients::caller::Caller;
 use crate::server::clients::{deferred, guarded_command};
-use crate::server::registration::arguments::{Argument, Arguments, Kind};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
@@ -18,10 +18,11 @@ pub(crate) struct Guard;
 
 const COMMAND: Argument = Argument::new(
     c"command",
-    Kind::Text,
+    ArgumentKind::Text,
     c"is what is carried out: a command that scripts may call, EVAL, EVALSHA or FCALL",
 );
-const ARG: Argument = Argument::new(c"arg", Kind::Text, c"is what the command takes").optional().multiple();
+const ARG: Argument =
+    Argument::new(c"arg", ArgumentKind::Text, c"is what the command takes").optional().multiple();
 
 impl Command for Guard {
     const SPEC: Spec = Spec {
@@ -30,7 +31,7 @@ impl Command for Guard {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
+        arguments: Arguments { positional: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
         summary:
             c"Carries out a command if an owner holds a lock, or if no newer token than this one was granted.",
         reply: "That of the command.",
@@ -53,9 +54,9 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
         // It would end the tokens of others, which is more than to read.
         return Err(Error::NotGuarded(NotGuarded::NoPermission));
     }
-    if command.is_for_later(ctx) && !is_later {
+    if command.must_be_deferred(ctx) && !is_later {
         // What is true now is looked at again then.
-        let is_planned = deferred::carry_out(ctx, words, |ctx, words| guard(ctx, words, true));
+        let is_planned = deferred::run_later(ctx, words, |ctx, words| guard(ctx, words, true));
         return if is_planned { Ok(()) } else { Err(Error::NotGuarded(NotGuarded::Script)) };
     }
     if is_later {
@@ -65,7 +66,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     // A script may be granted the lock. It gets a greater token than the one that has let it through.
     let first = proof.ahead.filter(|_| command.is_script());
     let before = first.and_then(|token| keyspace::raise_counter(ctx, &key, token));
-    let reply = command.carry_out(ctx, &key).map_err(Error::NotGuarded);
+    let reply = command.run(ctx, &key).map_err(Error::NotGuarded);
     // What fails changes nothing. A script that fails may have.
     let is_refused =
         reply.as_ref().map_or(true, |reply| reply.is_error() && !command.may_have_written(reply));
@@ -77,7 +78,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
         _ => {}
     }
     let reply = reply?;
-    if reply.pass_on(ctx) {
+    if reply.forward(ctx) {
         Ok(())
     } else {
         Err(Error::NotGuarded(NotGuarded::NotAllowed))

@@ -9,7 +9,7 @@ use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owne
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::clients::long_reply;
+use crate::server::clients::long_reply::{self, Entries};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
@@ -22,7 +22,7 @@ impl Command for Info {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY], options: &[] },
+        arguments: Arguments { positional: &[KEY], options: &[] },
         summary: c"Tells who holds a lock and how many wait for it.",
         reply: "nil if the lock is free, otherwise a map.",
         complexity: c"O(N) where N owners hold the lock",
@@ -67,7 +67,7 @@ impl Command for Info {
         let mut holds = holds.into_iter();
         let lock = LockRef { db: ctx.db(), key: key.as_bytes() }.to_id();
         let next = move |most| holds.by_ref().take(most).map(|held| (lock.clone(), held)).collect();
-        let entries = (len, next, entry as fn(Ctx<'_>, _) -> bool);
+        let entries = Entries { len, next, entry };
         long_reply::array_within(ctx, before, entries, move |ctx| {
             ctx.reply_bulk(b"waiters");
             ctx.reply_integer(super::count(waiters));

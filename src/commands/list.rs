@@ -30,7 +30,7 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks that somebody waits for, longest queue first.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N locks are waited for",

@@ -131,7 +131,7 @@ fn take_in_hand<'a, T>(
     match done {
         Ok(done) => done,
         Err(error) => {
-            driver::look_soon(ctx, key.as_bytes());
+            driver::recheck_soon(ctx, key.as_bytes());
             Err(error)
         }
     }

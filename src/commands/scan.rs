@@ -10,12 +10,15 @@ use crate::core::LockRef;
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::registration::arguments::{Argument, Arguments, Kind};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::{calls, Ctx, Str};
 
-const CURSOR: Argument =
-    Argument::new(c"cursor", Kind::Text, c"is 0 to begin with, then what the call before has replied");
+const CURSOR: Argument = Argument::new(
+    c"cursor",
+    ArgumentKind::Text,
+    c"is 0 to begin with, then what the call before has replied",
+);
 
 options! {
     Options {
@@ -32,7 +35,7 @@ impl Command for Scan {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[CURSOR], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[CURSOR], options: Options::ARGUMENTS },
         summary: c"Goes through the locks that are held, a few at each call.",
         reply: "The next cursor, 0 at the end, and an array of maps.",
         complexity: c"O(1) for every call; O(N) for all of them, where N keys are in the database",

@@ -25,7 +25,7 @@ impl Command for Top {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks that were waited for longest since the module was loaded.",
         reply: "An array of maps.",
         complexity: c"O(1)",

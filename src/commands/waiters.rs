@@ -27,7 +27,7 @@ impl Command for Waiters {
         flags: c"readonly",
         categories: c"read slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[KEY], options: Options::ARGUMENTS },
         summary: c"Lists who waits for a lock, first in line first.",
         reply: "An array of maps.",
         complexity: c"O(N) where N waiters are listed",
