@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: MIT
 
-//! The module at work in a server: the core, the clients that are blocked on its decisions, the connections that
-//! holds depend on, and its one timer.
+//! The module at work in a server: the core, the clients that it blocks, the connections that holds depend on, and the
+//! timer.
 //!
 //! How a decision reaches its client:
 //!
-//! 1. A command, the timer, or a look at a lock that has changed changes the core, writes the lock ([`commit()`]), and calls
-//!    [`dispatch`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
-//!    what comes next.
-//! 2. In the same turn of the event loop the server lets [`clients::blocking`] answer the client, if it is still
-//!    there, and tells us in any case that it is done.
-//! 3. A client that is gone by then does not keep its grant, and neither does one that has hung up without the
-//!    server having read so (the socket is asked). One that the server has decided to close may still look
-//!    alive in step 2 and be freed right after, without getting the answer: so a grant is final only when the
-//!    turn is over and its client was not freed so ([`clients::deliveries`]).
+//! 1. A command, the timer, or the reread of a changed lock passes an input to the core, writes the lock
+//!    ([`commit()`]), and calls [`dispatch`]. This delivers each decision to its waiter: the client is unblocked, and
+//!    the timer is set for the next deadline.
+//! 2. In the same turn of the event loop, the server calls [`clients::blocking`] to reply to the client if it is still
+//!    connected. In any case it reports that it is done with the client.
+//! 3. A client that has disconnected by then does not keep its grant, even if the server has not noticed the disconnect
+//!    (the socket is checked). A client that the server has decided to close may still look alive in step 2 and be
+//!    freed right after, without its reply. So a grant is final only when that turn is over and its client was not
+//!    freed in that way ([`clients::deliveries`]).
 //!
-//! Nothing is written from where the server tells us that a key was changed ([`subscriptions`]), as the replicas
-//! would get our write before the change that led to it: the lock is marked as ready, and reconciled in a timer that
-//! fires at once.
+//! Nothing is written inside a keyspace event ([`subscriptions`]): the replicas would get the write before the change
+//! that led to it. The lock is marked as ready, and a timer that fires at once reconciles it.
 
 mod clients;
 mod events;
@@ -50,8 +49,8 @@ use messages::{inbox_publisher, owner_events};
 use replicas::completion;
 use timer::on_timer;
 
-/// Starts to listen to what external clients have to be told of, whether a lock was used here or not. False if the
-/// server refuses.
+/// Subscribes to the events that external clients are notified of, even before the first use of a lock. Returns false
+/// if the server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
         driver.alarm.set_callback(on_timer::on_timer);
@@ -64,26 +63,26 @@ pub(crate) fn start(ctx: Ctx<'_>) -> bool {
         subscriptions::subscribe_to_role(ctx);
         server_events::listen_to_loading(ctx, quarantine::on_data_loaded)
     };
-    // The first tick says that the module has been loaded: see `unloading`.
+    // The first tick shows that loading is complete; see `unloading`.
     server_events::listen_to_cron(ctx, |ctx, ()| unloading::mark_in_use(ctx));
     unloading::watch_shutdown(ctx) && server_events::listen_to_databases::<KeyEvents>(ctx) && in_time
 }
 
-/// `CONFIG SET` has set what matters to operators.
+/// Applies settings that `CONFIG SET` has changed.
 pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
     info::warn_about_eviction(ctx);
     if config::quarantine().is_some() {
         subscriptions::subscribe_to_role(ctx);
     }
     owner_events::apply_setting(ctx);
-    // Who waits for the end of a quarantine may have to wait no more.
+    // The quarantine may have ended for waiters.
     with(ctx, |driver| {
         driver.update_quarantine(ctx.now());
         driver.schedule(ctx);
     });
 }
 
-/// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
+/// Drops all state. The server unloads a module only if the module blocks no client and has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_state(ctx);
     reader_cache::forget_all(ctx);
@@ -93,7 +92,7 @@ pub(crate) fn stop(ctx: Ctx<'_>) {
     subscriptions::forget(ctx);
 }
 
-/// A command found something else than a lock: if somebody waits for it, that is looked at.
+/// Rereads a key soon if it has waiters. Called when a command has found a value that is not a lock.
 pub(crate) fn recheck_soon(ctx: Ctx<'_>, key: &[u8]) {
     with(ctx, |driver| {
         let at = LockRef { db: ctx.db(), key };

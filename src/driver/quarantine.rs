@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! When locks may have been forgotten whose leases still run: `lock.quarantine` keeps them from being granted again.
+//! Quarantine (`lock.quarantine`): no grants while locks that have been lost may still have a running lease.
 //!
-//! A server forgets locks when it starts without the last writes of the one that ran before, and when it takes over from a
-//! primary that had granted more than it has heard of. Where every write was on the disk before it was answered, nothing is
-//! forgotten: an AOF that is synced always.
+//! A server can lose locks in two ways. It may start without the last writes of its predecessor, or take over from a
+//! primary whose last grants it has not received. No lock is lost if every write was on disk before its reply, which an
+//! AOF with `appendfsync always` ensures.
 
 use crate::config;
 use crate::core::MonoUs;
@@ -12,11 +12,12 @@ use crate::driver::state::with;
 use crate::server::events::server_events::DataSource;
 use crate::server::{calls, version, Ctx};
 
-/// The module is loaded: whatever the server has, it has had since its own start.
+/// Starts the quarantine at the start of the server. Called when the module is loaded.
 pub(super) fn on_load(ctx: Ctx<'_>) {
     let seconds = version::server_field(c"server", c"uptime_in_seconds");
     let seconds = seconds.and_then(|text| std::str::from_utf8(&text).ok()?.parse::<u64>().ok()).unwrap_or(0);
-    // It is one more than have gone by, almost, if a start falls on the end of a second: then locks would be granted too early.
+    // `uptime_in_seconds` can be almost one second too high, if the server started at the end of a second. One second
+    // less avoids grants that are too early.
     let gone_by = seconds.saturating_sub(1).saturating_mul(1_000_000);
     let now: MonoUs = ctx.now().mono;
     with(ctx, |driver| driver.locks_lost_at = Some(now.saturating_sub(gone_by)));
@@ -25,7 +26,7 @@ pub(super) fn on_load(ctx: Ctx<'_>) {
     });
 }
 
-/// The server has read its data.
+/// Ends the quarantine if the server has loaded an AOF that lost nothing.
 pub(super) fn on_data_loaded(ctx: Ctx<'_>, source: DataSource) {
     let is = |name, value: &[u8]| calls::setting(ctx, name).is_some_and(|set| set == value);
     let lost_nothing =
@@ -36,7 +37,7 @@ pub(super) fn on_data_loaded(ctx: Ctx<'_>, source: DataSource) {
     }
 }
 
-/// This server has become the primary.
+/// Logs the quarantine that begins with a promotion.
 pub(super) fn on_promotion(ctx: Ctx<'_>) {
     note(ctx, |ms| {
         format!("promoted: the primary before may have granted locks that are not known here; for {ms} ms none is granted")

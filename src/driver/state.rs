@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! All state in memory, and what the server is to do next about it.
+//! All state in memory, and the timer and the hooks that it needs.
 
 use std::cell::RefCell;
 use std::ffi::CStr;
@@ -23,14 +23,14 @@ use crate::server::keys::key;
 use crate::server::{Ctx, InCallback, Obstacle, ServerCell, Str};
 use crate::stats::Stats;
 
-/// While nothing may be written, how often it is tried to tell of a flush, in milliseconds.
+/// While writes are impossible, the interval between attempts to announce a flush, in milliseconds.
 const FLUSH_RETRY_MS: u64 = 10;
 
-/// While the server refuses all writes, how often it is asked whether it still does, in milliseconds.
+/// While the server refuses all writes, the interval between checks whether it still does, in milliseconds.
 const REFUSED_RETRY_MS: u64 = 10;
 
-/// For how long the end of every turn is listened to after the last that mattered, in milliseconds: to begin and to end that
-/// costs more than to go on.
+/// Time for which the end-of-turn hook stays registered after its last use, in milliseconds. Registering and
+/// unregistering costs more than keeping it.
 const HOOK_LINGER_MS: u64 = 100;
 
 static DRIVER: ServerCell<RefCell<Option<Driver>>> = ServerCell::new(RefCell::new(None));
@@ -47,23 +47,23 @@ pub(crate) struct Driver {
     pub(super) inboxes: Inboxes,
     pub(super) alarm: Alarm,
     pub(super) rechecks: RecheckSchedule,
-    /// The event loop is listened to, for fragile locks; ends in the timer.
+    /// The wakeup hook of the event loop is registered, for fragile locks. The timer unregisters it.
     pub(super) wakeup_hook: bool,
-    /// The end of connections is listened to; ends in the timer.
+    /// The disconnect hook is registered. The timer unregisters it.
     pub(super) disconnect_hook: bool,
-    /// When locks may have been forgotten whose leases still run, on the clock of times to wait.
+    /// Time at which locks with running leases may have been lost, on the monotonic clock.
     pub(super) locks_lost_at: Option<MonoUs>,
-    /// This server is a node of a cluster, which does not change.
+    /// This server is a node of a cluster, which never changes.
     pub(super) in_cluster: bool,
-    /// All keys of a database may be gone: external clients have not been told yet.
+    /// All keys of a database may be gone, and external clients have not been notified yet.
     pub(super) flush_unannounced: bool,
 }
 
-/// Gives access to the state. Nothing that can make the server call us back may be done inside.
+/// Gives access to the state. `body` must not do anything that makes the server call the module back.
 pub(crate) fn with<T>(proof: impl Into<InCallback>, body: impl FnOnce(&mut Driver) -> T) -> T {
     match &mut *DRIVER.get(proof).borrow_mut() {
         Some(driver) => body(driver),
-        // Before the first use, once.
+        // The first use.
         none => body(none.get_or_insert_default()),
     }
 }
@@ -81,11 +81,11 @@ pub(crate) struct WaitStart {
     pub(crate) needs_schedule: bool,
 }
 
-/// Passes on what was decided, and sets the timer for what comes next. To be called after every input to the
-/// core, when the lock is stored. `now` is when that was, or a little before: what comes next is planned from then on.
+/// Delivers decisions and sets the timer for the next deadline. Call it after every input to the core, when the lock is
+/// stored. `now` is the time of that input or slightly earlier.
 pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
     with(ctx, |driver| {
-        // Mostly nobody waits, and nothing is planned.
+        // Usually there are no waiters and no deadlines.
         if driver.locks.has_decided() || driver.alarm.is_set() || !driver.is_idle() {
             driver.resume_if_promoted(ctx);
             driver.deliver_decisions(ctx);
@@ -96,13 +96,13 @@ pub(crate) fn dispatch(ctx: Ctx<'_>, now: Now) {
 }
 
 impl Driver {
-    /// The client that this waiter blocks, or that it belongs to.
+    /// The client that this waiter blocks, or whose connection it belongs to.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
         let blocked = self.blocked.client_of(self.locks.lead_of(id));
         blocked.or_else(|| self.locks.connection_of(id).map(|connection| connection.0))
     }
 
-    /// As [`LockManager::tables`], of the tables beside it.
+    /// The sizes of the driver's tables, like [`LockManager::tables`].
     pub(super) fn tables(&self) -> [(&'static CStr, usize); 5] {
         [
             (c"table_blocked_clients", self.blocked.len()),
@@ -134,7 +134,7 @@ impl Driver {
         }
     }
 
-    /// Somebody waits from now on. `plans` if there may be something to plan for that.
+    /// Starts a wait: registers hooks, delivers decisions, and sets the timer if necessary.
     pub(super) fn begin_wait(&mut self, ctx: Ctx<'_>, start: WaitStart) {
         self.watch_disconnects(ctx);
         if self.in_cluster {
@@ -146,21 +146,21 @@ impl Driver {
         }
     }
 
-    /// Goes on if this server is the primary again, should that not have been told.
+    /// Resumes if this server is the primary again but has not reported so.
     pub(super) fn resume_if_promoted(&mut self, ctx: Ctx<'_>) {
         if self.locks.is_demoted() && ctx.is_primary() {
             self.promote(ctx);
         }
     }
 
-    /// This server has become the primary. What the one before has granted last, it may not have heard.
+    /// Resumes as the primary. The last grants of the previous primary may not have arrived.
     pub(super) fn promote(&mut self, ctx: Ctx<'_>) {
         self.locks_lost_at = Some(ctx.now().mono);
         self.locks.promote();
         self.update_quarantine(ctx.now());
     }
 
-    /// For how many more microseconds nothing is granted, as locks may have been forgotten.
+    /// Remaining time of the quarantine, in microseconds.
     pub(crate) fn quarantine_left(&self, now: Now) -> Option<MonoUs> {
         let end = self.end_of_quarantine()?;
         end.checked_sub(now.mono).filter(|left| *left > 0)
@@ -171,22 +171,22 @@ impl Driver {
         config::quarantine().map(|ms| lost.saturating_add(ms.saturating_mul(1000)))
     }
 
-    /// Nothing is granted that must not be, now that it is so late, and as the setting is.
+    /// Applies the quarantine setting as of now.
     #[inline]
     pub(crate) fn update_quarantine(&mut self, now: Now) {
-        // Mostly there is none.
+        // Usually there is no quarantine.
         if config::quarantine().is_some() || self.locks.is_quarantined() {
             self.locks.quarantine(self.end_of_quarantine(), now);
         }
     }
 
-    /// A grant did not reach its client.
+    /// Revokes a grant that has not reached its client.
     pub(super) fn revoke(&mut self, id: WaiterId) {
         self.stats.revoked += 1;
         self.locks.undelivered(id);
     }
 
-    /// The end of connections matters as long as a hold depends on one, or somebody is to be told of a grant.
+    /// Whether disconnects matter: a hold depends on a connection, or a client waits for the notification of a grant.
     fn needs_disconnects(&self) -> bool {
         self.locks.has_bindings()
             || self.locks.has_notified()
@@ -195,19 +195,19 @@ impl Driver {
             || self.inboxes.len() > 0
     }
 
-    /// The end of connections is listened to, and does not matter any more.
+    /// Whether the disconnect hook is registered although disconnects do not matter.
     fn has_stale_hook(&self) -> bool {
         self.disconnect_hook && !self.needs_disconnects()
     }
 
-    /// Listens to the end of connections, if that matters.
+    /// Registers the disconnect hook if disconnects matter.
     pub(super) fn watch_disconnects(&mut self, ctx: Ctx<'_>) {
         if self.needs_disconnects() && !std::mem::replace(&mut self.disconnect_hook, true) {
             server_events::listen_to_clients(ctx, on_disconnect);
         }
     }
 
-    /// Ends that, if it does not matter any more. Not to be called from an event.
+    /// Unregisters the disconnect hook if disconnects do not matter. Must not be called from an event.
     pub(super) fn drop_stale_disconnect_hook(&mut self, ctx: Ctx<'_>) {
         if self.has_stale_hook() {
             self.disconnect_hook = false;
@@ -216,7 +216,7 @@ impl Driver {
         }
     }
 
-    /// True if nothing is to be done, now or later, and nothing is remembered that a change of roles matters to.
+    /// Whether there is no work, now or later, and no state that a change of roles affects.
     fn is_idle(&self) -> bool {
         !self.wakeup_hook
             && !self.disconnect_hook
@@ -230,12 +230,12 @@ impl Driver {
             && !self.locks.is_demoted()
     }
 
-    /// Sets the timer for the next thing to do.
+    /// Sets the timer for the next work.
     pub(super) fn schedule(&mut self, ctx: Ctx<'_>) {
         self.schedule_at(ctx, ctx.now(), None);
     }
 
-    /// The same, at this time, and if there is an obstacle to writing.
+    /// Sets the timer for the next work after `now`, considering an obstacle to writing.
     pub(super) fn schedule_at(&mut self, ctx: Ctx<'_>, now: Now, obstacle: Option<Obstacle>) {
         if self.locks.has_fragile() {
             if !std::mem::replace(&mut self.wakeup_hook, true) {
@@ -253,7 +253,7 @@ impl Driver {
         self.alarm.set(ctx, wanted, now.mono, on_cron);
     }
 
-    /// True if there is more to plan for than locks.
+    /// Whether work other than that of the locks is pending.
     fn has_work_besides_locks(&self) -> bool {
         self.flush_unannounced
             || self.wakeup_hook
@@ -263,7 +263,8 @@ impl Driver {
             || self.inboxes.has_hook()
     }
 
-    /// In how many milliseconds the timer is to fire, of which there is `work` to do with locks.
+    /// The delay until the timer has to fire, in milliseconds. `lock_work` is the delay until the next work of the
+    /// locks.
     fn next_timer_ms(&self, lock_work: Option<u64>, now: Now, obstacle: Option<Obstacle>) -> Option<u64> {
         if self.flush_unannounced && obstacle.is_none() {
             return Some(0);
@@ -284,7 +285,7 @@ impl Driver {
         [lock_work, listening, flush_unannounced, look, overdue].into_iter().flatten().min()
     }
 
-    /// Plans for a lock that may have changed.
+    /// Sets the timer for a lock that may have changed, and wakes the event loop up.
     pub(super) fn schedule_soon(&mut self, ctx: Ctx<'_>) {
         self.schedule(ctx);
         event_loop::wake_up(ctx);
@@ -298,7 +299,7 @@ impl Driver {
         }
     }
 
-    /// Fragile locks are looked at, if the server was woken up since the last time.
+    /// Rereads a batch of fragile locks if the server was woken up since the last reread.
     pub(super) fn recheck_fragile(&mut self, now: MonoUs) {
         if self.rechecks.take_fragile(self.fragile_round()) {
             self.locks.look_at_fragile();
@@ -307,7 +308,7 @@ impl Driver {
     }
 }
 
-/// A lock that was looked up, to be read and changed.
+/// A lock that has been looked up in the core, so that it can be read and changed.
 #[derive(Clone, Copy)]
 pub(crate) struct Remembered<'a> {
     ctx: Ctx<'a>,
@@ -331,7 +332,7 @@ impl Memory for Remembered<'_> {
     }
 }
 
-/// Queues a request without a look at its lock, if it is certain enough that it has to wait.
+/// Queues a request without reading its lock, if the core is certain that the request has to wait.
 #[inline(always)]
 pub(crate) fn queue_unseen(
     ctx: Ctx<'_>,
@@ -344,7 +345,7 @@ pub(crate) fn queue_unseen(
     if patience == Patience::Leaves {
         return None;
     }
-    // A field may end before the lock's lease does. Who is first in line has to see when.
+    // A field may expire before the lock's lease. The first waiter has to read when.
     let looks_first = key::fields_may_expire(ctx);
     let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
     with(ctx, |driver| {
@@ -353,7 +354,7 @@ pub(crate) fn queue_unseen(
     })
 }
 
-/// The server has been woken up, and has read nothing yet.
+/// Schedules a reread of fragile locks. Runs when the server has been woken up and has read nothing yet.
 fn on_wakeup(ctx: Ctx<'_>, (): ()) {
     with(ctx, |driver| {
         let alarm = &driver.alarm;
@@ -365,7 +366,7 @@ fn on_wakeup(ctx: Ctx<'_>, (): ()) {
     });
 }
 
-/// Nobody's time to wait may change because somebody sets the clock.
+/// Moves an overdue timer: setting the system clock must not change the length of a wait.
 fn on_cron(ctx: Ctx<'_>, (): ()) {
     with(ctx, |driver| {
         if driver.alarm.stop_if_overdue(ctx) {
@@ -374,14 +375,14 @@ fn on_cron(ctx: Ctx<'_>, (): ()) {
     });
 }
 
-/// A client's connection has ended.
+/// Forgets a disconnected client and ends what depends on its connection.
 fn on_disconnect(ctx: Ctx<'_>, client: u64) {
-    // Outside of `with`: the server is asked.
+    // Outside of `with`: this queries the server.
     let mut deliveries = with(ctx, |driver| std::mem::take(&mut driver.deliveries));
     let freed = deliveries.client_freed(ctx, client);
     with(ctx, |driver| {
         driver.deliveries = deliveries;
-        // If it waits still, the server is about to say so.
+        // If the client still waits, the server is about to report the end of that wait.
         let waits = driver.known_clients.last_wait(client).is_some_and(|id| driver.blocked.contains(id));
         if !waits {
             driver.known_clients.forget(client);

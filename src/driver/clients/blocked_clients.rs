@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! Blocked clients, from the call that has to wait until the server has taken their handles back.
+//! Table of blocked clients. An entry lives from the call that waits until the server has taken the client's handle
+//! back.
 
 use foldhash::HashMap;
 
@@ -16,39 +17,39 @@ pub(crate) struct BlockedWait {
     handle: Handle,
     client: u64,
     socket: Option<Socket>,
-    /// Who has to acknowledge a grant before the client is told.
+    /// Replicas that must acknowledge a grant before the client gets its reply.
     requirement: Option<ReplicaRequirement>,
-    /// `None` as long as it waits. The handle has been given back as soon as there is one.
+    /// `None` while the client waits. The handle is returned to the server as soon as an outcome is set.
     outcome: Option<WaitOutcome>,
 }
 
-/// How a wait ended.
+/// The outcome of a wait.
 #[derive(Clone)]
 pub(crate) enum WaitOutcome {
     Decided(Decision),
-    /// The client left, or the server has answered it.
+    /// The client has left, or the server has replied to it.
     Left,
-    /// Replicas have acknowledged this.
+    /// The required replicas have acknowledged this hold.
     HoldAcknowledged(AwaitedHold),
-    /// Too few replicas have.
+    /// Too few replicas have acknowledged the grant or the hold.
     NotAcknowledged {
         got: usize,
         of: usize,
         /// The grant is revoked.
         revoked: bool,
     },
-    /// The hold has ended before they had.
+    /// The hold ended before the replicas acknowledged it.
     HoldLost,
-    /// It waits for its own owner, through these.
+    /// The owner waits for itself, through these edges.
     Deadlock(Vec<Edge>),
 }
 
-/// What a client is answered.
+/// The reply to a client.
 pub(crate) struct Answer {
     pub(crate) outcome: WaitOutcome,
-    /// The client has hung up.
+    /// The client has closed its side of the connection.
     pub(crate) hung_up: bool,
-    /// The client and its socket, if it is told of a grant, and whether replicas have acknowledged that.
+    /// Set if the reply is a grant.
     pub(crate) grant: Option<DeliveredGrant>,
 }
 
@@ -75,17 +76,17 @@ impl WaitOutcome {
 }
 
 impl BlockedWait {
-    /// True if the client has closed its side of the connection. Not to be asked when it has been answered.
+    /// Whether the client has closed its side of the connection. Must not be called after the client got its reply.
     fn is_hung_up(&self) -> bool {
         self.socket.is_some_and(Socket::is_hung_up)
     }
 
-    /// The client that it blocks, by its id.
+    /// The id of the blocked client.
     pub(crate) fn client(&self) -> u64 {
         self.client
     }
 
-    /// True if it was granted the lock, told or not.
+    /// Whether the client was granted the lock, even if its reply has not been sent.
     pub(crate) fn has_grant(&self) -> bool {
         self.outcome.as_ref().is_some_and(WaitOutcome::is_grant)
     }
@@ -95,12 +96,12 @@ impl BlockedWait {
 #[derive(Default)]
 pub(crate) struct BlockedClients {
     waits: HashMap<WaiterId, BlockedWait>,
-    /// How many of them want a grant to be acknowledged.
+    /// Number of waits with a replica requirement.
     with_requirement: usize,
 }
 
 impl BlockedClients {
-    /// A client has been blocked.
+    /// Adds a client that has been blocked.
     #[inline(always)]
     pub(crate) fn insert(&mut self, id: WaiterId, new: NewBlockedWait) {
         let NewBlockedWait { handle, client, socket, requirement } = new;
@@ -108,8 +109,8 @@ impl BlockedClients {
         self.waits.insert(id, BlockedWait { handle, client, socket, requirement, outcome: None });
     }
 
-    /// Ends a wait; only the first end counts, so that the handle is given back once. But who has not been told yet of
-    /// a grant is told that it was cancelled or lost.
+    /// Ends a wait. Only the first outcome counts, so that the handle is returned once. A grant whose reply has not
+    /// been sent is still replaced by "cancelled" or "lost".
     #[inline(always)]
     pub(crate) fn end(&mut self, id: WaiterId, outcome: WaitOutcome) {
         let Some(wait) = self.waits.get_mut(&id) else { return };
@@ -127,13 +128,13 @@ impl BlockedClients {
         }
     }
 
-    /// Who has to acknowledge a grant before this client is told.
+    /// Replicas that must acknowledge a grant before this client gets its reply.
     pub(crate) fn requirement(&self, id: WaiterId) -> Option<ReplicaRequirement> {
-        // Mostly nobody does.
+        // Most waits have no requirement: skip the lookup.
         (self.with_requirement > 0).then(|| self.waits.get(&id)?.requirement).flatten()
     }
 
-    /// The server is about to answer this client. One that is told of a grant is forgotten.
+    /// The reply that the server is about to send to this client. An entry with a grant is removed.
     #[inline(always)]
     pub(crate) fn answer(&mut self, id: WaiterId) -> Option<Answer> {
         let wait = self.waits.get(&id)?;
@@ -153,7 +154,7 @@ impl BlockedClients {
         })
     }
 
-    /// The server has taken the handle back.
+    /// Removes a wait whose handle the server has taken back.
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: WaiterId) -> Option<BlockedWait> {
         let wait = self.waits.remove(&id)?;
@@ -162,22 +163,22 @@ impl BlockedClients {
         Some(wait)
     }
 
-    /// True if this waiter's client is blocked, or has not been answered.
+    /// Whether this waiter's client is still blocked or still without its reply.
     pub(crate) fn contains(&self, id: WaiterId) -> bool {
         self.waits.contains_key(&id)
     }
 
-    /// True if this is the handle of that waiter's client.
+    /// Whether `handle` belongs to this waiter's client.
     pub(crate) fn has_handle(&self, id: WaiterId, handle: Handle) -> bool {
         self.waits.get(&id).is_some_and(|wait| wait.handle == handle)
     }
 
-    /// The client that this waiter blocks.
+    /// The client that is blocked by this waiter.
     pub(crate) fn client_of(&self, id: WaiterId) -> Option<u64> {
         self.waits.get(&id).map(|wait| wait.client)
     }
 
-    /// True if the client of this waiter has closed its side of the connection, even where the server has not read so yet.
+    /// Whether this waiter's client has closed its side of the connection, even if the server has not noticed.
     pub(crate) fn is_hung_up(&self, id: WaiterId) -> bool {
         self.waits.get(&id).is_some_and(BlockedWait::is_hung_up)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Clients that wait: how they are blocked, answered, and told apart from those that are gone.
+//! Blocks clients and replies to them.
 
 use crate::core::{Decision, Reply, WaiterId};
 use crate::driver::clients::blocked_clients::{Answer, DeliveredGrant, NewBlockedWait, WaitOutcome};
@@ -14,8 +14,7 @@ use crate::server::clients::socket::Socket;
 use crate::server::events::turn_end;
 use crate::server::{Ctx, Str};
 
-/// Blocks the calling client until its waiter is decided, and a grant acknowledged if that is wanted. `plans` unless it is certain
-/// that nothing has to be planned for the wait that was not before.
+/// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant.
 pub(crate) fn block(
     ctx: Ctx<'_>,
     id: WaiterId,
@@ -50,7 +49,7 @@ pub(crate) fn block_until_acknowledged(
     })
 }
 
-/// Blocks the calling client, and then does what follows.
+/// Blocks the calling client, then runs `then` on the driver.
 #[inline(always)]
 fn block_client(
     ctx: Ctx<'_>,
@@ -72,7 +71,7 @@ fn block_client(
     Ok(())
 }
 
-/// What happens to blocked clients.
+/// Callbacks of the server about blocked clients.
 struct Callbacks;
 
 impl BlockedClient for Callbacks {
@@ -103,7 +102,8 @@ impl BlockedClient for Callbacks {
             WaitOutcome::HoldLost => return ctx.reply_error(&Error::NotOwner.to_string()),
         };
         let error = match decision {
-            // It may have closed its half only, and still read: what is revoked must not be told as a grant.
+            // The client may have closed only its sending half and still read. A grant that will be revoked must not be
+            // reported.
             Decision::Granted(_) | Decision::GrantedAll(_) if hung_up => Error::HungUp,
             Decision::Granted(reply) => return reply_grant(ctx, &reply),
             Decision::GrantedAll(replies) => return reply_grants(ctx, &replies),
@@ -134,7 +134,7 @@ impl BlockedClient for Callbacks {
     fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
         let was_told = with(ctx, |driver| {
-            // It is the one that was answered just now, if it was with a grant: that one is forgotten.
+            // A client that has just received a grant is the last delivery, and is no longer in the table.
             let was_told = !gone && driver.deliveries.ends_with(id);
             let wait = if was_told { None } else { driver.blocked.remove(id) };
             if gone {
@@ -154,11 +154,11 @@ impl BlockedClient for Callbacks {
     }
 }
 
-/// The calling client's waiter leaves, if it has not been decided.
+/// Removes the calling client's waiter from its queue, unless the waiter has been decided.
 fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
     let id = driver.known_clients.last_wait(ctx.client_id());
     let Some(id) = id.filter(|id| driver.blocked.has_handle(*id, handle)) else {
-        // One that was answered with a grant is gone.
+        // The waiter has received its grant and is no longer in the table.
         return;
     };
     if driver.replica_waits.remove(id) {
@@ -169,7 +169,7 @@ fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
     driver.schedule(ctx);
 }
 
-/// The answers of the turn have been sent, and who was to be closed then is freed.
+/// Confirms the grants of this turn: the replies have been sent, and all clients to be closed have been freed.
 fn on_turn_end(ctx: Ctx<'_>) {
     with(ctx, |driver| {
         let mut follows = false;
@@ -188,7 +188,7 @@ fn on_turn_end(ctx: Ctx<'_>) {
     });
 }
 
-/// Replies what a hold is, if it is still there; or what its request got, as long as that is remembered.
+/// Replies with the hold if it still exists, or with the remembered reply of its request.
 fn reply_if_held(ctx: Ctx<'_>, AwaitedHold { db, key, whose }: &AwaitedHold) {
     if !ctx.is_primary() {
         return ctx.reply_error(&Error::Demoted.to_string());
@@ -221,13 +221,13 @@ fn reply_if_held(ctx: Ctx<'_>, AwaitedHold { db, key, whose }: &AwaitedHold) {
     }
 }
 
-/// Answers a grant of several locks.
+/// Replies with the grants of several locks.
 pub(crate) fn reply_grants(ctx: Ctx<'_>, replies: &[Reply]) {
     ctx.reply_array(replies.len());
     replies.iter().for_each(|reply| reply_grant(ctx, reply));
 }
 
-/// Answers a grant.
+/// Replies with a grant.
 pub(crate) fn reply_grant(ctx: Ctx<'_>, reply: &Reply) {
     let Some(owner) = &reply.owner else { return ctx.reply_integer(reply.holds) };
     ctx.reply_map(if reply.token.is_some() { 3 } else { 2 });

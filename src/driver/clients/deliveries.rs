@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT
 
-//! Grants that were answered, until it is known whether their clients got the answer.
+//! Grants that have been sent as a reply, until their delivery is certain.
 //!
-//! The server answers a client that it has decided to close, and frees it at the end of the turn without sending that answer. So
-//! a grant is final only when the turn is over and the client was not freed so.
+//! The server also replies to a client that it has decided to close. At the end of that turn it frees the client
+//! without sending the reply. So a grant is final only when this turn is over and its client was not freed in that way.
 
 use crate::core::WaiterId;
 use crate::server::clients::caller;
 use crate::server::clients::socket::Socket;
 use crate::server::Ctx;
 
-/// A grant that was answered in this turn of the event loop.
+/// A grant that was replied in this turn of the event loop.
 struct AnsweredGrant {
     id: WaiterId,
     client: u64,
     socket: Option<Socket>,
 }
 
-/// For so many grants in a turn memory is kept.
+/// Number of grants per turn up to which the memory is reused.
 const KEPT_CAPACITY: usize = 64;
 
-/// Those grants.
+/// The grants that were replied in this turn of the event loop.
 #[derive(Default)]
 pub(crate) struct Deliveries(Vec<AnsweredGrant>);
 
@@ -36,16 +36,17 @@ impl Deliveries {
         self.0.push(AnsweredGrant { id, client, socket });
     }
 
-    /// True if the last grant that was answered is this one.
+    /// Whether this waiter's grant was the last one that was replied.
     pub(crate) fn ends_with(&self, id: WaiterId) -> bool {
         self.0.last().is_some_and(|answered| answered.id == id)
     }
 
-    /// A client is freed. Returns its grants of this turn, and whether it was told of them.
+    /// Removes the grants of a freed client.
     ///
-    /// It was not if the server had decided to close it (`CLIENT LIST` tells) before it sent anything. But if the client has
-    /// closed the connection in order, it had read the answer: its socket was asked in vain before it was answered. And one
-    /// that is freed although nothing was decided is killed by a command of the next turn.
+    /// A grant has not reached its client if the server had decided to close the client before it sent anything
+    /// (`CLIENT LIST` shows that decision). One exception: a client that has closed the connection cleanly has read the
+    /// reply, because its socket was still open just before. A client that is freed without such a decision was killed
+    /// by a command of the next turn, and has received its grant.
     pub(crate) fn client_freed(&mut self, ctx: Ctx<'_>, client: u64) -> Vec<FreedGrant> {
         if !self.0.iter().any(|answered| answered.client == client) {
             return Vec::new();
@@ -60,12 +61,12 @@ impl Deliveries {
             .collect()
     }
 
-    /// The turn is over: these grants have reached their clients.
+    /// Removes all grants when this turn is over: they have reached their clients.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = WaiterId> + '_ {
         self.0.drain(..).map(|answered| answered.id)
     }
 
-    /// Frees the memory of a crowd that was answered in one turn.
+    /// Frees the memory of an unusually large turn.
     pub(crate) fn shrink(&mut self) {
         if self.0.is_empty() && self.0.capacity() > KEPT_CAPACITY {
             self.0 = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is known of the clients that have been blocked.
+//! Cache of the sockets and the last waits of clients that have been blocked.
 
 use foldhash::HashMap;
 
@@ -11,26 +11,26 @@ use crate::server::clients::socket::Socket;
 /// A client that has been blocked.
 #[derive(Clone, Copy, Debug)]
 struct KnownClient {
-    /// To ask for it costs more than all else that a wait does. A client keeps it as long as it lives. `None` if the server did
-    /// not say.
+    /// `None` if the server did not report it. A client keeps its socket for life. The socket is cached because asking
+    /// for it costs more than the rest of a wait.
     socket: Option<Socket>,
-    /// Its last wait, which may be over: a client waits once at a time.
+    /// The last wait, which may be over. A client waits once at a time.
     last_wait: WaiterId,
 }
 
-/// Clients by their ids, which are never another's. A callback of the server that says nothing else of a wait names its client.
+/// Clients by id. The server never reuses an id. Some callbacks identify a wait only by its client.
 #[derive(Default)]
 pub(crate) struct KnownClients(HashMap<u64, KnownClient>);
 
 impl KnownClients {
-    /// A client that is known waits once more. Returns its socket; `None` if it is not known.
+    /// Sets the last wait of a known client and returns its socket. Returns `None` for an unknown client.
     pub(crate) fn begin_wait(&mut self, client: u64, id: WaiterId) -> Option<Option<Socket>> {
         let known = self.0.get_mut(&client)?;
         known.last_wait = id;
         Some(known.socket)
     }
 
-    /// A client waits that is not known.
+    /// Adds an unknown client with its first wait.
     pub(crate) fn insert(&mut self, client: u64, socket: Option<Socket>, id: WaiterId) {
         self.0.insert(client, KnownClient { socket, last_wait: id });
     }
@@ -40,7 +40,7 @@ impl KnownClients {
         self.0.get(&client).map(|known| known.last_wait)
     }
 
-    /// The client is freed.
+    /// Removes a freed client.
     pub(crate) fn forget(&mut self, client: u64) {
         if !self.0.is_empty() {
             self.0.remove(&client);
@@ -48,12 +48,12 @@ impl KnownClients {
         }
     }
 
-    /// Forgets all: the module does not get events of freed clients any more.
+    /// Removes all clients. Used when the module stops receiving events of freed clients.
     pub(crate) fn clear(&mut self) {
         self.0 = HashMap::default();
     }
 
-    /// How many are known.
+    /// Number of known clients.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

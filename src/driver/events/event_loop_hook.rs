@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: MIT
 
-//! Whether the end of turns is listened to. It costs every turn of the event loop something, and so does it to begin and to end
-//! that: so it begins with the first thing to do, and ends in the timer.
+//! Registration of a callback at the end of each turn of the event loop.
+//!
+//! The hook costs every turn, and registering and unregistering it costs more. So it is registered with the first work
+//! to do, and the timer unregisters it.
 
 use crate::server::events::event_loop;
 use crate::server::Ctx;
 
 pub(crate) struct EventLoopHook {
     purpose: event_loop::Purpose,
-    /// What is called then.
+    /// Called at the end of each turn.
     callback: Option<fn(Ctx<'_>, ())>,
     registered: bool,
 }
@@ -18,7 +20,7 @@ impl EventLoopHook {
         EventLoopHook { purpose, callback: None, registered: false }
     }
 
-    /// This is called at the end of turns.
+    /// Sets the callback.
     pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
         self.callback = Some(on_turn_end);
     }
@@ -34,7 +36,7 @@ impl EventLoopHook {
         }
     }
 
-    /// Not to be called from an event.
+    /// Must not be called from an event: the server uses the subscription after the event.
     pub(crate) fn unregister(&mut self, ctx: Ctx<'_>) {
         if std::mem::take(&mut self.registered) {
             event_loop::ignore_turns(ctx, self.purpose);

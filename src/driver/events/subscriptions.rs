@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! What the server tells us about keys, databases and its role, and from when on.
+//! Subscriptions to the server's events about keys, databases and its role, most of them made on the first use of a
+//! lock.
 
 use std::cell::Cell;
 
@@ -13,19 +14,19 @@ use crate::server::events::server_events::{self, KeyspaceEvents, Role};
 use crate::server::replication::{keyspace_events, propagation, replica_messages};
 use crate::server::{version, Ctx, ServerCell};
 
-/// A lock has been used: see [`listen`].
+/// Whether [`subscribe`] has run: a lock has been used.
 static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// The fields of hashes are listened to.
+/// Whether the module is subscribed to events of hash fields.
 static SUBSCRIBED_TO_FIELDS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// What the server tells about keys.
+/// Receiver of keyspace events.
 pub(crate) struct KeyEvents;
 
 impl KeyspaceEvents for KeyEvents {
     fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
         reader_cache::forget(ctx, key);
-        // Those that end every hold that there was on the key, also by putting others in its place.
+        // These events end every hold on the key, also by putting another value in its place.
         let change = match event {
             b"expired" => KeyChange::Gone(Happened::Expired),
             b"evicted" => KeyChange::Gone(Happened::Evicted),
@@ -35,7 +36,7 @@ impl KeyspaceEvents for KeyEvents {
             _ => KeyChange::Changed,
         };
         with(ctx, |driver| {
-            // Nearly always: nobody waits, and the event costs no more than this.
+            // The common case, in which the event costs nothing else: there are no waiters.
             if driver.locks.ignores(change) {
                 return;
             }
@@ -55,19 +56,19 @@ impl KeyspaceEvents for KeyEvents {
     }
 }
 
-/// Listens to all that is only needed from the first lock on that is used: whoever uses none shall not pay for it.
+/// Subscribes to every event that is needed once a lock is used. A server without locks does not pay for these.
 pub(crate) fn subscribe(ctx: Ctx<'_>) {
     if SUBSCRIBED.get(ctx).replace(true) {
         return;
     }
-    // What is read from now on, is a primary's.
+    // Data that is loaded from now on comes from a primary.
     server_events::ignore_loading(ctx);
     subscribe_to_role(ctx);
     if !server_events::listen_to_keys::<KeyEvents>(ctx) {
         ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
     }
     subscribe_to_fields(ctx);
-    // From now on nothing is said that nobody hears, as far as the server lets us know.
+    // From now on, commands and events without a receiver are skipped, as far as the server reports its receivers.
     if let Some(server) = version::server_version() {
         keyspace_events::skip_unreceived(ctx, server);
         propagation::skip_unfollowed(ctx, server);
@@ -84,7 +85,8 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) {
     });
 }
 
-/// Listens to what strangers do to the fields of locks, once any lock has been used: owners are to be told of that.
+/// Subscribes to foreign writes to the fields of locks, once a lock has been used and `lock.events` is on. The owners
+/// are notified of them.
 pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
     let begins =
         config::events() && SUBSCRIBED.get(ctx).get() && !SUBSCRIBED_TO_FIELDS.get(ctx).replace(true);
@@ -93,14 +95,14 @@ pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
     }
 }
 
-/// Listens to changes of this server's role.
+/// Subscribes to changes of this server's role.
 pub(crate) fn subscribe_to_role(ctx: Ctx<'_>) {
     if !server_events::listen_to_role(ctx, on_role_change) {
         ctx.warn("redis-lock: the server refuses a subscription; who waits hears nothing of a failover");
     }
 }
 
-/// The server forgets all subscriptions.
+/// Forgets all subscriptions: the server drops them when it unloads the module.
 pub(crate) fn forget(ctx: Ctx<'_>) {
     server_events::forget(ctx);
     replica_messages::discard(ctx);
@@ -108,7 +110,7 @@ pub(crate) fn forget(ctx: Ctx<'_>) {
     SUBSCRIBED_TO_FIELDS.get(ctx).set(false);
 }
 
-/// This server has become the primary, or has ceased to be it.
+/// Adapts to this server's new role.
 fn on_role_change(ctx: Ctx<'_>, role: Role) {
     reader_cache::forget_all(ctx);
     with(ctx, |driver| {
@@ -116,7 +118,8 @@ fn on_role_change(ctx: Ctx<'_>, role: Role) {
             driver.promote(ctx);
             quarantine::on_promotion(ctx);
         } else {
-            // Not every server ends the waits itself (Valkey 9 in a cluster does not), and some do before or after.
+            // Some servers do not end the waits themselves (Valkey 9 in a cluster), and others do so before or after
+            // this event.
             driver.locks.demote();
             driver.deliver_decisions(ctx);
         }

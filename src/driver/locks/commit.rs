@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What follows when a lock was in hand: it is written, and external clients are told.
+//! Writes a lock after a step of the core and notifies external clients.
 
 use crate::core::{InHand, LockRef, WallMs};
 use crate::driver::events::subscriptions;
@@ -9,15 +9,16 @@ use crate::keyspace::{channel, Lock};
 use crate::server::replication::propagation::Propagation;
 use crate::server::Ctx;
 
-/// Writes a lock that a command has opened and the core has changed. `found_free` if it was free before.
+/// Writes a lock that a command has opened and the core has changed. `found_free` says whether the lock was free before
+/// the step.
 pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
     subscriptions::subscribe(ctx);
     let shortened = lock.shortened_to(in_hand.foreseen);
     store(ctx, at, in_hand, lock, found_free, shortened);
 }
 
-/// Writes a lock, and sees to it that external clients are told what they have to know: that it is free, also if
-/// it is only now that anybody sees so; or when its first lease ends, if that is `shortened`.
+/// Writes a lock and notifies external clients if it is free, even if this was only noticed now. Also notifies them if
+/// its first lease ends earlier than they know (`shortened`).
 #[inline(always)]
 pub(crate) fn store(
     ctx: Ctx<'_>,
@@ -40,7 +41,7 @@ pub(crate) fn store(
     } else {
         told
     };
-    // Of most locks nothing is remembered, and nobody listens.
+    // For most locks, nothing is remembered and no subscriber listens.
     if let Some(told) = told.filter(|told| *told > 0 || in_hand.is_known()) {
         with(ctx, |driver| driver.locks.announced(at, in_hand, told > 0, ctx.now()));
     }

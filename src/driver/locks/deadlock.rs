@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Following the wait graph, whose holders have to be read key by key.
+//! Deadlock detection: follows the wait graph and reads the holders of each lock from its key.
 
 use crate::config;
 use crate::core::waits_for::{Edge, Step, PORTION};
@@ -13,30 +13,33 @@ use crate::keyspace;
 use crate::server::clients::caller::Caller;
 use crate::server::{Ctx, Str};
 
-/// If something is remembered of no more locks than this, it is asked of each whether the owner holds it, before a search.
+/// If at most this many locks are remembered, each is checked for the owner before a search begins.
 const QUICK_CHECK_LOCKS: usize = 64;
 
-/// How many waits of a cycle an error shows.
+/// Number of edges of a cycle that an error text shows.
 const EDGES_SHOWN: usize = 6;
 
-/// False if the waiter cannot wait for its own owner: its lock has these holders.
+/// Whether the waiter may wait for its own owner, given the holders of its lock. False is certain.
 pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> bool {
     with(ctx, |driver| driver.locks.may_be_in_cycle(id, holders))
 }
 
-/// What a search has found.
+/// The result of a search.
 enum SearchResult {
-    /// The wait waits for its own owner, through these.
+    /// The waiter waits for its own owner, through these edges.
     Deadlock(Vec<Edge>),
-    /// It may end. So much more may be looked at.
+    /// The wait can end. Contains the unused part of the search budget.
     NoDeadlock(usize),
-    /// That is to be found out later.
+    /// The budget is used up; the search continues later.
     Interrupted(Box<Search>),
 }
 
-/// If the waiter waits for its own owner, the words for it; the waiter is out of the queue then. Where that is so only because
-/// somebody stands behind a call that waits for several locks, he is let pass it instead. That is all that is done if deadlocks are
-/// not to be `reported`. What would take too long is found out later ([`search_late`]).
+/// Searches for a cycle through this waiter. If one exists, removes the waiter from its queue and returns the error
+/// text.
+///
+/// A cycle that exists only because a waiter stands behind a bundle is resolved: the waiter overtakes the bundle. With
+/// `reported` false, only such cycles are resolved. A search that would take too long continues in
+/// [`run_deferred_searches`].
 pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
     if owner_blocks_nobody(ctx, id) {
         return None;
@@ -61,8 +64,8 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
     }
 }
 
-/// Looks in portions whether waits wait for their own owners by now, or did so all the time. To be called by the timer, when writing
-/// is possible.
+/// Continues the deferred searches, within the budget of one portion. They find waits that wait for their own owner by
+/// now, or did so from the start. Called by the timer while writes are possible.
 pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
     let reported = config::deadlock_detection();
     let mut left = PORTION;
@@ -72,7 +75,7 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
         };
         search.allow(left);
         let id = search.of_wait();
-        // Each search costs something.
+        // Each search has a fixed cost.
         left -= 1;
         match (resolve(ctx, search, reported), id) {
             (SearchResult::Interrupted(search), _) => {
@@ -92,7 +95,7 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
     with(ctx, |driver| driver.locks.rest_from_searches());
 }
 
-/// Follows a search to its end. Lets pass whom that helps, and ends the waits of clients that are gone.
+/// Runs a search to its end. Applies overtakes that resolve a cycle, and ends the waits of disconnected clients.
 fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
     loop {
         match run_search(ctx, &mut search) {
@@ -113,7 +116,8 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
     }
 }
 
-/// Whoever has hung up waits no more, even if the server has not read so yet. Returns whether that ends any of these waits.
+/// Ends the waits of disconnected clients, even if the server has not noticed the disconnect. Returns whether any of
+/// these waits ended.
 fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
     let any = with(ctx, |driver| {
         let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
@@ -130,7 +134,7 @@ fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>
     any
 }
 
-/// Swaps the order of waits and the parts that they stand behind, and serves their locks.
+/// Swaps each waiter with the bundle member ahead of it, and serves their locks.
 fn apply_overtakes(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
     let let_pass =
         |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*who, *part));
@@ -145,13 +149,14 @@ fn apply_overtakes(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
     }
 }
 
-/// What is said of a cycle to the client that calls, or is answered.
+/// The error text for a cycle, restricted to the keys that the client of this context may read.
 pub(crate) fn describe_cycle_for_caller(ctx: Ctx<'_>, edges: &[Edge]) -> String {
     let reader = Caller::of(ctx).access();
     describe_cycle(edges, |edge| reader.may_read(&edge.lock.key))
 }
 
-/// Serves those who wait for several locks, after a call for several. That a lock is free is announced when nobody of them got it.
+/// Runs a call for several locks, then serves the waiting bundles. A lock that became free is announced only if no
+/// bundle got it.
 pub(crate) fn in_multi_lock_call<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
     with(ctx, |driver| driver.locks.begin_several());
     let done = body();
@@ -163,8 +168,8 @@ pub(crate) fn in_multi_lock_call<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T
     done
 }
 
-/// True if it is clear at a glance that nobody waits for the waiter's owner, so that there is no way back to it. A search passes
-/// everybody who waits ahead of it.
+/// Whether it is certain without a search that no waiter waits for this waiter's owner, so that no cycle leads back to
+/// it. A search would visit every waiter ahead.
 fn owner_blocks_nobody(ctx: Ctx<'_>, id: WaiterId) -> bool {
     let found = with(ctx, |driver| driver.locks.only_holds_matter(id, QUICK_CHECK_LOCKS));
     let Some((owner, locks)) = found else { return false };
@@ -176,7 +181,7 @@ fn owner_blocks_nobody(ctx: Ctx<'_>, id: WaiterId) -> bool {
     !locks.iter().any(holds)
 }
 
-/// Those whom this owner waits for, nearest first: all, if that are not too many.
+/// The edges from this owner to the owners that it waits for, nearest first. A very large graph is cut off.
 pub(crate) fn blockers_of(ctx: Ctx<'_>, owner: &Owner) -> Vec<Edge> {
     let mut search = with(ctx, |driver| Search::blockers(&driver.locks, owner));
     search.allow(4 * PORTION);
@@ -189,7 +194,7 @@ fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Step {
         let now = ctx.now();
         match with(ctx, |driver| search.step(&driver.locks, now)) {
             Step::Read(lock) => {
-                // Outside of `with`: a key that has expired raises an event.
+                // Outside of `with`: reading an expired key raises an event.
                 let name = Str::new(&lock.key);
                 let holders = ctx.in_db(lock.db, || keyspace::look(ctx, &name, now));
                 let holders = holders.unwrap_or(Holders::Free);
@@ -200,19 +205,21 @@ fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Step {
     }
 }
 
-/// `a waits for b (lock k1), b for c (lock k2), c for a (lock k3)`. Of a lock that the caller may not read no name is told,
-/// and no owner that only such locks name: only who calls, which is the one that the cycle begins with.
+/// Formats a cycle: `a waits for b (lock k1), b for c (lock k2), c for a (lock k3)`.
+///
+/// Hides the name of a lock that the caller may not read, and every owner that only such locks name. The caller's own
+/// name, with which the cycle begins, is always shown.
 fn describe_cycle(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     let Some(last) = cycle.last() else { return String::new() };
     let readable: Vec<bool> = cycle.iter().map(may_read).collect();
-    // Each edge leads to an owner, who is named by that edge's lock and by the next one's.
+    // Each edge leads to an owner, which is named by the lock of that edge and by the lock of the next edge.
     let known = |at: usize| at + 1 == cycle.len() || readable[at] || readable[at + 1];
     let name = |owner: &Owner, known| if known { shown(owner.as_bytes()) } else { "somebody".to_owned() };
     let mut text = String::new();
     let mut from = name(&last.owner, true);
     for (at, edge) in cycle.iter().enumerate() {
         let to = name(&edge.owner, known(at));
-        // The beginning and the end tell most.
+        // The beginning and the end are the most useful parts.
         if cycle.len() > EDGES_SHOWN && (EDGES_SHOWN - 1..cycle.len() - 1).contains(&at) {
             if at == EDGES_SHOWN - 1 {
                 text.push_str(&format!(", {} more", cycle.len() - EDGES_SHOWN));

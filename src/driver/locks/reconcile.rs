@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A look at a lock that may have changed without a call.
+//! Reconciles locks that may have changed without a call, and grants bundles.
 
 use foldhash::HashSet;
 
@@ -11,13 +11,13 @@ use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::server::{calls, Ctx, Str};
 
-/// Reads a lock that may have become free, and grants it to whoever is first in line.
+/// Reads a lock that may have become free, and grants it to the first waiter.
 pub(crate) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
     reconcile_without_bundles(ctx, lock);
     serve_bundles(ctx);
 }
 
-/// Takes back what these locks were granted for, as the call that got them was cancelled. To be called when no lock is in hand.
+/// Revokes the grants of a cancelled call for these locks. Call it while no lock is open.
 pub(crate) fn revoke_cancelled(ctx: Ctx<'_>, locks: &[LockId]) {
     locks.iter().for_each(|lock| reconcile_without_bundles(ctx, lock));
 }
@@ -26,7 +26,7 @@ fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
     ctx.select_db(lock.db);
     let name = Str::new(&lock.key);
     let refuse = |decision| with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &decision));
-    // A key that has gone because its slot migrates was not released.
+    // A key that is gone because its slot migrates was not released.
     if ctx.is_cluster() && !calls::serves_slot_of(ctx, &[&name]) {
         return refuse(Decision::Moved);
     }
@@ -39,11 +39,11 @@ fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
     }
 }
 
-/// Grants what is to be had to those who wait for several locks at once. To be called when no lock is in hand, in the same command
-/// as what made way for them.
+/// Grants every waiting bundle whose locks are all available. Call it while no lock is open, in the same command as the
+/// change that made them available.
 #[inline]
 pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
-    // Mostly nobody waits so.
+    // Usually no bundle waits.
     if with(ctx, |driver| driver.locks.any_due()) {
         serve_due(ctx);
     }
@@ -61,7 +61,7 @@ fn serve_due(ctx: Ctx<'_>) {
             }
             blocked_at
         });
-        // It was due as it could have had that lock.
+        // The bundle was due because this lock was available.
         if blocked_at.is_some_and(|part| failed.contains(&part)) {
             return defect!("a lock is to be had, and then it is not");
         }
@@ -69,7 +69,7 @@ fn serve_due(ctx: Ctx<'_>) {
     }
 }
 
-/// Grants all parts of a bundle, if all locks are to be had. Returns the first part whose lock is not.
+/// Grants a bundle if all of its locks are available. Returns the first member whose lock is not.
 fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
     let end = |decision| {
         with(ctx, |driver| driver.locks.end_bundle(lead, decision));
@@ -99,7 +99,8 @@ fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Opt
     None
 }
 
-/// Grants a call for several locks of the selected database, which are all to be had, as one that waits: it can be revoked.
+/// Grants a call for several locks of the selected database, all of which are available. The grant can be revoked like
+/// that of a waiter.
 pub(crate) fn grant_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
     let with_lock = |id: &WaiterId| with(ctx, |driver| Some((driver.locks.lock_of(*id)?, *id)));
     let parts: Vec<(LockId, WaiterId)> = parts.iter().filter_map(with_lock).collect();
@@ -109,13 +110,13 @@ pub(crate) fn grant_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
 /// The client that a bundle is granted to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Recipient {
-    /// It has waited.
+    /// The client has waited.
     Waiter,
-    /// Its call is being carried out.
+    /// The client's call is running.
     Caller,
 }
 
-/// Grants all parts of a bundle, whose locks are to be had. `waits` if its client did.
+/// Grants every member of a bundle whose locks are all available.
 fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], recipient: Recipient) {
     let waits = recipient == Recipient::Waiter;
     let now = ctx.now();
@@ -143,7 +144,7 @@ fn with_lock<T>(
     Lock::open(ctx, name, None, &remembered, now, |open| {
         let found_free = open.holders.is_free();
         let (found, in_hand) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
-        // Of a lease that a foreign write has ended it is not known how long it was.
+        // The length of a lease that a foreign write has ended is unknown.
         let shortened =
             if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.foreseen) };
         store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! How those are told that it is their turn whom the server does not block.
+//! Publishes grants to clients that wait with `NOTIFY`.
 //!
-//! A message is published at the end of the turn in which it was decided, before the server writes to its clients: Redis 7.0
-//! would put one that is published within a transaction of the subscriber's own into the reply of that. It is not replicated.
-//! Whoever does not hear it asks again.
+//! A message is published at the end of the event loop's turn in which it was decided, before the server writes to its
+//! clients. Otherwise Redis 7.0 would put a message that is published in a transaction of its own subscriber into the
+//! reply to that transaction. Messages are not replicated. A client that misses one asks again.
 
 use std::rc::Rc;
 
@@ -15,13 +15,14 @@ use crate::server::clients::caller::Caller;
 use crate::server::events::event_loop;
 use crate::server::{calls, Ctx, Str};
 
-/// What the name of an inbox's channel begins with.
+/// Prefix of the channel of an inbox.
 const CHANNEL_PREFIX: &[u8; 11] = b"lock:inbox:";
 
-/// How long messages may keep the server from its clients in one turn, in microseconds; the rest is sent in the next.
+/// Maximum time per turn for publishing messages, in microseconds. The rest follows in the next turn.
 const BUDGET_US: MonoUs = 4_000;
 
-/// The inbox of that name. Fails if the user who calls may not subscribe to its channel: nobody fills the inbox of another.
+/// Returns the inbox with this name. Fails if the caller may not subscribe to its channel, so that a client cannot fill
+/// the inbox of another user.
 pub(crate) fn inbox(ctx: Ctx<'_>, name: &[u8]) -> Result<Rc<[u8]>, Error> {
     let (client, now) = (ctx.client_id(), ctx.now().mono);
     if let Some(known) = with(ctx, |driver| driver.inboxes.known(client, name, now)) {
@@ -33,12 +34,12 @@ pub(crate) fn inbox(ctx: Ctx<'_>, name: &[u8]) -> Result<Rc<[u8]>, Error> {
     Ok(with(ctx, |driver| driver.inboxes.remember(client, name, now)))
 }
 
-/// A call waits that is told by a message.
+/// Starts a wait that ends with a message.
 pub(crate) fn await_message(ctx: Ctx<'_>, start: WaitStart) {
     with(ctx, |driver| driver.begin_wait(ctx, start));
 }
 
-/// The event loop has carried out what it has read, and has not written to clients yet.
+/// Publishes the pending messages. Runs after the event loop has executed its input and before it writes to clients.
 pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     let started = ctx.now().mono;
     while let Some(message) = with(ctx, |driver| driver.locks.next_message()) {
@@ -52,7 +53,8 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     }
 }
 
-/// Nobody listens at this server: the next in line is served. In a cluster somebody may at another node.
+/// Serves the next waiter if a grant has no subscriber at this server. In a cluster, the subscriber may be connected to
+/// another node.
 fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
     with(ctx, |driver| {
         if !driver.in_cluster && driver.locks.unheard(id) {
@@ -61,7 +63,8 @@ fn skip_unheard_waiter(ctx: Ctx<'_>, id: WaiterId) {
     });
 }
 
-/// `granted <request> <key>` or `lost <request> <key>`. Returns how many have heard it at this server.
+/// Publishes `granted <request> <key>` or `lost <request> <key>`. Returns the number of subscribers at this server that
+/// received it.
 fn publish(ctx: Ctx<'_>, Message { inbox, lock, request, news, .. }: &Message) -> usize {
     let word: &[u8] = match news {
         News::Granted => b"granted ",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Inboxes that connections have named, and whether there is anything to send to any.
+//! Inboxes that connections have named, and the hook that publishes messages to them.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::driver::events::event_loop_hook::EventLoopHook;
 use crate::server::events::event_loop;
 use crate::server::Ctx;
 
-/// For how long it is not asked again whether a connection may use an inbox, in microseconds.
+/// Time for which a connection's permission to use an inbox is cached, in microseconds.
 const PERMISSION_TTL_US: MonoUs = 1_000_000;
 
 /// An inbox that a connection may use.
@@ -22,7 +22,7 @@ struct KnownInbox {
 }
 
 pub(crate) struct Inboxes {
-    /// Those that connections have named last, until they close.
+    /// The inbox that each open connection has named last.
     known: HashMap<u64, KnownInbox>,
     hook: EventLoopHook,
 }
@@ -34,35 +34,35 @@ impl Default for Inboxes {
 }
 
 impl Inboxes {
-    /// This is called at the end of turns, when there may be something to send.
+    /// Sets the function that publishes messages at the end of a turn.
     pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
         self.hook.set_callback(on_turn_end);
     }
 
-    /// There is something to send at the end of this turn.
+    /// Publishes messages at the end of this turn.
     pub(crate) fn schedule_publish(&mut self, ctx: Ctx<'_>) {
         self.hook.register(ctx);
     }
 
-    /// The end of turns is listened to.
+    /// Whether the end-of-turn hook is registered.
     pub(crate) fn has_hook(&self) -> bool {
         self.hook.is_registered()
     }
 
-    /// Ends that, if there is nothing to send. Not to be called from an event.
+    /// Unregisters the hook if no message is pending. Must not be called from an event.
     pub(crate) fn drop_idle_hook(&mut self, ctx: Ctx<'_>, locks: &LockManager) {
         if !locks.has_messages() {
             self.hook.unregister(ctx);
         }
     }
 
-    /// The inbox, if this connection may use it as far as is known.
+    /// The inbox, if this connection's permission to use it is cached.
     pub(crate) fn known(&self, client: u64, inbox: &[u8], now: MonoUs) -> Option<Rc<[u8]>> {
         let known = self.known.get(&client).filter(|known| *known.inbox == *inbox)?;
         (now < known.checked_at.saturating_add(PERMISSION_TTL_US)).then(|| known.inbox.clone())
     }
 
-    /// This connection may use the inbox.
+    /// Caches this connection's permission to use the inbox.
     pub(crate) fn remember(&mut self, client: u64, inbox: &[u8], now: MonoUs) -> Rc<[u8]> {
         let known = self.known.entry(client);
         let known = known.or_insert_with(|| KnownInbox { inbox: Rc::from(inbox), checked_at: now });
@@ -73,7 +73,7 @@ impl Inboxes {
         known.inbox.clone()
     }
 
-    /// The connection has closed.
+    /// Forgets the inbox of a closed connection.
     pub(crate) fn forget(&mut self, client: u64) {
         if !self.known.is_empty() {
             self.known.remove(&client);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Owners are told what happens to their holds.
+//! Notifies owners of events of their holds.
 //!
-//! Not from inside the command that brought it about: Redis 7.0 would send the message of a client that has subscribed itself in
-//! the middle of its reply. So it is done when the timer fires, which is then at once.
+//! Events are not published inside the command that caused them: Redis 7.0 would send the message to a subscribed
+//! caller in the middle of its reply. They are published by the timer, which fires at once.
 
 use crate::config;
 use crate::driver::events::subscriptions;
@@ -11,16 +11,16 @@ use crate::driver::state::with;
 use crate::keyspace::channel;
 use crate::server::Ctx;
 
-/// How many are told at a time.
+/// Number of events that are published in one batch.
 const BATCH: usize = 100;
 
-/// Owners are told, or are not any more, as the setting is now.
+/// Turns events on or off, as `lock.events` says.
 pub(crate) fn apply_setting(ctx: Ctx<'_>) {
     with(ctx, |driver| driver.locks.tell_owners(config::events()));
     subscriptions::subscribe_to_fields(ctx);
 }
 
-/// Tells owners what they are to be told by now, as long as there is time.
+/// Publishes the pending events while there is time.
 pub(crate) fn publish(ctx: Ctx<'_>, has_time: impl Fn() -> bool) {
     loop {
         let notices: Vec<_> = with(ctx, |driver| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! When calls that wait for replicas are looked at, and how they end.
+//! Completes calls that wait for replicas.
 
 use crate::core::Decision;
 use crate::driver::clients::blocked_clients::WaitOutcome;
@@ -9,7 +9,8 @@ use crate::driver::state::with;
 use crate::server::replication::replicas::{self, Progress};
 use crate::server::Ctx;
 
-/// The event loop has carried out what it has read, and has not written to clients and replicas yet.
+/// Completes calls and asks the replicas for acknowledgements. Runs after the event loop has executed its input and
+/// before it writes to clients and replicas.
 pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     if with(ctx, |driver| driver.replica_waits.len() == 0) {
         return;
@@ -17,7 +18,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     let progress = Progress::of(ctx);
     end_calls(ctx, progress.as_ref());
     let Some(progress) = progress else { return };
-    // While clients are paused nothing may be sent. Replicas then report by themselves, once a second.
+    // Nothing may be sent while clients are paused. Replicas then report by themselves, once per second.
     let can_ask = !ctx.is_paused();
     let asks = with(ctx, |driver| {
         driver.replica_waits.assign_offsets(&progress);
@@ -28,7 +29,7 @@ pub(crate) fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     }
 }
 
-/// The calls that have waited for too long, end. To be called from the timer.
+/// Ends the calls whose deadline is over. Called by the timer.
 pub(crate) fn end_overdue(ctx: Ctx<'_>) {
     let now = ctx.now().mono;
     if with(ctx, |driver| driver.replica_waits.first_deadline()).is_some_and(|at| at <= now) {

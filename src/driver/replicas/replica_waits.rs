@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Calls that are answered when so many replicas have acknowledged what they did.
+//! Calls that reply once *n* replicas have acknowledged their write.
 //!
-//! A grant with `REPLICAS` is written at once, and excludes others from then on. What waits is the answer: until the replicas
-//! have acknowledged it the grant is in flight, like one whose client was not told yet. So it is revoked in the same way if
-//! they do not. At the end of each turn of the event loop the stream's offset is taken for all that came in this turn, and the
-//! replicas are asked once, whatever the number of those who wait. Their answers wake the event loop up.
+//! A grant with `REPLICAS` is written at once and excludes other owners from then on; only its reply waits. Until the
+//! replicas acknowledge the grant, it is in flight, like a grant whose reply has not been sent. If they do not
+//! acknowledge it in time, it is revoked in the same way.
+//!
+//! At the end of each turn of the event loop, all calls of that turn get the current offset of the replication stream.
+//! The replicas are asked once for all of these calls. Their answers wake the event loop up.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -16,24 +18,24 @@ use crate::server::events::event_loop;
 use crate::server::replication::replicas::Progress;
 use crate::server::Ctx;
 
-/// What a call asks for.
+/// The acknowledgements that a call requires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplicaRequirement {
-    /// How many replicas.
+    /// Number of replicas.
     pub(crate) replicas: NonZeroU32,
-    /// For how long it is waited for them, in milliseconds.
+    /// Maximum time to wait for the replicas, in milliseconds.
     pub(crate) within_ms: u32,
 }
 
-/// What the replicas are to acknowledge.
+/// The write that the replicas have to acknowledge.
 pub(crate) enum AwaitedWrite {
-    /// A grant that is revoked if they do not: what its client is told.
+    /// A grant, with the decision for its client. It is revoked if too few replicas acknowledge it.
     Grant(Decision),
-    /// A hold that stands whether they do or not.
+    /// A hold that stays even if too few replicas acknowledge it.
     Hold(AwaitedHold),
 }
 
-/// A hold that may be lost before the replicas have acknowledged it.
+/// A hold that may be lost before the replicas acknowledge it.
 #[derive(Clone)]
 pub(crate) struct AwaitedHold {
     pub(crate) db: i32,
@@ -41,14 +43,14 @@ pub(crate) struct AwaitedHold {
     pub(crate) whose: HoldRef,
 }
 
-/// By what such a hold is known, and what is replied.
+/// Identifies a hold and determines the reply.
 #[derive(Clone)]
 pub(crate) enum HoldRef {
-    /// That of an owner, who has renewed it and holds so much.
+    /// The hold of an owner that has renewed it, and its number of holds.
     Owner(Owner, i64),
-    /// What a request got, which came again.
+    /// The grant of a repeated request.
     Request(RequestId),
-    /// The same of one for several locks, of which these are the keys.
+    /// The grants of a repeated request for several locks, with their keys.
     BundleRequest(Vec<Vec<u8>>, RequestId),
 }
 
@@ -57,16 +59,16 @@ struct AwaitingCall {
     written: AwaitedWrite,
     replicas: usize,
     deadline: MonoUs,
-    /// Up to where the stream is to be received; `None` until the end of the turn.
+    /// Offset of the stream that the replicas must have received; `None` until this turn ends.
     offset: Option<i64>,
 }
 
-/// Those calls.
+/// All calls that wait for replicas.
 pub(crate) struct ReplicaWaits {
     calls: BTreeMap<WaiterId, AwaitingCall>,
-    /// Until when each of them waits.
+    /// The deadlines of the calls.
     deadlines: Schedule<MonoUs, WaiterId>,
-    /// The replicas are still to be asked, for calls of this turn or an earlier one.
+    /// The replicas have not been asked yet for calls of this turn or an earlier one.
     must_ask_replicas: bool,
     hook: EventLoopHook,
 }
@@ -83,7 +85,7 @@ impl Default for ReplicaWaits {
 }
 
 impl ReplicaWaits {
-    /// This is called at the end of turns, as long as a call waits for replicas.
+    /// Sets the function that runs at the end of each turn while a call waits for replicas.
     pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
         self.hook.set_callback(on_turn_end);
     }
@@ -101,7 +103,7 @@ impl ReplicaWaits {
         self.deadlines.set(&id, Some(deadline));
     }
 
-    /// The call has come to another end. Returns whether a grant was not acknowledged yet.
+    /// Removes a call that has ended in another way. Returns whether it was a grant without its acknowledgements.
     pub(crate) fn remove(&mut self, id: WaiterId) -> bool {
         self.take(id).is_some_and(|written| matches!(written, AwaitedWrite::Grant(_)))
     }
@@ -119,43 +121,43 @@ impl ReplicaWaits {
         self.calls.is_empty() && !self.hook.is_registered()
     }
 
-    /// The end of turns is listened to, and does not matter any more.
+    /// Whether the end-of-turn hook is registered although no call waits.
     pub(crate) fn has_stale_hook(&self) -> bool {
         self.hook.is_registered() && self.calls.is_empty()
     }
 
-    /// When the first call has waited for too long.
+    /// The earliest deadline.
     pub(crate) fn first_deadline(&self) -> Option<MonoUs> {
         self.deadlines.first()
     }
 
-    /// Listens to the end of turns, if that matters.
+    /// Registers the end-of-turn hook if a call waits.
     pub(crate) fn register_hook(&mut self, ctx: Ctx<'_>) {
         if !self.calls.is_empty() {
             self.hook.register(ctx);
         }
     }
 
-    /// Ends that, if it does not matter any more. Not to be called from an event.
+    /// Unregisters the end-of-turn hook if no call waits. Must not be called from an event.
     pub(crate) fn drop_stale_hook(&mut self, ctx: Ctx<'_>) {
         if self.has_stale_hook() {
             self.hook.unregister(ctx);
         }
     }
 
-    /// The turn ends: those calls that came in it are to be acknowledged up to where the stream is. Returns whether the replicas
-    /// are to be asked, if they can be now.
+    /// Gives the calls of this turn the offset that the stream has reached at its end.
     pub(crate) fn assign_offsets(&mut self, progress: &Progress) {
         let new = self.calls.values_mut().filter(|call| call.offset.is_none());
         self.must_ask_replicas |= new.map(|call| call.offset = Some(progress.sent)).count() > 0;
     }
 
-    /// Whether to ask the replicas for acknowledgements; true once after each turn with new calls.
+    /// Whether the replicas have to be asked for acknowledgements. True once after each turn with new calls.
     pub(crate) fn take_question(&mut self) -> bool {
         std::mem::take(&mut self.must_ask_replicas)
     }
 
-    /// Takes out the calls that end now, with how they do. `None` if this server is not the primary.
+    /// Removes the calls that end now and returns their results. `progress` is `None` if this server is not the
+    /// primary.
     pub(crate) fn end(
         &mut self,
         progress: Option<&Progress>,
@@ -168,7 +170,8 @@ impl ReplicaWaits {
             if got >= call.replicas {
                 Some(ReplicaWaitEnd::Acknowledged)
             } else if call.offset.is_none() && online < call.replicas {
-                // Who was granted the lock after a wait, need not wait for nothing.
+                // Too few replicas are online: waiting until the deadline would be pointless. The check also covers
+                // grants after a wait.
                 Some(ReplicaWaitEnd::Missed { got: online, of: call.replicas })
             } else {
                 (now >= call.deadline).then_some(ReplicaWaitEnd::Missed { got, of: call.replicas })
@@ -181,14 +184,14 @@ impl ReplicaWaits {
     }
 }
 
-/// How it ends that a call waits for replicas.
+/// The result of waiting for replicas.
 pub(crate) enum ReplicaWaitEnd {
     Acknowledged,
-    /// Only so many have acknowledged it in time.
+    /// Only `got` of the required replicas have acknowledged the write in time.
     Missed {
         got: usize,
         of: usize,
     },
-    /// This server is not the primary any more.
+    /// This server is no longer the primary.
     Demoted,
 }

@@ -8,26 +8,28 @@ use crate::server::registration::unloading;
 use crate::server::timer::{self, TimerId};
 use crate::server::Ctx;
 
-/// How late a timer can be in a server that is alive, in microseconds.
+/// Maximum delay of a timer on a responsive server, in microseconds.
 const OVERDUE_TOLERANCE_US: MonoUs = 20_000;
 
-/// The longest time that the timer is set for, in milliseconds; if something is planned for later, it is set again then. So one
-/// that is not needed any more needs not be stopped, as it fires soon: to set and stop one at each hand-over would cost a
-/// fourteenth of that. (Besides, Redis before 7.2.2 counts microseconds until the next timer in 32 bits: one that is more than
-/// 35 minutes away keeps its event loop busy until then.)
+/// Maximum delay that the timer is set to, in milliseconds. Work that is due later sets the timer again when it fires.
+///
+/// So an unneeded timer fires soon and does not have to be stopped. Setting and stopping one per hand-over would add a
+/// fourteenth to its cost. Besides, Redis before 7.2.2 counts the microseconds until the next timer in 32 bits: a timer
+/// more than 35 minutes ahead would keep its event loop busy.
 const MAX_DELAY_MS: u64 = 10_000;
 
-/// The timer, if it is set, and when it fires. There is never more than one: a module that has a timer cannot be unloaded.
+/// The timer, if it is set, and its due time. The module never has more than one timer, because a module with a timer
+/// cannot be unloaded.
 #[derive(Default)]
 pub(crate) struct Alarm {
     timer: Option<(TimerId, MonoUs)>,
-    /// The timer is watched; ends when there is none any more.
+    /// The cron subscription that watches the timer is active. It ends when no timer is set.
     watched: bool,
     callback: Option<fn(Ctx<'_>)>,
 }
 
 impl Alarm {
-    /// What is called when the timer fires.
+    /// Sets the function that is called when the timer fires.
     pub(crate) fn set_callback(&mut self, callback: fn(Ctx<'_>)) {
         self.callback = Some(callback);
     }
@@ -36,18 +38,17 @@ impl Alarm {
         self.timer.is_some()
     }
 
-    /// True if the timer fires by then.
+    /// Whether the timer fires by this time.
     pub(crate) fn fires_by(&self, at: MonoUs) -> bool {
         self.timer.as_ref().is_some_and(|(_, due)| *due <= at)
     }
 
-    /// The timer has fired: it must not be stopped any more.
+    /// Forgets the timer that has just fired: stopping it would free it twice.
     pub(crate) fn mark_fired(&mut self) {
         self.timer = None;
     }
 
-    /// Sets the timer, or moves it if that is earlier than planned. One that fires earlier than needed, or in vain, is left
-    /// alone.
+    /// Sets the timer, or moves it to an earlier time. A timer that fires early or needlessly is left alone.
     pub(crate) fn set(
         &mut self,
         ctx: Ctx<'_>,
@@ -72,7 +73,7 @@ impl Alarm {
         }
     }
 
-    /// Ends the watch if there is no timer. Not to be called from an event.
+    /// Ends the watch if no timer is set. Must not be called from an event.
     pub(crate) fn unwatch_if_unset(&mut self, ctx: Ctx<'_>) {
         if self.timer.is_none() && std::mem::take(&mut self.watched) {
             server_events::ignore_cron(ctx);
@@ -83,8 +84,8 @@ impl Alarm {
         self.watched
     }
 
-    /// The server's timers wait for a time of day: if somebody sets the clock back, they fire that much later. Stops such a
-    /// one. Returns whether it is to be set anew.
+    /// Stops a timer that is overdue, and returns whether it has to be set again. The server's timers wait for a time
+    /// of day, so they fire late if the clock is set back.
     pub(crate) fn stop_if_overdue(&mut self, ctx: Ctx<'_>) -> bool {
         let overdue = self.timer.take_if(|(_, due)| ctx.now().mono > *due + OVERDUE_TOLERANCE_US);
         let Some((timer, _)) = overdue else { return false };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is done when the timer fires.
+//! The work that the timer does.
 
 use crate::core::MonoUs;
 use crate::driver::locks::deadlock::run_deferred_searches;
@@ -12,18 +12,17 @@ use crate::keyspace::channel;
 use crate::server::events::event_loop;
 use crate::server::{calls, guard, Ctx};
 
-/// How long one firing of the timer may keep the server from its clients, in microseconds; what is left then is
-/// done a millisecond later.
+/// Maximum time per firing, in microseconds. The remaining work follows a millisecond later.
 const BUDGET_US: MonoUs = 4_000;
 
-/// The timer has fired.
+/// Runs all work that is due, and sets the timer again.
 pub(crate) fn on_timer(ctx: Ctx<'_>) {
     let primary = ctx.is_primary();
     let obstacle = calls::obstacle(ctx);
     let may_write = obstacle.is_none();
     let started = ctx.now().mono;
     with(ctx, |driver| {
-        // First of all: this timer must not be stopped any more.
+        // First: a timer that has fired must not be stopped.
         driver.alarm.mark_fired();
         if driver.wakeup_hook && !driver.locks.has_fragile() {
             driver.wakeup_hook = false;
@@ -59,7 +58,7 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
             (lock, driver.locks.is_overdue(now))
         });
         if let Some(lock) = &lock {
-            // What goes wrong with one lock must not keep others waiting.
+            // A failure in one lock must not delay the others.
             guard(|| reconcile(ctx, lock));
         } else if !is_overdue {
             break;

@@ -1,32 +1,35 @@
 // SPDX-License-Identifier: MIT
 
-//! When locks are looked at of which no event tells that they may be free.
+//! Schedule for rereading locks that can become free without an event.
 
 use crate::core::MonoUs;
 
-/// In a cluster, how often every lock that somebody waits for is looked at, in microseconds: a slot can leave
-/// without a word about its keys.
+/// In a cluster, the interval between rereads of every lock with waiters, in microseconds. A slot can leave without
+/// events for its keys.
 const ALL_INTERVAL_US: MonoUs = 500_000;
 
-/// The same for locks that nobody waits for, and of which something is remembered until they are free.
+/// In a cluster, the interval between rereads of locks that have no waiters but are remembered until they are free, in
+/// microseconds.
 const REMEMBERED_INTERVAL_US: MonoUs = 5_000_000;
 
-/// How soon after the server has been woken up fragile locks that somebody waits for are looked at, in microseconds: when a
-/// foreign write deletes the owner's field, the token's is left, and no event comes but of a class that would cost every `HSET`
-/// of the server a fifth of its time. A server that sleeps has nothing to look at.
+/// Delay between a wakeup of the server and the reread of fragile locks with waiters, in microseconds.
+///
+/// If a foreign write deletes only the owner's field, the field of the token is left. No event reports that, except
+/// events of a class that would make every `HSET` of the server a fifth slower. A sleeping server has executed nothing,
+/// so nothing has to be reread.
 const FRAGILE_DELAY_US: MonoUs = 4_000;
 
-/// When the next of them are looked at, if there are too many for one go.
+/// Delay until the next batch of fragile locks, in microseconds.
 const NEXT_BATCH_DELAY_US: MonoUs = 1_000;
 
-/// The plans for such looks.
+/// The times of the next rereads.
 #[derive(Default)]
 pub(crate) struct RecheckSchedule {
-    /// When all locks are looked at next; in a cluster only.
+    /// The next reread of all locks; in a cluster only.
     all: Option<MonoUs>,
-    /// When fragile locks are looked at next.
+    /// The next reread of fragile locks.
     fragile: Option<MonoUs>,
-    /// The server was woken up since they were looked at.
+    /// The server was woken up after the last reread of fragile locks.
     woken_up: bool,
 }
 
@@ -39,29 +42,30 @@ pub(crate) enum FragileRound {
 }
 
 impl RecheckSchedule {
-    /// When the first look is due.
+    /// The earliest reread.
     pub(crate) fn first_due(&self) -> Option<MonoUs> {
         self.all.into_iter().chain(self.fragile).min()
     }
 
-    /// Somebody waits, in a cluster.
+    /// Schedules a reread of all locks. Called in a cluster when a wait begins or goes on.
     pub(crate) fn plan_all(&mut self, now: MonoUs) {
         let at = now + ALL_INTERVAL_US;
         self.all = Some(self.all.map_or(at, |planned| planned.min(at)));
     }
 
-    /// True if all locks are to be looked at now.
+    /// Whether all locks have to be reread now.
     pub(crate) fn take_all_due(&mut self, now: MonoUs) -> bool {
         self.all.take_if(|at| *at <= now).is_some()
     }
 
-    /// They have been, and are to be again if somebody waits, or if something is remembered until locks are free.
+    /// Schedules a reread of remembered locks without waiters.
     pub(crate) fn plan_remembered(&mut self, now: MonoUs) {
         self.all = Some(now + REMEMBERED_INTERVAL_US);
     }
 
-    /// The server was woken up, and carries out what it has been sent before any timer fires. Returns whether the timer is to
-    /// be set; `fires_by` says whether it fires by some time anyway: whatever it is for, the locks are looked at then.
+    /// Notes that the server was woken up: it executes its input before any timer fires. Returns whether the timer has
+    /// to be set. `fires_by` says whether the timer fires by a given time anyway; fragile locks are then reread at that
+    /// time.
     pub(crate) fn server_woke_up(&mut self, now: MonoUs, fires_by: impl FnOnce(MonoUs) -> bool) -> bool {
         self.woken_up = true;
         let at = now + FRAGILE_DELAY_US;
@@ -72,7 +76,7 @@ impl RecheckSchedule {
         plans
     }
 
-    /// True if fragile locks are to be looked at now, of which some may be left from the last time (`in_round`).
+    /// Whether a batch of fragile locks has to be reread now.
     pub(crate) fn take_fragile(&mut self, round: FragileRound) -> bool {
         let continues = round == FragileRound::InProgress;
         let is_due = self.fragile.take().is_some() || continues || self.woken_up;
@@ -82,7 +86,7 @@ impl RecheckSchedule {
         is_due
     }
 
-    /// Some fragile locks are being looked at, and others are left for the next time (`in_round`) or not.
+    /// Schedules the next batch of fragile locks, after a batch has been reread.
     pub(crate) fn plan_fragile(&mut self, now: MonoUs, round: FragileRound) {
         if round == FragileRound::InProgress {
             self.fragile = Some(now + NEXT_BATCH_DELAY_US);
@@ -91,7 +95,7 @@ impl RecheckSchedule {
         }
     }
 
-    /// There are no fragile locks.
+    /// Clears the schedule of fragile locks: there are none.
     pub(crate) fn clear_fragile(&mut self) {
         self.fragile = None;
     }
