@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Telling those who wait elsewhere that a lock is free: the message that Redisson's waiters listen for.
+//! Publishing: the message for waiting Redisson clients when a lock is free, and events of holds for their owners.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -11,21 +11,21 @@ use crate::keyspace::names::{self, Name};
 use crate::server::replication::propagation::Propagation;
 use crate::server::{calls, Ctx, Str};
 
-/// What the name of a lock's channel begins with.
+/// Prefix of the channel that announces a free lock.
 const FREE_CHANNEL_PREFIX: &[u8; 24] = b"redisson_lock__channel:{";
 
-/// Prefix of the channels on which owners are told what happens to their holds.
+/// Prefix of the channel for events of a lock's holds.
 const EVENT_CHANNEL_PREFIX: &[u8; 12] = b"lock:event:{";
 
-/// That prefix for a key with a brace: `lock:event::key`. With the prefix above, `k` and `{k}` would share a channel, and an owner
-/// of one lock would take the end of the other for its own.
+/// Prefix of the channel for events, for a key that contains a brace: `lock:event::key`. With the prefix above, `k` and
+/// `{k}` would share a channel. An owner of one lock would then mistake the end of the other for its own.
 const BRACED_EVENT_CHANNEL_PREFIX: &[u8; 13] = b"lock:event::{";
 
 /// The message that wakes one waiter of each client.
 const FREE_MESSAGE: i64 = 0;
 
-/// The lock is free and nobody here takes it. Publishing is no change of the keyspace, and so is allowed
-/// wherever a write is. Returns how many subscribers of this server heard it.
+/// Announces a free lock that has no waiter here. Publishing does not change the keyspace, so it is allowed wherever a
+/// write is. Returns the number of receivers at this server.
 pub(crate) fn publish_free(ctx: Ctx<'_>, propagation: Propagation<'_>, lock: &Str<'_>) -> usize {
     let kinds = ChannelKinds::chosen(|| propagation.is_cluster());
     if !kinds.classic && !kinds.sharded {
@@ -34,8 +34,7 @@ pub(crate) fn publish_free(ctx: Ctx<'_>, propagation: Propagation<'_>, lock: &St
     publish(ctx, propagation, &kinds, free_channel(lock.as_bytes()))
 }
 
-/// All keys of a database may be gone: everybody who waits elsewhere, for whatever lock, is told to look, but for
-/// those whose lock somebody here waits for too.
+/// Announces all locks of a database after a flush, except those that have waiters here.
 pub(crate) fn publish_all_free(ctx: Ctx<'_>, contended_locks: &[Vec<u8>]) {
     let propagation = Propagation::of(ctx);
     let kinds = ChannelKinds::chosen(|| propagation.is_cluster());
@@ -59,7 +58,7 @@ pub(crate) fn publish_all_free(ctx: Ctx<'_>, contended_locks: &[Vec<u8>]) {
     }
 }
 
-/// Returns how many subscribers of this server heard it.
+/// Publishes that a lock is free. Returns the number of receivers at this server.
 fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &ChannelKinds, channel: Str<'static>) -> usize {
     let Some(message) = Str::cached_digit(ctx, FREE_MESSAGE) else { return 0 };
     let heard = kinds.publish(ctx, &channel, message);
@@ -73,26 +72,27 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &ChannelKinds, cha
     heard
 }
 
-/// Tells an owner what has happened to its hold: those who have subscribed to that at this server, and in a cluster at any.
+/// Publishes an event of a hold to the subscribers of this server and, in a cluster, of all nodes.
 pub(crate) fn publish_owner_event(ctx: Ctx<'_>, notice: &Notice) {
     let channel = Str::new(&event_channel(&notice.lock.key));
     let message = [notice.happened.name().as_bytes(), b" ", notice.owner.as_bytes()].concat();
     let chosen = match config::publish() {
-        // That is about those who wait elsewhere.
+        // The setting only concerns the announcements of free locks.
         Publish::Off => Publish::Auto,
         chosen => chosen,
     };
     ChannelKinds::of(chosen, || ctx.is_cluster()).publish(ctx, &channel, &Str::new(&message));
 }
 
-/// True if anybody has subscribed to this lock's messages at this server. Who listens to a pattern waits for no lock.
+/// True if this lock's channel has subscribers at this server. Pattern subscribers do not count: they do not wait for a
+/// lock.
 pub(crate) fn has_subscribers(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
     let kinds = ChannelKinds::chosen(|| ctx.is_cluster());
     let any = |kind| calls::subscribers(ctx, kind, &free_channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
 
-/// The channel of the messages to a lock's owners. No two locks share one.
+/// The channel for events of a lock's holds. No two locks share one.
 fn event_channel(lock: &[u8]) -> Name {
     if lock.contains(&b'{') {
         names::derived(BRACED_EVENT_CHANNEL_PREFIX, lock)
@@ -105,7 +105,7 @@ fn free_channel(lock: &[u8]) -> Str<'static> {
     Str::new(&names::derived(FREE_CHANNEL_PREFIX, lock))
 }
 
-/// How messages are published.
+/// The types of channels that messages are published on.
 struct ChannelKinds {
     classic: bool,
     sharded: bool,
@@ -119,7 +119,8 @@ impl ChannelKinds {
         ChannelKinds::of(config::publish(), is_cluster)
     }
 
-    /// Publishes so, at this server and in a cluster at others. Returns how many subscribers of this server heard it.
+    /// Publishes on these types of channels, at this server and, in a cluster, at other nodes. Returns the number of
+    /// receivers at this server.
     fn publish(&self, ctx: Ctx<'_>, channel: &Str<'_>, message: &Str<'_>) -> usize {
         let classic = if self.classic { calls::publish(ctx, channel, message) } else { 0 };
         let sharded = if self.sharded { calls::publish_shard(ctx, channel, message) } else { 0 };
@@ -155,9 +156,9 @@ mod tests {
         assert_eq!(event_channel(b"{k}1").as_slice(), b"lock:event::{k}1");
     }
 
-    /// Where messages are published to shards, the lock's node has their subscribers.
+    /// With sharded channels, the subscribers are connected to the node of the lock.
     #[test]
-    fn an_event_channel_is_in_the_slot_of_its_lock() {
+    fn event_channels_share_the_slot_of_their_lock() {
         for lock in ["k", "{k}", "a{k}b", ":{k}"] {
             assert!(share_slot(lock.as_bytes(), &event_channel(lock.as_bytes())), "{lock}");
         }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 
-//! Many readers of one lock: how they are found in its hash, and how what a step changes is written without a look at the others.
+//! A lock with many readers: reading its hash, and writing the changes of a step without touching the other readers.
 //!
-//! They are kept from one call to the next ([`kept`]), as long as the key bears them out. What is compared, in O(1): how many
-//! fields the hash has, its TTL with the last lease, the caller's own field, and the field of another reader, the one whose
-//! lease is the longest. From that follows what matters:
+//! The readers are cached between calls ([`reader_cache`]). A cached crowd is used only if the key agrees with it,
+//! which takes O(1) to check. The check compares the number of fields and the TTL, which is the last lease. It also
+//! compares the caller's own field, and the field of the other reader with the longest lease. It ensures the following:
 //!
-//! * That other reader holds the lock, so no exclusive hold stands in the hash, and none is granted.
-//! * A step can end some holds besides the caller's: those of connections that have closed, and grants that are revoked. They
-//!   are counted beforehand, and so many others must be left that none of them can get the lock alone.
-//! * Before the field of a reader is deleted whose lease is over, or who does not call, it is compared too.
+//! * The other reader holds the lock, so the hash has no exclusive hold, and none is granted.
+//! * A step can end other holds than the caller's: those of closed connections, and revoked grants. They are counted
+//!   beforehand, and enough readers must remain that none of them can get the lock alone.
+//! * The field of a reader that has expired or does not call is also compared before it is deleted.
 //!
-//! Whatever differs: all fields are read. What goes unnoticed is that somebody overwrites the field of a third reader by hand,
-//! or replaces it by another one, until that reader calls or its lease is over.
+//! If anything differs, all fields are read. One change goes unnoticed: a foreign write that overwrites or replaces the
+//! field of a third reader, until that reader calls or its lease ends.
 
 use std::rc::Rc;
 
@@ -25,14 +25,14 @@ use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
 
-/// A hash with more fields than this is read as a crowd, if it is one.
+/// A hash with more fields than this is read as a crowd if it only has readers.
 pub(super) const SMALL_HASH_FIELDS: usize = 8;
 
-/// How many fields of readers whose lease is over a step deletes: thousands at once would stall the server.
+/// Maximum number of expired fields that a step deletes. Deleting thousands at once would stall the server.
 const EXPIRED_PER_STEP: usize = 256;
 
-/// So many must hold the lock, besides those whose holds a step can end: when the caller is gone too, each of them still has
-/// another one beside it.
+/// Minimum number of readers besides those whose holds a step can end. Even without the caller, each of them then has
+/// another reader beside it.
 const MIN_OTHER_READERS: usize = 3;
 
 /// The size and the TTL of a hash.
@@ -43,23 +43,23 @@ pub(super) struct HashShape {
     pub(super) expires_at: i64,
 }
 
-/// How a crowd was found.
+/// The origin of a crowd that was read.
 pub(super) struct FoundCrowd {
     db: i32,
-    /// The name under which it was kept; none if it was read.
+    /// The name of the cache entry; `None` if the crowd was read from the key.
     name: Option<Box<[u8]>>,
-    /// It can be kept.
+    /// The crowd may be cached.
     is_cacheable: bool,
 }
 
-/// What was written of a crowd.
+/// The result of writing a crowd.
 pub(super) struct CrowdWrite {
     pub(super) changed: bool,
-    /// The lease that is the last of all was set.
+    /// The last lease of all was set.
     pub(super) renewed_last: bool,
 }
 
-/// The readers that a hash with so many fields stands for, to be changed; `None` if it is no crowd.
+/// Reads the readers of a hash for a change, from the cache if possible; `None` if the hash is not a crowd.
 pub(super) fn open(
     ctx: Ctx<'_>,
     key: &Key<'_>,
@@ -83,7 +83,7 @@ pub(super) fn open(
     Some((FoundCrowd { db: at.db, name: None, is_cacheable }, holders))
 }
 
-/// The readers that a hash with so many fields stands for, to look at; they may be those that are kept.
+/// Reads the readers of a hash, from the cache if possible; `None` if the hash is not a crowd.
 pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
     if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
@@ -98,13 +98,13 @@ pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: No
     read_all(key, shape, now)
 }
 
-/// The same by all fields.
+/// Reads the readers of a hash from all of its fields; `None` if the hash is not a crowd.
 pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     read(key, shape, now)
 }
 
-/// Who holds the lock by these fields. They are no crowd if few are left of many: what is stored of them is that alone, and all
-/// else goes with the key.
+/// Reads the holders from all fields. If nearly all of many readers have expired, the rest is not a crowd: only the
+/// rest is stored again. The other fields are deleted with the key.
 fn read(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let mut all = Vec::with_capacity(shape.fields);
     all_readers(key, shape.expires_at, &mut |hold| all.push(hold))?;
@@ -116,7 +116,7 @@ fn read(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     Some(Holders::from_crowd(Rc::new(Crowd::new(all, now.wall))))
 }
 
-/// Shows every reader of a hash; `None` if there is any other field.
+/// Calls `show` with every reader of a hash; `None` if it has any other field.
 fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Option<()> {
     let mut all = true;
     key.for_each_field(&mut |field, value| {
@@ -129,7 +129,7 @@ fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Op
     all.then_some(())
 }
 
-/// True if the key bears out what was kept.
+/// True if the key agrees with the cached crowd.
 fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&Str<'_>>) -> bool {
     let caller = caller.map(Str::as_bytes);
     crowd.fields() == shape.fields
@@ -138,7 +138,7 @@ fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&S
         && crowd.last_but(caller).is_some_and(|hold| field_matches(key, hold.owner.as_bytes(), Some(hold)))
 }
 
-/// True if the field of this reader says just this, or is not there.
+/// True if the reader's field stands for exactly this hold, or is missing for `None`.
 fn field_matches(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
     key.with_field(&Str::new(&layout::reader_field(owner)), |value| match (value, hold) {
         (Some(value), Some(hold)) => layout::is_value_of(value, hold),
@@ -148,7 +148,7 @@ fn field_matches(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
 }
 
 impl FoundCrowd {
-    /// Writes what a step has changed of the crowd, and deletes some of the fields whose lease is over.
+    /// Writes the changes of a step, and deletes some of the expired fields.
     pub(super) fn store(
         &mut self,
         key: &mut Key<'_>,
@@ -163,7 +163,7 @@ impl FoundCrowd {
             let owner = owner.as_bytes();
             let calls = caller.is_some_and(|caller| caller.as_bytes() == owner);
             if was_cached && !calls && !field_matches(key, owner, before.as_ref()) {
-                // The field is somebody else's work.
+                // The field was changed by a foreign write.
                 self.is_cacheable = false;
                 continue;
             }
@@ -207,7 +207,7 @@ impl FoundCrowd {
         CrowdWrite { changed: !(deleted.is_empty() && set.is_empty()), renewed_last }
     }
 
-    /// Keeps a crowd that is stored, on a primary: at a replica the stream from the primary changes it.
+    /// Caches a stored crowd. Only on a primary: on a replica, the replication stream changes the crowd.
     pub(super) fn cache(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
         if self.is_cacheable && !crowd.is_touched() && crowd.fields() > SMALL_HASH_FIELDS && ctx.is_primary()
         {
@@ -220,5 +220,5 @@ impl FoundCrowd {
     }
 }
 
-/// What `raise` of [`Found::store`] is told is of this class.
+/// Class of the events that [`FoundCrowd::store`] raises.
 pub(super) const CLASS: std::ffi::c_int = keyspace_events::HASH;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! One lock, from the key that is opened to what is written of it.
+//! A lock, from opening its key to writing its changes.
 
 use std::ffi::{c_int, CStr};
 
@@ -21,26 +21,26 @@ use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
 use crate::server::{Ctx, Str};
 
-/// A lock of the selected database that is open to be read and written.
+/// A lock of the selected database that is open for reading and writing.
 pub(crate) struct Lock<'a> {
     ctx: Ctx<'a>,
     key: Key<'a>,
-    /// The owner that calls, if one does.
+    /// The calling owner, if any.
     caller: Option<&'a Str<'a>>,
     stored: Stored<'a>,
     stored_end: Option<i64>,
-    /// Who shall hold it.
+    /// The holders that the lock will have.
     pub(crate) holders: Holders,
-    /// What is stored beside it.
+    /// The data that is stored beside the lock.
     pub(crate) records: Records<'a>,
-    /// If it is free, that is not announced yet.
+    /// If the lock is free, this is not announced yet.
     pub(crate) withholds_announcement: bool,
 }
 
 impl<'a> Lock<'a> {
-    /// Opens a lock, on a primary, for as long as `body` runs; a lease that is over has ended then. [`Error::WrongType`] if the
-    /// key holds anything but a lock. It is read faster if nobody but `caller` holds it.
-    // A lock is large: it is put together where it stays.
+    /// Opens a lock on a primary while `body` runs. Expired leases are ended. Fails with [`Error::WrongType`] if the
+    /// key does not hold a lock. Reading is faster if only `caller` holds the lock.
+    // A lock is large: inlining builds it in place.
     #[inline(always)]
     pub(crate) fn open<T>(
         ctx: Ctx<'a>,
@@ -64,8 +64,8 @@ impl<'a> Lock<'a> {
         Ok(body(&mut lock))
     }
 
-    /// Reads what is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is
-    /// not ours to touch, even where it looks alike.
+    /// Reads the stored holders and their expiry. A value that is not exactly a lock with a TTL is never touched, even
+    /// if it is similar.
     fn read(&mut self, memory: &impl Memory, now: Now) -> Result<(), Error> {
         let (ctx, key) = (self.ctx, &self.key);
         let kind = key.kind();
@@ -102,9 +102,9 @@ impl<'a> Lock<'a> {
         Ok(())
     }
 
-    /// The same for a hash with one field, if that is the one that is remembered.
+    /// Reads a hash with one field, if it is the remembered one.
     fn read_remembered(&mut self, memory: &impl Memory, now: Now) -> bool {
-        // If its lease is over and the key is still there, the key has another TTL, whatever was told.
+        // If its lease is over and the key still exists, the key has another TTL, even without an event.
         let remembered = memory.plain_hold().filter(|hold| hold.expires_at >= now.wall);
         let Some(hold) = remembered else { return false };
         let owner = match self.caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
@@ -120,7 +120,7 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// Reads a hash with no other fields than the caller's exclusive holds, and maybe their token.
+    /// Reads a hash that has only the caller's exclusive holds and possibly their token.
     fn read_callers(&mut self, expires_at: i64) -> bool {
         let Some(caller) = self.caller else { return false };
         let Some((holds, token)) = self.key.only_integer_fields(caller, fence_field(self.ctx)) else {
@@ -137,7 +137,7 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// True if somebody waits for it as for a fair lock of Redisson.
+    /// True if a client waits for the lock as a fair lock of Redisson.
     pub(crate) fn is_fair(&self, now: Now) -> bool {
         redisson_fair::has_queue(self.ctx, self.key.name(), now)
     }
@@ -146,8 +146,8 @@ impl<'a> Lock<'a> {
         self.key.name()
     }
 
-    /// The end of the first lease, if the lock will be free earlier than external clients may have read: they would sleep too
-    /// long. They have read the stored TTL, unless `foreseen` says more.
+    /// The end of the first lease, if the lock will be free earlier than external clients know: they would sleep too
+    /// long. They know the stored TTL, unless `foreseen` says more.
     #[inline(always)]
     pub(crate) fn shortened_to(&self, foreseen: Foreseen) -> Option<i64> {
         let first_end = self.holders.first_end()?;
@@ -159,7 +159,7 @@ impl<'a> Lock<'a> {
         is_shortened.then_some(first_end)
     }
 
-    /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.
+    /// The first expiry of a holder's field that a foreign write has given a TTL, possibly in the past.
     pub(crate) fn first_field_expiry(&self) -> Option<i64> {
         let holds = || self.holders.iter().collect::<Vec<_>>();
         let names =
@@ -170,13 +170,13 @@ impl<'a> Lock<'a> {
         self.key.first_field_expiry(self.ctx, names)
     }
 
-    /// True if the owner whose lease is set has a field that ends by itself: to set it anew ends that, too.
+    /// True if an owner whose lease is set has a field with a TTL of its own, which writing the field removes.
     fn renews_fields(&self) -> bool {
         self.holders.iter().any(|hold| hold.renewed) && self.first_field_expiry().is_some()
     }
 
-    /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
-    /// are told, unless that is withheld; returns how many heard it, if anything was said or withheld.
+    /// Writes the changes, if any. If this ends the last hold, announces the free lock unless the announcement is
+    /// withheld. Returns the number of receivers if the lock was announced or the announcement was withheld.
     pub(crate) fn store(&mut self) -> Option<usize> {
         let announce = self.records.announce;
         let was_stored = !matches!(self.stored, Stored::Nothing);
@@ -203,7 +203,7 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// Returns whether anything has changed.
+    /// Writes the holders. Returns whether anything has changed.
     fn store_holders(&mut self, propagation: Propagation<'_>) -> bool {
         let name = self.key.name();
         let mut changed = false;
@@ -213,15 +213,15 @@ impl<'a> Lock<'a> {
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
             Stored::Fenced(owner, ..) => stays(owner.as_bytes()),
             Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
-            // One of them alone, or none: their fields are not deleted one by one.
+            // At most one reader is left: the fields are not deleted one by one.
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
-        // Handed over, the key stays, with another field. To everybody else it is as if it were made anew.
+        // On a hand-over the key stays and gets another field. To every observer, the key is deleted and created again.
         let replaced = if any_owner_stays { None } else { self.take_replaced() };
         if !any_owner_stays {
             match (&self.stored, &replaced) {
                 (_, Some(_)) => {}
-                // There may be thousands of fields.
+                // The hash may have thousands of fields.
                 (Stored::Crowd(_), None) => self.key.unlink(),
                 (_, None) => self.key.delete(),
             }
@@ -252,7 +252,7 @@ impl<'a> Lock<'a> {
         changed
     }
 
-    /// The field of the owner who held the lock, if it is the only one, and the next owner has one field, too.
+    /// The field of the previous owner, if it is the only one and the next owner has only one field, too.
     fn take_replaced(&mut self) -> Option<PlainOwner<'a>> {
         self.holders.alone().filter(|(_, token)| token.is_none())?;
         match std::mem::replace(&mut self.stored, Stored::Nothing) {
@@ -265,11 +265,11 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Sets the fields that the holders have; in place of one that was `replaced`, if it still stands there.
+    /// Sets the fields of the holders, in place of the `replaced` field if it still exists.
     fn store_fields(&mut self, replaced: Option<&Str<'_>>, propagation: Propagation<'_>) -> bool {
         match (&self.stored, self.holders.alone()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
-            // Who holds it stays the same, or it was deleted.
+            // The owner is unchanged; a previous owner would have been deleted.
             (Stored::Plain(_, before), Some((hold, None)))
                 if *before == hold.exclusive && !self.renews_fields() =>
             {
@@ -321,7 +321,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// The fields of a hash that has no others than these, and the hold that they stand for.
+    /// The fields of a hash with only this owner, and their holders.
     fn found(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
         let holders = layout::parse_single_owner(owner, holds, token, self.stored_end.unwrap_or_default());
         let holders = holders.unwrap_or(Holders::Free);
@@ -329,7 +329,7 @@ impl<'a> Lock<'a> {
         (fields.into_iter().map(|wanted| wanted.field).collect(), holders)
     }
 
-    /// `HDEL` for the fields that shall not be there.
+    /// Deletes the fields that the holders no longer have, as `HDEL`.
     fn delete_others(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
         let others = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
         let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
@@ -345,10 +345,10 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// `HSET` for the fields that are not as they shall be.
+    /// Sets the fields that differ from the holders, as `HSET`.
     fn set_fields(&mut self, stored: &mut [Field], before: &Holders, propagation: Propagation<'_>) -> bool {
         let wanted = layout::fields_for(&self.holders.changed_since(before));
-        // Mostly one is looked for; for many, order pays.
+        // Usually there is a single lookup; sorting pays off only for many.
         let many = wanted.len() > 8;
         if many {
             stored.sort_unstable();
@@ -388,7 +388,7 @@ impl<'a> Lock<'a> {
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
         if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.kept_crowd()) {
-            // What a panic has left may be half written.
+            // After a panic, the crowd may be half written.
             if !std::thread::panicking() {
                 found.cache(self.ctx, &self.key, crowd);
             }

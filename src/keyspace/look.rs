@@ -11,10 +11,10 @@ use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::Key;
 use crate::server::{Ctx, Str};
 
-/// A hash with more fields than this is looked at by those of its readers that are kept, if they are.
+/// A hash with more fields than this is read through the cache of its readers.
 const FULL_READ_FIELDS: usize = 1000;
 
-/// Reads a lock without touching it; works on a replica.
+/// Reads a lock without changing it. Works on a replica.
 pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
     if let Some(shape) = crowd_shape(&key) {
@@ -25,7 +25,7 @@ pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Er
     read_all(&key, now)
 }
 
-/// How many holds an owner has, of both kinds. Works on a replica.
+/// Total number of an owner's holds, exclusive and shared. Works on a replica.
 pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
     let key = Key::open_for_read(ctx, name);
     let alone =
@@ -40,7 +40,7 @@ pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i
     Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
 }
 
-/// Reads a lock by all of its fields, unless there are thousands.
+/// Reads a lock from all of its fields, unless there are thousands.
 pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
     match crowd_shape(&key) {
@@ -50,7 +50,7 @@ pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Hol
     }
 }
 
-/// Has a lock of the selected database be opened by all of its fields, unless there are thousands.
+/// Makes the next opening of a lock in the selected database read all of its fields, unless there are thousands.
 pub(crate) fn force_full_read(ctx: Ctx<'_>, name: &Str<'_>) {
     let shape = crowd_shape(&Key::open_for_read(ctx, name));
     if shape.is_none_or(|shape| shape.fields <= FULL_READ_FIELDS) {
@@ -58,7 +58,7 @@ pub(crate) fn force_full_read(ctx: Ctx<'_>, name: &Str<'_>) {
     }
 }
 
-/// How many fields there are and until when, if that can be a crowd.
+/// The shape of a hash that may be a crowd.
 fn crowd_shape(key: &Key<'_>) -> Option<HashShape> {
     let fields = Some(key).filter(|key| key.kind() == ValueKind::Hash)?.len();
     Some(HashShape { fields, expires_at: key.expires_at()? }).filter(|_| fields > crowd::SMALL_HASH_FIELDS)
@@ -75,13 +75,13 @@ fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
     }
 }
 
-/// The same for any hash, field by field.
+/// Reads any hash field by field. Fails with [`Error::WrongType`] if it is not a lock.
 pub(super) fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, Holders), Error> {
     let mut stored = Vec::new();
     let mut plain = 0;
     key.for_each_field(&mut |field, value| {
         stored.push((layout::Text::from_slice(field), layout::Text::from_slice(value)));
-        // Whatever else it is, it may be large.
+        // A hash with a second plain field is not a lock, and may be large.
         plain += usize::from(!field.starts_with(b"#"));
         plain <= 1
     });
@@ -90,7 +90,7 @@ pub(super) fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(V
     Ok((stored, holders))
 }
 
-/// The name of the field with the token.
+/// The name of the field of the token.
 pub(super) fn fence_field(ctx: Ctx<'_>) -> &'static Str<'static> {
     Str::cached_field(ctx, layout::FENCE_FIELD)
 }

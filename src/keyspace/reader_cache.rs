@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! Crowds of readers that are kept in the memory of this server between two calls.
+//! Cache of the readers of locks, kept between calls.
 //!
-//! The key is the truth, and whoever takes a crowd from here compares it with the key first (`crowd::is_true`). What is told
-//! about a key or a database empties this too, so that nothing is kept of what is gone.
+//! The key is authoritative: a cached crowd is compared with its key before it is used (`crowd::matches_key`). Events
+//! of a key or a database also invalidate its entries, so that no entry outlives its key.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use crate::server::{Ctx, InCallback, ServerCell};
 
 static CACHE: ServerCell<RefCell<Vec<Database>>> = ServerCell::new(RefCell::new(Vec::new()));
 
-/// How many crowds a database may have before any is looked for whose last lease is over.
+/// Minimum number of cached crowds in a database before expired ones are removed.
 const MIN_SWEEP_SIZE: usize = 16;
 
-/// The crowds of one database, by their locks' keys.
+/// The crowds of one database, by the keys of their locks.
 struct Database {
     number: i32,
     crowds: HashMap<Box<[u8]>, Rc<Crowd>>,
-    /// At how many crowds those are forgotten that are over: their keys may have gone without a word.
+    /// Number of crowds at which expired ones are removed. Their keys may have gone without an event.
     sweep_at: usize,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct CacheKey {
     pub(super) name: Box<[u8]>,
 }
 
-/// Takes the readers of a lock out, with the name to put them back under.
+/// Removes the readers of a lock, and returns them with the name for putting them back.
 pub(super) fn take(proof: impl Into<InCallback>, lock: LockRef<'_>) -> Option<(Box<[u8]>, Rc<Crowd>)> {
     let mut cache = CACHE.get(proof).borrow_mut();
     let database = cache.iter_mut().find(|database| database.number == lock.db)?;
@@ -44,7 +44,7 @@ pub(super) fn take(proof: impl Into<InCallback>, lock: LockRef<'_>) -> Option<(B
     found
 }
 
-/// Keeps the readers of a lock, just as they are stored.
+/// Caches the readers of a lock, exactly as they are stored.
 pub(super) fn insert(
     proof: impl Into<InCallback>,
     CacheKey { db, name }: CacheKey,
@@ -64,22 +64,22 @@ pub(super) fn insert(
     database.crowds.insert(name, crowd);
 }
 
-/// Something has happened to this key of the selected database.
+/// Invalidates the entry of a key in the selected database.
 #[inline]
 pub(crate) fn forget(ctx: Ctx<'_>, key: &[u8]) {
     let nothing = CACHE.get(ctx).borrow().iter().all(|database| database.crowds.is_empty());
-    // Nearly always.
+    // The common case is an empty cache.
     if !nothing {
         take(ctx, LockRef { db: ctx.db(), key });
     }
 }
 
-/// Nothing is certain any more: databases were emptied or swapped, or this server's role has changed.
+/// Invalidates the cache: databases were emptied or swapped, or the role of this server has changed.
 pub(crate) fn forget_all(proof: impl Into<InCallback>) {
     *CACHE.get(proof).borrow_mut() = Vec::new();
 }
 
-/// How many readers are kept.
+/// Number of cached readers.
 pub(crate) fn readers(proof: impl Into<InCallback>) -> usize {
     let cache = CACHE.get(proof).borrow();
     cache.iter().flat_map(|database| database.crowds.values()).map(|crowd| crowd.fields()).sum()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! What is stored beside a lock: its fencing counter, and the replies to requests that may come again.
+//! The data that is stored beside a lock: its fencing counter, and the replies to requests that may be repeated.
 //!
-//! Nothing is read before the core asks for it, and what has changed is written with the lock, in the same step.
+//! Nothing is read before the core asks for it. Changes are written with the lock, in the same step.
 
 use std::cell::Cell;
 
@@ -28,36 +28,36 @@ pub(crate) struct Records<'a> {
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
     requests: SmallVec<[OpenRecord<'a>; 1]>,
-    /// Where they are, if there are many.
+    /// Index of the records, if there are many.
     index: Option<Box<RequestIndex>>,
-    /// Those who wait elsewhere are to be told that the lock is free.
+    /// The lock has to be announced as free.
     pub(super) announce: bool,
 }
 
-/// With so many requests in one step they are looked up, and not looked for.
+/// Number of requests in one step from which they are indexed.
 const INDEX_THRESHOLD: usize = 16;
 
-/// Where the records of requests are, by what the requests are and by what the records are called: the first of each.
+/// Index of the records by request and by name; contains the first of each.
 #[derive(Default)]
 struct RequestIndex {
     by_id: HashMap<RequestId, usize>,
     by_name: HashMap<Name, usize>,
 }
 
-/// The fencing counter, as far as it was asked for.
+/// The fencing counter, after its first use.
 struct Counter<'a> {
-    /// Open from when it is read until it is written.
+    /// Open from reading the counter until writing it.
     key: OwnedKey<'a>,
     value: Option<Token>,
-    /// It is there, and somebody made it so that it stays.
+    /// The counter exists, and a foreign write has removed its TTL.
     permanent: bool,
     changed: bool,
 }
 
-/// What is remembered of one request, as far as it was asked for.
+/// The record of one request, after its first use.
 struct OpenRecord<'a> {
     record: Record,
-    /// Open from when it is read until it is written; `None` if another request has a record of the same name.
+    /// Open from reading the record until writing it; `None` if another request has a record of the same name.
     key: Option<OwnedKey<'a>>,
     changed: bool,
 }
@@ -73,7 +73,7 @@ impl<'a> Records<'a> {
             || self.requests.iter().any(|open| open.changed)
     }
 
-    /// Writes what has changed. Returns whether anything has.
+    /// Writes the changes. Returns whether there were any.
     pub(super) fn store(&mut self, propagation: Propagation<'_>) -> bool {
         if !self.has_changed() {
             return false;
@@ -119,7 +119,7 @@ impl<'a> Records<'a> {
                 let lock = self.lock.as_bytes();
                 let empty = Record::empty(id, lock);
                 let name = empty.name(lock);
-                // What one of the two writes, the other must not have open.
+                // Two records of one name must not have the key open at the same time, because each of them writes it.
                 let twin = self.index_of_name(&name).and_then(|at| self.requests.get_mut(at));
                 let alone = twin.is_none_or(|twin| {
                     twin.key = None;
@@ -155,12 +155,12 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Adds a record. Returns where it is.
+    /// Adds a record and returns its position.
     fn push(&mut self, open: OpenRecord<'a>) -> usize {
         self.requests.push(open);
         let (len, lock) = (self.requests.len(), self.lock.as_bytes());
         if len >= INDEX_THRESHOLD {
-            // From the first that has no place: all of them, at first.
+            // Indexes all records at first, then each new one.
             let from = if self.index.is_some() { len - 1 } else { 0 };
             let index = self.index.get_or_insert_default();
             for (at, OpenRecord { record, .. }) in self.requests.iter().enumerate().skip(from) {
@@ -173,7 +173,7 @@ impl<'a> Records<'a> {
 
     fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
-            // The call was let through before somebody put something else there: what it got counts.
+            // A foreign write came after the call was admitted: the reply of the call takes precedence.
             let mut record = Record::empty(id, self.lock.as_bytes());
             record.stored = true;
             self.push(OpenRecord { record, key: None, changed: false });
@@ -278,7 +278,7 @@ impl core::Records for Records<'_> {
 }
 
 impl Counter<'_> {
-    /// The token that is greater than all that were taken before, and than `above`.
+    /// The next token, greater than all previous ones and than `above`.
     #[inline]
     fn next(&self, above: Option<Token>, now: Token) -> Result<Token, Refusal> {
         let next = match self.value.max(above) {
@@ -292,24 +292,24 @@ impl Counter<'_> {
     }
 }
 
-/// The newest token that was granted for a lock, as far as that is known. Works on a replica.
+/// The newest token of a lock, as far as it is known. Works on a replica.
 pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>, Refusal> {
     let name = Str::new(&names::counter(lock.as_bytes()));
     token_in(&muted(ctx, || OwnedKey::open_for_read(ctx, name)))
 }
 
-/// The reply to this acquire, if it was made before and was not cancelled. On a primary.
+/// The reply to an earlier acquire with this id, unless it was cancelled. On a primary only.
 pub(crate) fn granted(ctx: Ctx<'_>, lock: &Str<'_>, id: &RequestId) -> Result<Option<Reply>, Refusal> {
     core::Records::granted(&mut Records::of(ctx, lock), id)
 }
 
-/// What a counter was at before it was raised, and when it was to be forgotten.
+/// The value and the expiry of a counter before it was raised.
 pub(crate) struct PreviousCounter {
     value: Token,
     expires_at: Option<i64>,
 }
 
-/// No token that is granted from now on is less than this one. Returns what the counter was, if that has changed it.
+/// Ensures that all future tokens are at least `token`. Returns the previous counter if this has changed it.
 pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Option<PreviousCounter> {
     let mut records = Records::of(ctx, lock);
     let counter = records.counter().ok().filter(|counter| counter.value < Some(token))?;
@@ -318,13 +318,13 @@ pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Optio
     let propagation = Propagation::of(ctx);
     if records.store(propagation) {
         propagation.count_change();
-        // Who watches the lock for a token that it has checked, has lost it.
+        // A client that watches the lock because of a checked token has lost it.
         keyspace_events::signal_modified(ctx, lock);
     }
     before
 }
 
-/// The counter is what it was before: nothing was done that it was raised for.
+/// Restores a raised counter, because the guarded command did nothing.
 pub(crate) fn lower_counter(
     ctx: Ctx<'_>,
     lock: &Str<'_>,
@@ -336,7 +336,7 @@ pub(crate) fn lower_counter(
     propagation.count_change();
 }
 
-/// What a fencing counter is at.
+/// The value of a fencing counter.
 fn token_in(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
     match counter.kind() {
         ValueKind::Empty => Ok(None),
@@ -345,8 +345,8 @@ fn token_in(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
     }
 }
 
-/// The time of day in microseconds, but never the same twice, and never earlier than before: so a token is
-/// greater than the last one even if its counter was deleted and the clock set back.
+/// The time of day in microseconds, always greater than the previous result. So a token is greater than the last one
+/// even if its counter was deleted and the clock was set back.
 fn next_time_us(ctx: Ctx<'_>) -> i64 {
     static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
     let latest = LATEST.get(ctx);
@@ -354,18 +354,19 @@ fn next_time_us(ctx: Ctx<'_>) -> i64 {
     latest.get()
 }
 
-/// True if a key that is not here is at another node, or will be: its slot leaves key by key, and the lock may leave later than
-/// what belongs to it. Whoever waits may be granted the lock meanwhile, and what would be written here would be there twice.
+/// True if a missing key is at another node or will be. A slot migrates key by key, and the lock may leave later than
+/// its other keys. Until then, a waiter may be granted the lock, and a key that is written here would exist twice.
 fn has_moved(ctx: Ctx<'_>, name: &[u8]) -> bool {
     ctx.is_cluster() && muted(ctx, || !calls::serves_slot_of(ctx, &[&Str::new(name)]))
 }
 
-/// Opens a key to read and write it. If it has expired, the event that the server raises for it is none of a lock's.
+/// Opens a key for reading and writing. If it has expired, the server's event is muted, because it does not concern a
+/// lock.
 fn open<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnedKey<'a> {
     muted(ctx, || OwnedKey::open_for_write(ctx, Str::new(name)))
 }
 
-/// `SET key value PXAT expires_at`, or without a TTL.
+/// Sets the value like `SET key value PXAT expires_at`, or without a TTL.
 fn set(
     ctx: Ctx<'_>,
     propagation: Propagation<'_>,
@@ -388,7 +389,7 @@ fn set(
     keyspace_events::signal_modified(ctx, key.name());
 }
 
-/// `DEL key`.
+/// Deletes the key like `DEL key`.
 fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnedKey<'_>) {
     muted(ctx, || {
         key.delete();

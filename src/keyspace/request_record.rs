@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The replies to one request, which may come again, as they are stored beside the lock.
+//! The stored replies to one request that may be repeated.
 
 use smallvec::SmallVec;
 
@@ -8,26 +8,27 @@ use crate::core::{Mode, Owner, Reply, RequestId, WallMs};
 use crate::decimal::{Digits, GREATEST};
 use crate::keyspace::names::{self, Name};
 
-/// The replies to one request of one owner; an acquire and a release may have the same id. Each is remembered for a
-/// time of its own, and the key as long as the longer.
+/// The replies to one request of one owner. An acquire and a release may have the same id. Each reply has its own
+/// retention time; the key has the longest of them.
 pub(super) struct Record {
     pub(super) id: RequestId,
-    /// The lock's key has a brace. Another lock's key may be the same without them, and has records of the same names.
+    /// The lock's key contains a brace. Another lock with the same key but for the braces has records of the same
+    /// names.
     braced: bool,
     pub(super) stored: bool,
     pub(super) granted: Option<Granted>,
     pub(super) released: Option<(i64, WallMs)>,
-    /// The acquire was cancelled: whether there was anything to undo.
+    /// The acquire was cancelled: whether the cancel had an effect, and the end of its retention.
     pub(super) cancelled: Option<(bool, WallMs)>,
 }
 
-/// What an acquire got.
+/// The reply to an acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Granted {
     pub(super) reply: Reply,
-    /// Until when that is remembered.
+    /// End of the retention.
     pub(super) end: WallMs,
-    /// Its client was told so by a message, and has not confirmed it.
+    /// The client was notified by a message and has not confirmed the grant.
     pub(super) unconfirmed: bool,
 }
 
@@ -43,21 +44,28 @@ impl Record {
         }
     }
 
-    /// The name of its key.
+    /// The name of the record's key.
     pub(super) fn name(&self, lock: &[u8]) -> Name {
         names::request(lock, self.id.asked(), self.id.id())
     }
 
-    /// When the last reply in it is forgotten; `None` if there is none.
+    /// End of the longest retention; `None` without any reply.
     pub(super) fn end(&self) -> Option<WallMs> {
         let granted = self.granted.as_ref().map(|granted| granted.end);
         granted.max(self.released.map(|(_, end)| end)).max(self.cancelled.map(|(_, end)| end))
     }
 
-    /// The length of the owner's name, which tells where it ends in the key's; `b` if the lock's key has a brace; and the replies: `r` is how much
-    /// a release left, `c` whether a cancel had anything to undo, `a` how many holds an acquire got, or `s` a shared
-    /// one, each with the time at which it is forgotten, and in capitals if it is not confirmed; `t` the acquire's token, `o` its
-    /// owner, up to the end.
+    /// Encodes the record as words:
+    ///
+    /// * the length of the owner's name, which shows where it ends in the name of the key;
+    /// * `b` if the lock's key contains a brace;
+    /// * `r` and the number of holds that a release left;
+    /// * `c` and whether a cancel had an effect;
+    /// * `a` and the number of holds that an acquire got, or `s` for a shared one, in capitals while unconfirmed;
+    /// * `t` and the token of the acquire;
+    /// * `o` and its owner, up to the end of the record.
+    ///
+    /// The words `r`, `c`, `a` and `s` also have an `@` and the end of the retention.
     pub(super) fn encode(&self) -> Text {
         let mut text = Text::new();
         put(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
@@ -93,7 +101,8 @@ impl Record {
         text
     }
 
-    /// This one as it is stored. `None` if that is no record, `Some(None)` if it is one of another owner or lock.
+    /// Decodes a stored record. Returns `None` for invalid text, and `Some(None)` for a record of another owner or
+    /// lock.
     pub(super) fn decode(self, text: &[u8]) -> Option<Option<Record>> {
         let (len, rest) = number(text)?;
         let braced = rest.strip_prefix(b" b");
@@ -136,13 +145,13 @@ impl Record {
     }
 }
 
-/// A number up to the next space or the end, and what follows.
+/// Parses a number up to the next space or the end. Returns the rest, too.
 fn number(text: &[u8]) -> Option<(i64, &[u8])> {
     let end = text.iter().position(|byte| *byte == b' ').unwrap_or(text.len());
     Some((integer(&text[..end])?, &text[end..]))
 }
 
-/// Two numbers with an `@` between them, up to the next space or the end, and what follows.
+/// Parses two numbers with an `@` between them, up to the next space or the end. Returns the rest, too.
 fn timed(text: &[u8]) -> Option<((i64, WallMs), &[u8])> {
     let at = text.iter().position(|byte| *byte == b'@')?;
     let (end, rest) = number(&text[at + 1..])?;
@@ -153,10 +162,10 @@ pub(super) fn integer(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// What stands in a record; on the stack, unless an owner is long.
+/// The text of a record; on the stack unless an owner is long.
 type Text = SmallVec<[u8; 96]>;
 
-/// A word that ends with a number.
+/// Appends a word that ends with a number.
 fn put(text: &mut Text, word: &[u8], number: i64) {
     text.extend_from_slice(word);
     text.extend_from_slice(Digits::of(number).as_bytes());
@@ -171,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn written_records_are_read_back() {
         let owner = Some(Box::new(Owner::new(b"o w\0n:er")));
         let reply = |mode, holds, token| Reply { mode, holds, token, owner: None };
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
@@ -209,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn invalid_records_are_refused() {
         for text in [
             "",
             "x",

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! The hash of a lock as a step finds it.
+//! The hash of a lock as it was read.
 
 use crate::core::{Holders, Token};
 use crate::keyspace::crowd::FoundCrowd;
 use crate::keyspace::layout::Field;
 use crate::server::Str;
 
-/// The owner whose field is the only one.
+/// The owner with the only field.
 pub(super) enum PlainOwner<'a> {
     Caller(&'a Str<'a>),
     Other(Str<'static>),
@@ -26,15 +26,15 @@ impl PlainOwner<'_> {
     }
 }
 
-/// The hash of a lock as it was found.
+/// The hash of a lock as it was read.
 pub(super) enum Stored<'a> {
     Nothing,
     /// The exclusive holds of this owner, and nothing else.
     Plain(PlainOwner<'a>, i64),
     /// The exclusive holds of the caller with a fencing token, and nothing else.
     Fenced(&'a Str<'a>, i64, Token),
-    /// All fields, with what leases that are over have left behind, and who holds the lock by them.
+    /// All fields, including those of expired leases, and their holders.
     Fields(Vec<Field>, Holders),
-    /// A crowd of readers, who are the holders, with what the step at hand changes of them.
+    /// A crowd of readers. [`Holders`] has the readers, with the changes of the current step.
     Crowd(FoundCrowd),
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What is asked of the server by commands of its own, and what is published through it.
+//! Calls of the server's own commands, and publishing.
 
 use std::ffi::{c_int, c_longlong, CStr};
 
@@ -9,19 +9,19 @@ use redis_module::raw;
 use crate::server::version::{server_version, Version};
 use crate::server::{Ctx, Str};
 
-/// Since when a command can be tried without being carried out.
+/// First version that can check a command without executing it.
 const DRY_RUN_SINCE: Version = Version::new(7, 2, 0);
 
-/// Why nothing may be written but by a client's command.
+/// An obstacle to writing outside of a client's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// This is a replica, loads a file, or clients are paused: a write would end the server.
+    /// This server is a replica, is loading a file, or has paused its clients. A write would crash it.
     Paused,
-    /// The server refuses the writes of all clients. That may last.
+    /// The server refuses the writes of all clients, possibly for long.
     Refused,
 }
 
-/// What keeps a callback that no command of a client led to from writing now.
+/// Returns the obstacle that prevents a callback without a client's command from writing now.
 pub(crate) fn obstacle(ctx: Ctx<'_>) -> Option<Obstacle> {
     if ctx.is_paused() || !ctx.flags().is_primary() || ctx.flags().is_loading() {
         return Some(Obstacle::Paused);
@@ -29,14 +29,14 @@ pub(crate) fn obstacle(ctx: Ctx<'_>) -> Option<Obstacle> {
     refuses_writes(ctx).then_some(Obstacle::Refused)
 }
 
-/// True if the server answers every client's write with an error: too few replicas follow
-/// (`min-replicas-to-write`), or a disk error stops writes (`MISCONF`).
+/// True if the server refuses every client's write: too few replicas follow (`min-replicas-to-write`), or a disk error
+/// stops writes (`MISCONF`).
 fn refuses_writes(ctx: Ctx<'_>) -> bool {
-    // Servers since 7.2 only try whether a command would be let through ("D"). 7.0 carries it out: so it is one that
-    // changes no key, whatever it is. No TTL is later than the latest.
+    // Since 7.2, servers can check whether a command would be accepted ("D"). Redis 7.0 executes it, so the command
+    // must never change a key: `XX LT` with the greatest time replaces only a later TTL, and none is later.
     let can_try = server_version().is_some_and(|version| version >= DRY_RUN_SINCE);
     let format = if can_try { c"SDclcc" } else { c"Sclcc" };
-    // SAFETY: the format takes a C string, a number and two C strings. The reply is null or the server's.
+    // SAFETY: the format takes a C string, a number and two C strings. The reply is null or valid.
     unsafe {
         let (command, key) = (c"PEXPIREAT".as_ptr(), c"lock".as_ptr());
         let (only_with_ttl, only_earlier) = (c"XX".as_ptr(), c"LT".as_ptr());
@@ -49,8 +49,8 @@ fn refuses_writes(ctx: Ctx<'_>) -> bool {
             only_with_ttl,
             only_earlier
         ));
-        // As a script would be refused ("S"). Other errors, such as that a key is another node's, come later. What is
-        // only tried has no reply but an error, and what is carried out has none if it was refused.
+        // The command is refused like that of a script ("S"). Other errors, such as a key of another node, are detected
+        // later. A mere check has a reply only on errors; an executed command has none if it was refused.
         let why = std::io::Error::last_os_error().raw_os_error();
         let refused = reply.is_null() != can_try && why == Some(libc::ESPIPE);
         if !reply.is_null() {
@@ -60,29 +60,29 @@ fn refuses_writes(ctx: Ctx<'_>) -> bool {
     }
 }
 
-/// Publishes to the subscribers of this server and, in a cluster, of all its nodes. Returns how many of this
-/// server heard it.
+/// Publishes a message to the subscribers of this server and, in a cluster, of all nodes. Returns the number of
+/// receivers at this server.
 pub(crate) fn publish(ctx: Ctx<'_>, channel: &Str, message: &Str) -> usize {
-    // SAFETY: context and strings outlive the call.
+    // SAFETY: the context and the strings outlive the call.
     let heard =
         unsafe { call!(RedisModule_PublishMessage(ctx.as_ptr(), channel.as_ptr(), message.as_ptr())) };
     usize::try_from(heard).unwrap_or(0)
 }
 
-/// Publishes to the shard subscribers of this server and, in a cluster, of its shard. Returns how many of this
-/// server heard it.
+/// Publishes a message to the shard subscribers of this server and, in a cluster, of its shard. Returns the number of
+/// receivers at this server.
 pub(crate) fn publish_shard(ctx: Ctx<'_>, channel: &Str, message: &Str) -> usize {
-    // SAFETY: context and strings outlive the call.
+    // SAFETY: the context and the strings outlive the call.
     let heard =
         unsafe { call!(RedisModule_PublishMessageShard(ctx.as_ptr(), channel.as_ptr(), message.as_ptr())) };
     usize::try_from(heard).unwrap_or(0)
 }
 
-/// How many have subscribed to exactly this channel at this server; `kind` is `NUMSUB` or `SHARDNUMSUB`. 0 if
-/// the server refuses to say.
+/// Number of subscribers of exactly this channel at this server; 0 if the server refuses to answer. `kind` is `NUMSUB`
+/// or `SHARDNUMSUB`.
 pub(crate) fn subscribers(ctx: Ctx<'_>, kind: &CStr, channel: &Str) -> i64 {
-    // SAFETY: "cs" takes a C string and one of the server's. The reply is null or the server's, its second element
-    // null or a number; the other functions take both.
+    // SAFETY: "cs" takes a C string and a server string. The reply is null or valid, and its second element is null or
+    // a number. The other functions accept both.
     unsafe {
         let (command, format) = (c"PUBSUB".as_ptr(), c"cs".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, format, kind.as_ptr(), channel.as_ptr()));
@@ -96,7 +96,7 @@ pub(crate) fn subscribers(ctx: Ctx<'_>, kind: &CStr, channel: &Str) -> i64 {
     }
 }
 
-/// What `SCAN` replies of hashes: the next cursor, and keys. Its error if it refuses.
+/// Runs `SCAN` for hashes. Returns the next cursor and the keys, or the server's error.
 pub(crate) fn scan(
     ctx: Ctx<'_>,
     cursor: &Str<'_>,
@@ -104,8 +104,8 @@ pub(crate) fn scan(
     count: usize,
 ) -> Result<(Vec<u8>, Vec<Vec<u8>>), String> {
     let count = c_longlong::try_from(count).unwrap_or(c_longlong::MAX);
-    // SAFETY: "s" takes a string of the server's, "c" a C string, "l" a number; "E": a refusal is a reply, too. The reply is null or
-    // the server's, and so are its elements.
+    // SAFETY: "s" takes a server string, "c" a C string, "l" a number; with "E", a refusal is a reply. The reply and
+    // its elements are null or valid.
     unsafe {
         let (command, format) = (c"SCAN".as_ptr(), c"scsclccE".as_ptr());
         let (matches, counts, kind, hash) =
@@ -137,10 +137,10 @@ pub(crate) fn scan(
     }
 }
 
-/// The channels that begin like this and that somebody has subscribed to at this server; `kind` is `CHANNELS` or
-/// `SHARDCHANNELS`. None if the server refuses to say.
+/// Channels that match `pattern` and have subscribers at this server; empty if the server refuses to answer. `kind` is
+/// `CHANNELS` or `SHARDCHANNELS`.
 pub(crate) fn channels(ctx: Ctx<'_>, kind: &CStr, pattern: &CStr) -> Vec<Vec<u8>> {
-    // SAFETY: "cc" takes two C strings. The reply is null or the server's.
+    // SAFETY: "cc" takes two C strings. The reply is null or valid.
     unsafe {
         let (command, format) = (c"PUBSUB".as_ptr(), c"cc".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, format, kind.as_ptr(), pattern.as_ptr()));
@@ -148,9 +148,9 @@ pub(crate) fn channels(ctx: Ctx<'_>, kind: &CStr, pattern: &CStr) -> Vec<Vec<u8>
     }
 }
 
-/// The rules of all users. None if the server refuses to say.
+/// The ACL rules of all users; empty if the server refuses to answer.
 pub(super) fn acl_rules(ctx: Ctx<'_>) -> Vec<Vec<u8>> {
-    // SAFETY: "c" takes a C string. The reply is null or the server's.
+    // SAFETY: "c" takes a C string. The reply is null or valid.
     unsafe {
         let (command, list) = (c"ACL".as_ptr(), c"LIST".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"c".as_ptr(), list));
@@ -158,12 +158,12 @@ pub(super) fn acl_rules(ctx: Ctx<'_>) -> Vec<Vec<u8>> {
     }
 }
 
-/// False if the slot of these keys, which is one, is not served here (any more), or if it is on its way to or from
-/// another node and not all of them are here. Only to be asked in a cluster.
+/// Whether this server serves the slot of these keys, and, while the slot migrates, has all of them. All keys must be
+/// in one slot. For clusters only.
 pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {
     let argv: Vec<*mut raw::RedisModuleString> = keys.iter().map(|key| key.as_ptr()).collect();
-    // SAFETY: "v" takes a list of strings with its length. A null reply is the server's refusal to touch a key
-    // of another node, or one that migrates and is gone already.
+    // SAFETY: "v" takes an array of strings and its length. A null reply means that the server refuses to touch a key
+    // of another node, or one that has already migrated.
     unsafe {
         let (list, len) = (argv.as_ptr(), argv.len());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), c"EXISTS".as_ptr(), c"v".as_ptr(), list, len));
@@ -176,9 +176,9 @@ pub(crate) fn serves_slot_of(ctx: Ctx<'_>, keys: &[&Str<'_>]) -> bool {
     }
 }
 
-/// The slot of a key in a cluster; `None` if the server refuses to say.
+/// The slot of a key in a cluster; `None` if the server refuses to answer.
 pub(crate) fn slot_of(ctx: Ctx<'_>, key: &Str<'_>) -> Option<i64> {
-    // SAFETY: "cs" takes a C string and one of the server's. The reply is null or the server's.
+    // SAFETY: "cs" takes a C string and a server string. The reply is null or valid.
     unsafe {
         let (command, keyslot) = (c"CLUSTER".as_ptr(), c"KEYSLOT".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cs".as_ptr(), keyslot, key.as_ptr()));
@@ -192,15 +192,16 @@ pub(crate) fn slot_of(ctx: Ctx<'_>, key: &Str<'_>) -> Option<i64> {
     }
 }
 
-/// True if the server knows this command under this name: an operator may have renamed it.
+/// Whether the server knows a command by this name. An operator may have renamed it.
 pub(crate) fn knows_command(ctx: Ctx<'_>, name: &CStr) -> bool {
     original_name(ctx, name).is_some()
 }
 
-/// What the server itself calls the command that has this name here; `None` if there is none, or if the server does not say.
+/// The original name of the command that is called `name` at this server; `None` if it does not exist or the server
+/// refuses to answer.
 pub(in crate::server) fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
-    // SAFETY: "cc" takes two C strings. The reply is an array with one element, null if there is none such, else an array that
-    // begins with the name.
+    // SAFETY: "cc" takes two C strings. The reply is an array with one element: null if the command does not exist,
+    // otherwise an array that begins with the name.
     unsafe {
         let (command, info) = (c"COMMAND".as_ptr(), c"INFO".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"cc".as_ptr(), info, name.as_ptr()));
@@ -216,10 +217,10 @@ pub(in crate::server) fn original_name(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<
     }
 }
 
-/// A setting of the server; `None` if it has none of this name, or refuses to say.
+/// The value of a server setting; `None` if it does not exist or the server refuses to answer.
 pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
-    // SAFETY: "cc" takes two C strings. The reply is null or the server's, and so are its elements, which come in pairs
-    // of a name and a value; as an array, as no other kind of reply was asked for.
+    // SAFETY: "cc" takes two C strings. The reply and its elements are null or valid. It is an array of names and
+    // values, because no other reply type was requested.
     unsafe {
         let (get, name) = (c"GET".as_ptr(), name.as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), c"CONFIG".as_ptr(), c"cc".as_ptr(), get, name));
@@ -233,11 +234,11 @@ pub(crate) fn setting(ctx: Ctx<'_>, name: &CStr) -> Option<Vec<u8>> {
     }
 }
 
-/// The setting that says after how many milliseconds the server goes on reading from clients although a script still runs.
+/// The setting for the time after which the server reads from clients while a script is still running, in milliseconds.
 const BUSY_THRESHOLD: &CStr = c"busy-reply-threshold";
 
-/// Does something during which the server waits for a script however long it runs. `None`, and nothing was done, if it does not
-/// let that be set.
+/// Runs `body` while the server waits for scripts without limit. Returns `None` without running it if the server
+/// refuses to change the setting.
 pub(super) fn with_unlimited_script_time<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> Option<T> {
     struct Before<'a>(Ctx<'a>, Str<'static>);
     impl Drop for Before<'_> {
@@ -246,7 +247,7 @@ pub(super) fn with_unlimited_script_time<T>(ctx: Ctx<'_>, body: impl FnOnce() ->
         }
     }
     let before = Str::new(&setting(ctx, BUSY_THRESHOLD)?);
-    // Not 0, which means the same on some servers only.
+    // 0 means "no limit" only on some servers.
     if !set(ctx, BUSY_THRESHOLD, &Str::from_number(i64::MAX)) {
         return None;
     }
@@ -254,9 +255,9 @@ pub(super) fn with_unlimited_script_time<T>(ctx: Ctx<'_>, body: impl FnOnce() ->
     Some(body())
 }
 
-/// Changes a setting of the server. False if it refuses.
+/// Changes a server setting. False if the server refuses.
 fn set(ctx: Ctx<'_>, name: &CStr, value: &Str<'_>) -> bool {
-    // SAFETY: "ccs" takes two C strings and one of the server's. The reply is null or the server's.
+    // SAFETY: "ccs" takes two C strings and a server string. The reply is null or valid.
     unsafe {
         let (command, set, name) = (c"CONFIG".as_ptr(), c"SET".as_ptr(), name.as_ptr());
         let reply =
@@ -270,7 +271,7 @@ fn set(ctx: Ctx<'_>, name: &CStr, value: &Str<'_>) -> bool {
     }
 }
 
-/// The text of a string or an error; empty if it is neither, or null.
+/// The text of a string or an error; empty for null and all other types.
 ///
 /// # Safety
 /// `reply` is null or a reply of the server.
@@ -279,7 +280,7 @@ pub(super) unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
     if reply.is_null() {
         return Vec::new();
     }
-    // SAFETY: the caller's promise; the text of what has none is null, and any other lives as long as the reply.
+    // SAFETY: guaranteed by the caller. Other types have a null text; a non-null text lives as long as the reply.
     unsafe {
         let start = call!(RedisModule_CallReplyStringPtr(reply, &mut len));
         if start.is_null() {
@@ -289,7 +290,7 @@ pub(super) unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Vec<u8> {
     }
 }
 
-/// The texts in an array; none if it is none, or null.
+/// The texts of an array's elements; empty for null and all other types.
 ///
 /// # Safety
 /// `reply` is null or a reply of the server.
@@ -297,19 +298,19 @@ unsafe fn texts_of(reply: *mut raw::RedisModuleCallReply) -> Vec<Vec<u8>> {
     if reply.is_null() {
         return Vec::new();
     }
-    // SAFETY: the caller's promise; elements are null or the server's, and live as long as the array.
+    // SAFETY: guaranteed by the caller. Elements are null or valid, and live as long as the array.
     unsafe {
         let len = call!(RedisModule_CallReplyLength(reply));
         (0..len).map(|at| text_of(call!(RedisModule_CallReplyArrayElement(reply, at)))).collect()
     }
 }
 
-/// The same, and frees it.
+/// Returns the texts of an array's elements and frees the array.
 ///
 /// # Safety
-/// `reply` is null or a reply of the server that is not used any more.
+/// `reply` is null or a reply of the server that is no longer used.
 unsafe fn take_texts(reply: *mut raw::RedisModuleCallReply) -> Vec<Vec<u8>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let texts = texts_of(reply);
         if !reply.is_null() {
@@ -319,7 +320,7 @@ unsafe fn take_texts(reply: *mut raw::RedisModuleCallReply) -> Vec<Vec<u8>> {
     }
 }
 
-/// The type of a reply as [`RedisModule_CallReplyType`](raw::RedisModule_CallReplyType) answers it.
+/// Converts a constant to the type that [`RedisModule_CallReplyType`](raw::RedisModule_CallReplyType) returns.
 pub(super) fn reply_type(constant: isize) -> c_int {
     c_int::try_from(constant).unwrap_or(c_int::MIN)
 }

@@ -2,13 +2,13 @@
 
 //! Safe wrappers over the module API: the only place with `unsafe`.
 //!
-//! The server calls a module on one thread at a time, the one that holds its global lock, and so every
-//! wrapper here may only be used from inside a callback of the server. [`Ctx`] is the proof: nobody else
-//! makes one. A callback that gets no context has an [`InCallback`], which opens the module's own state only. Every `extern "C"` function goes through [`guard()`], because a panic that leaves it would end
-//! the server.
+//! The server calls a module on one thread at a time, the one that holds its global lock. So every wrapper may only be
+//! used inside a callback of the server. [`Ctx`] is the proof of that, and only this module creates one. A callback
+//! without a context has an [`InCallback`], which gives access to the module's own state only. Every `extern "C"`
+//! function goes through [`guard()`], because a panic that leaves it would crash the server.
 
-/// Calls a function of the module API. All that the module needs are checked at load
-/// ([`registration::load::missing_symbols`]); an absent one is a defect of ours, and ends in [`guard()`].
+/// Calls a function of the module API. Every function that the module needs is checked at load
+/// ([`registration::load::missing_symbols`]). A missing function is a bug, and the panic ends in [`guard()`].
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         match redis_module::raw::$function {

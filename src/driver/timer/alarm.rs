@@ -14,7 +14,7 @@ const OVERDUE_TOLERANCE_US: MonoUs = 20_000;
 /// Maximum delay that the timer is set to, in milliseconds. Work that is due later sets the timer again when it fires.
 ///
 /// So an unneeded timer fires soon and does not have to be stopped. Setting and stopping one per hand-over would add a
-/// fourteenth to its cost. Besides, Redis before 7.2.2 counts the microseconds until the next timer in 32 bits: a timer
+/// fourteenth to its cost. Besides, Redis before 7.2.2 counts the microseconds until the next timer in 32 bits. A timer
 /// more than 35 minutes ahead would keep its event loop busy.
 const MAX_DELAY_MS: u64 = 10_000;
 

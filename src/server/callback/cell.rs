@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT
 
-//! State that only callbacks of the server touch.
+//! State that is only accessed in callbacks of the server.
 
 use std::cell::UnsafeCell;
 
-/// The proof that a callback of the server runs: it opens the module's own state, and nothing of the server's. A [`Ctx`](crate::server::Ctx) is
-/// one too. Some callbacks get no context, and so have no other.
+/// The proof that a callback of the server is running, for callbacks that get no context. It gives access to the
+/// module's own state, but not to the server. A [`Ctx`](crate::server::Ctx) is such a proof, too.
 #[derive(Clone, Copy)]
 pub(crate) struct InCallback(());
 
 impl InCallback {
-    /// For a callback that gets no context.
+    /// Creates the proof in a callback without a context.
     ///
     /// # Safety
-    /// A callback of the server runs, and the result is not kept beyond it.
+    /// A callback of the server is running, and the result is not kept beyond it.
     pub(crate) unsafe fn claim() -> InCallback {
         InCallback(())
     }
 }
 
-/// A value that only callbacks of the server touch.
+/// A value that is only accessed in callbacks of the server.
 pub(crate) struct ServerCell<T>(UnsafeCell<T>);
 
-// SAFETY: the server runs the callbacks of modules on one thread at a time, and access needs an `InCallback`,
-// which exists in a callback only.
+// SAFETY: the server runs the callbacks of modules on one thread at a time. Access needs an `InCallback`, which exists
+// only in a callback.
 unsafe impl<T> Sync for ServerCell<T> {}
 
 impl<T> ServerCell<T> {
@@ -32,16 +32,16 @@ impl<T> ServerCell<T> {
     }
 
     pub(crate) fn get(&self, _proof: impl Into<InCallback>) -> &T {
-        // SAFETY: only shared references are ever made of the content; see `Sync` above for threads.
+        // SAFETY: only shared references to the content are ever created. For threads, see `Sync` above.
         unsafe { &*self.0.get() }
     }
 
-    /// Puts another value in its place.
+    /// Replaces the value and returns the previous one.
     ///
     /// # Safety
-    /// Nothing that was borrowed from the value is used any more.
+    /// Nothing that was borrowed from the value is still used.
     pub(in crate::server) unsafe fn replace(&self, _proof: impl Into<InCallback>, value: T) -> T {
-        // SAFETY: the caller's promise; see `Sync` above for threads.
+        // SAFETY: guaranteed by the caller. For threads, see `Sync` above.
         unsafe { std::mem::replace(&mut *self.0.get(), value) }
     }
 }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT
 
-//! Where a panic of the module ends, and what callbacks answer.
+//! The guard that stops panics at the boundary of a callback.
 
 use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the API's functions answer when all is well, and callbacks too.
+/// Return value for success, of API functions and of callbacks.
 pub(crate) const OK: c_int = 0;
 
-/// The opposite of [`OK`].
+/// Return value for failure, the opposite of [`OK`].
 pub(crate) const ERR: c_int = 1;
 
-/// How many callbacks ended in a panic since the module was loaded.
+/// Number of callbacks that have panicked since the module was loaded.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// The reply to a command whose code failed; what happened stands in the server's log.
+/// Reply to a command that has panicked. The server's log has the details.
 pub(crate) const INTERNAL_ERROR: &str = "ERR internal error, see the server's log";
 
-/// Runs the body of a callback; a panic in it becomes `None`, after the panic hook has logged it.
+/// Runs the body of a callback. A panic becomes `None`, after the panic hook has logged it.
 pub(crate) fn guard<T>(body: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(body)).ok();
     if result.is_none() {
@@ -27,7 +27,7 @@ pub(crate) fn guard<T>(body: impl FnOnce() -> T) -> Option<T> {
     result
 }
 
-/// How many callbacks ended in a panic since the module was loaded.
+/// Number of callbacks that have panicked since the module was loaded.
 pub(crate) fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)
 }
@@ -42,7 +42,7 @@ mod tests {
     use super::{guard, panics};
 
     #[test]
-    fn a_panic_ends_at_the_guard_and_is_counted() {
+    fn panics_end_at_the_guard() {
         assert_eq!(guard(|| 7), Some(7));
         let before = panics();
         assert_eq!(guard(|| panic!("on purpose")), None::<()>);

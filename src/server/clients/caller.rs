@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Who calls: the user, the address, and what that user may read.
+//! The calling client: its user, its address and its permissions.
 
 use std::cell::{Cell, OnceCell};
 use std::ffi::c_int;
@@ -13,23 +13,24 @@ use crate::server::keys::string;
 use crate::server::version::{self, Version};
 use crate::server::{Ctx, ServerCell, Str, OK};
 
-/// Since when every server answers null for the name of a user that there is not: before, most end.
+/// First version in which every server returns null for the name of a missing user. Most earlier versions crash.
 const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);
 
-/// `REDISMODULE_CMD_CHANNEL_SUBSCRIBE`, which the bindings leave out.
+/// `REDISMODULE_CMD_CHANNEL_SUBSCRIBE`, which the bindings lack.
 const CHANNEL_SUBSCRIBE: u64 = 1 << 2;
 
-/// What `CLIENT LIST` calls the user of a connection that may do everything.
+/// The user of an unrestricted connection, as shown by `CLIENT LIST`.
 const NO_USER: &[u8] = b"(superuser)";
 
-/// The client that calls, by its id, if it is a connection. Another module calls as a client of its own, and so does a script: that
-/// client is none of those that the server lists. Valkey 9 finds it there all the same. So where that is not known, it is asked
-/// whether a script calls.
+/// The id of the calling client if it is a connection.
+///
+/// Scripts and other modules call with a client of their own, which the server does not list. Valkey 9 finds such a
+/// client by its id nevertheless. So on servers with unknown internals, the flags decide whether a script calls.
 #[inline]
 pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
     static SCRIPT_CLIENTS_ARE_UNLISTED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
-    /// Ids of clients that were connected when they called. No id is ever another client's, and who calls is connected still: so
-    /// it needs not be asked again.
+    /// Ids of clients that were connected during an earlier call. An id is never reused, and a caller is still
+    /// connected, so a cached id needs no further check.
     static SEEN: ServerCell<[Cell<u64>; 64]> = ServerCell::new([const { Cell::new(0) }; 64]);
     let script_clients_are_unlisted =
         || version::is_redis() && version::server_version().is_some_and(version::is_known_version);
@@ -47,10 +48,10 @@ pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
     Some(id)
 }
 
-/// A client's line in `CLIENT LIST`; `None` if there is none with this id, or if the server has no such command.
+/// A client's line in `CLIENT LIST`; `None` if the id does not exist or the server lacks the command.
 pub(in crate::server) fn client_list_line(ctx: Ctx<'_>, id: u64) -> Option<Vec<u8>> {
     let id = i64::try_from(id).ok()?;
-    // SAFETY: "ccl" takes two C strings and a long long; the reply is freed here, and its text copied before.
+    // SAFETY: "ccl" takes two C strings and a long long. The text is copied before the reply is freed.
     unsafe {
         let (list, by) = (c"LIST".as_ptr(), c"ID".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, by, id));
@@ -67,35 +68,35 @@ pub(in crate::server) fn client_list_line(ctx: Ctx<'_>, id: u64) -> Option<Vec<u
     }
 }
 
-/// A field of such a line; `name` is with the `=`.
+/// A field of a line of `CLIENT LIST`. `name` includes the `=`.
 pub(in crate::server) fn line_field<'a>(line: &'a [u8], name: &str) -> Option<&'a [u8]> {
     line.split(|byte| byte.is_ascii_whitespace()).find_map(|word| word.strip_prefix(name.as_bytes()))
 }
 
-/// Who calls, as far as the server says.
+/// The calling client, as far as the server reports it.
 pub(crate) struct Caller {
-    /// `None` too for who may do everything.
+    /// Also `None` for an unrestricted client.
     user: Option<Vec<u8>>,
     address: Option<Vec<u8>>,
-    /// It is known to have no user, and so may do everything.
+    /// The client is known to have no user and is therefore unrestricted.
     unrestricted: bool,
     is_closing: bool,
 }
 
 impl Caller {
-    /// Asks the server: not for where it has to be fast.
+    /// Queries the server, which is slow.
     pub(crate) fn of(ctx: Ctx<'_>) -> Caller {
         let line = client_list_line(ctx, ctx.client_id()).unwrap_or_default();
         let user = line_field(&line, "user=");
-        // A user may be called so, too.
+        // A user may have this name, too.
         let unrestricted = user == Some(NO_USER) && matches!(Access::of(NO_USER), Access::Nothing);
-        // A script has no connection that is listed, but on some servers a user.
+        // A script has no listed connection, but on some servers it has a user.
         let user = user.filter(|_| !unrestricted).map(<[u8]>::to_vec).or_else(|| user_name(ctx));
         let address = line_field(&line, "addr=").map(<[u8]>::to_vec);
         Caller { user, address, unrestricted, is_closing: line_is_closing(&line) }
     }
 
-    /// True if the server has decided to close its connection, or does not say.
+    /// True if the server has decided to close the client's connection, or does not report it.
     pub(in crate::server) fn is_closing(&self) -> bool {
         self.is_closing
     }
@@ -108,7 +109,7 @@ impl Caller {
         self.address.as_deref()
     }
 
-    /// What it may read and write.
+    /// The client's permissions for keys and channels.
     pub(crate) fn access(&self) -> Access {
         let Some(user) = &self.user else {
             return if self.unrestricted { Access::Everything } else { Access::Nothing };
@@ -117,12 +118,12 @@ impl Caller {
     }
 }
 
-/// The name of the user, where to ask for it is safe.
+/// The name of the current user, on servers where the query is safe.
 fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     if version::server_version()? < SAFE_USER_NAME_SINCE {
         return None;
     }
-    // SAFETY: the context is that of the running callback; the string, if there is one, is ours to free.
+    // SAFETY: the context belongs to the running callback. The string, if any, is freed here.
     unsafe {
         let name = raw::RedisModule_GetCurrentUserName?(ctx.as_ptr());
         if name.is_null() {
@@ -134,7 +135,7 @@ fn user_name(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     }
 }
 
-/// Which keys somebody may read, and write. Not to be kept beyond the callback: users can be deleted.
+/// Permissions for keys, channels and commands. Must not be kept beyond the callback, because users can be deleted.
 pub(crate) enum Access {
     Everything,
     Nothing,
@@ -142,9 +143,9 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// That of the user with this name.
+    /// The permissions of the user with this name.
     fn of(user: &[u8]) -> Access {
-        // SAFETY: the name outlives the call; null is the answer for a user that there is not any more.
+        // SAFETY: the name outlives the call. The result is null if the user does not exist.
         let user = unsafe { call!(RedisModule_GetModuleUserFromUserName(Str::new(user).as_ptr())) };
         if user.is_null() {
             return Access::Nothing;
@@ -166,13 +167,14 @@ impl Access {
             Access::Nothing => false,
             Access::User(user) => {
                 let what = i32::try_from(CHANNEL_SUBSCRIBE).unwrap_or(0);
-                // SAFETY: the user was found in this callback; the channel outlives the call.
+                // SAFETY: the user was found in this callback. The channel outlives the call.
                 unsafe { call!(RedisModule_ACLCheckChannelPermissions(*user, channel.as_ptr(), what)) == OK }
             }
         }
     }
 
-    /// Gives the context this user for as long as `body` runs. Only for servers that can do so ([`deferred`](super::deferred) asks).
+    /// Sets this user in the context while `body` runs. Only for servers that support it, which
+    /// [`deferred`](super::deferred) checks.
     pub(in crate::server) fn with_user<T>(&self, ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
         struct UserReset<'a>(Ctx<'a>);
         impl Drop for UserReset<'_> {
@@ -181,7 +183,7 @@ impl Access {
             }
         }
         fn set(ctx: Ctx<'_>, user: *const raw::RedisModuleUser) {
-            // SAFETY: the context is alive; the user is null, or outlives what it is lent for.
+            // SAFETY: the context is alive. The user is null or outlives its use in the context.
             unsafe { raw::RedisModule_SetContextUser.map(|set| set(ctx.as_ptr(), user)) };
         }
         let Access::User(user) = self else { return body() };
@@ -190,14 +192,16 @@ impl Access {
         body()
     }
 
-    /// Whether this command may be called with these keys and channels: its name and as many arguments as it needs at least.
+    /// Whether the user may call a command with its keys and channels. `words` has the command's name and at least its
+    /// minimum of arguments.
     pub(in crate::server) fn may_call(&self, words: &mut [*mut raw::RedisModuleString]) -> bool {
         match self {
             Access::Everything => true,
             Access::Nothing => false,
             Access::User(user) => {
                 let len = c_int::try_from(words.len()).unwrap_or(0);
-                // SAFETY: the user was found in this callback; pointer and length are those of a list of strings.
+                // SAFETY: the user was found in this callback. The pointer and the length belong to an array of
+                // strings.
                 unsafe { call!(RedisModule_ACLCheckCommandPermissions(*user, words.as_mut_ptr(), len)) == OK }
             }
         }
@@ -210,7 +214,7 @@ impl Access {
             Access::User(user) => {
                 let key = Str::new(key);
                 let flags = i32::try_from(what).unwrap_or(0);
-                // SAFETY: the user was found in this callback; the key outlives the call.
+                // SAFETY: the user was found in this callback. The key outlives the call.
                 unsafe { call!(RedisModule_ACLCheckKeyPermissions(*user, key.as_ptr(), flags)) == OK }
             }
         }
@@ -220,13 +224,13 @@ impl Access {
 impl Drop for Access {
     fn drop(&mut self) {
         if let Access::User(user) = self {
-            // SAFETY: it was made by `access` and is freed once; the server's user stays.
+            // SAFETY: the object was made by `of` and is freed once. The server's user stays.
             unsafe { call!(RedisModule_FreeModuleUser(*user)) };
         }
     }
 }
 
-/// True if the server has decided to close the connection of this client, or does not say.
+/// True if the server has decided to close this client's connection, or does not report it.
 pub(crate) fn is_closing(ctx: Ctx<'_>, id: u64) -> bool {
     client_list_line(ctx, id).is_none_or(|line| line_is_closing(&line))
 }
@@ -240,7 +244,7 @@ mod tests {
     use super::line_field;
 
     #[test]
-    fn a_field_is_found_by_its_whole_name() {
+    fn fields_match_by_their_whole_name() {
         let line = b"id=3 addr=1.2.3.4:5 laddr=1.2.3.4:6 name=user=x user=app db=0\n";
         assert_eq!(line_field(line, "addr="), Some(&b"1.2.3.4:5"[..]));
         assert_eq!(line_field(line, "user="), Some(&b"app"[..]));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! Commands that are carried out a moment later, from a timer, while their client is blocked.
+//! Commands that run slightly later, from a timer, while their client is blocked.
 //!
-//! While a script is slow, the server reads what other clients send. The client that has called the script is protected from
-//! being freed meanwhile. If a module calls the script on behalf of a client, it is one of the module's that is protected, and
-//! the server ends when the real one hangs up in the middle of its command (tried on Redis 7.0, 8.0 and 8.6, and on Valkey 8.1
-//! and 9.1). A blocked client may be freed at any time. And no timer fires while a script is slow, so that one never begins within
-//! another.
+//! While a script is slow, the server reads the input of other clients, and protects the client that has called the
+//! script from being freed. If a module calls the script for a client, a client of the module is protected instead. If
+//! the real client then disconnects during its command, the server crashes (tested on Redis 7.0, 8.0, 8.6 and on Valkey
+//! 8.1, 9.1). A blocked client may be freed at any time. Timers do not fire while a script is slow, so deferred
+//! commands never nest.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,44 +19,44 @@ use crate::server::clients::caller::Caller;
 use crate::server::registration::command::Args;
 use crate::server::{enter, timer, Ctx, InCallback, ServerCell, Str};
 
-/// While nothing may be sent to replicas, it is tried again in so many milliseconds.
+/// Interval between attempts while nothing may be sent to replicas, in milliseconds.
 const RETRY_MS: u64 = 1;
 
 static PENDING: ServerCell<RefCell<VecDeque<DeferredCommand>>> =
     ServerCell::new(RefCell::new(VecDeque::new()));
 
-/// The timer is set.
+/// Whether the timer is set.
 static TIMER_IS_SET: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// Carries out a command with its name and arguments. The context replies to the client, and has its database and its user.
+/// Runs a command with its name and arguments. The context replies to the client, and has its database and its user.
 pub(crate) type CommandFn = for<'a> fn(Ctx<'a>, Args<'a>) -> Result<(), Error>;
 
-/// A command that is still to be carried out.
+/// A command that has not run yet.
 struct DeferredCommand {
     client: *mut raw::RedisModuleBlockedClient,
-    /// Whose permissions it had when it was called.
+    /// The user at the time of the call.
     user: Option<Vec<u8>>,
     words: Vec<Str<'static>>,
     command_fn: CommandFn,
 }
 
-/// Blocks the caller, and carries out its command as soon as nothing else is. False if that is not possible: the caller gets its
-/// reply at once or never, or the server (Redis before 7.0.6) cannot act for a user later.
+/// Blocks the caller, and runs its command as soon as no other command is running. Returns false if that is impossible:
+/// the caller cannot wait for its reply, or the server (Redis before 7.0.6) cannot set a context's user.
 pub(crate) fn run_later(ctx: Ctx<'_>, command: Args<'_>, command_fn: CommandFn) -> bool {
-    // SAFETY: the table of functions does not change any more.
+    // SAFETY: the function table does not change after load.
     if ctx.flags().denies_blocking() || unsafe { raw::RedisModule_SetContextUser }.is_none() {
         return false;
     }
     let user = Caller::of(ctx).user().map(<[u8]>::to_vec);
-    // SAFETY: the context is that of the running command. Without callbacks for it, the client gets what was added to its reply
+    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply that is built
     // until it is unblocked.
     let client = unsafe { call!(RedisModule_BlockClient(ctx.as_ptr(), None, None, None, 0)) };
     if client.is_null() {
         return false;
     }
-    // SAFETY: the handle has just been made. The module cannot be unloaded while a client is blocked.
+    // SAFETY: the handle was just created. The module cannot be unloaded while a client is blocked.
     unsafe { call!(RedisModule_SetDisconnectCallback(client, Some(disconnected))) };
-    // Copies, as the server may change its own when the command has returned.
+    // The words are copied, because the server may change its own after the command has returned.
     let words = (0..command.len()).filter_map(|at| command.bytes(at)).map(Str::new).collect();
     let pending = DeferredCommand { client, user, words, command_fn };
     PENDING.get(ctx).borrow_mut().push_back(pending);
@@ -64,22 +64,22 @@ pub(crate) fn run_later(ctx: Ctx<'_>, command: Args<'_>, command_fn: CommandFn) 
     true
 }
 
-/// How many are still to be carried out.
+/// Number of deferred commands.
 pub(crate) fn pending(proof: InCallback) -> usize {
     PENDING.get(proof).borrow().len()
 }
 
-/// A client has gone before its turn has come, and its command with it.
+/// Drops the command of a client that has disconnected.
 unsafe extern "C" fn disconnected(ctx: *mut raw::RedisModuleCtx, client: *mut raw::RedisModuleBlockedClient) {
     let forget = |ctx: Ctx<'_>| {
         let mut pending = PENDING.get(ctx).borrow_mut();
         let at = pending.iter().position(|pending| pending.client == client);
-        // One that is being carried out is unblocked afterwards.
+        // If the command is already running, it is unblocked afterwards.
         if at.and_then(|at| pending.remove(at)).is_some() {
             unblock(client);
         }
     };
-    // SAFETY: the context is that of this callback.
+    // SAFETY: the context belongs to this callback.
     unsafe { enter(ctx, forget) };
 }
 
@@ -95,7 +95,8 @@ fn on_timer(ctx: Ctx<'_>) {
         if ctx.is_paused() || ctx.flags().is_loading() {
             break;
         }
-        // Nothing is borrowed while one is carried out: if it is slow, clients of others go meanwhile.
+        // The table must not be borrowed while a command runs: during a slow command, clients of other commands may
+        // disconnect.
         let next = PENDING.get(ctx).borrow_mut().pop_front();
         let Some(next) = next else { return };
         next.run();
@@ -106,7 +107,7 @@ fn on_timer(ctx: Ctx<'_>) {
 }
 
 impl DeferredCommand {
-    /// Carries it out and replies.
+    /// Runs the command and replies.
     fn run(self) {
         let argv: Vec<*mut raw::RedisModuleString> = self.words.iter().map(Str::as_ptr).collect();
         let reply = |ctx: Ctx<'_>| {
@@ -116,7 +117,7 @@ impl DeferredCommand {
                 ctx.reply_error(&error.to_string());
             }
         };
-        // SAFETY: the client is blocked. The context adds to its reply, and is used no more after it is freed here.
+        // SAFETY: the client is blocked. The context adds to its reply, and is not used after it is freed here.
         unsafe {
             let ctx = call!(RedisModule_GetThreadSafeContext(self.client));
             if enter(ctx, reply).is_none() {
@@ -131,13 +132,13 @@ impl DeferredCommand {
         if !ctx.is_primary() {
             return Err(Error::Demoted);
         }
-        // A user that was deleted meanwhile has left its connections to another one until they are closed.
+        // If the user was deleted meanwhile, its connections belong to another user until they are closed.
         let caller = Caller::of(ctx);
         if caller.user() != self.user.as_deref() || caller.is_closing() {
             return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }
         let access = caller.access();
-        // Its rights may be others by now.
+        // The user's permissions may have changed.
         if !access.may_call(&mut words.raw().to_vec()) {
             return Err(Error::NotGuarded(NotGuarded::NoPermission));
         }
@@ -146,6 +147,7 @@ impl DeferredCommand {
 }
 
 fn unblock(client: *mut raw::RedisModuleBlockedClient) {
-    // SAFETY: the handle is that of `carry_out`, and this is the one call for it: it was taken from the table before.
+    // SAFETY: the handle came from `run_later`. This is the only call for it, because it was removed from the table
+    // before.
     unsafe { call!(RedisModule_UnblockClient(client, ptr::null_mut())) };
 }

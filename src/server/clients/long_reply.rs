@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Replies with so many entries that the server would keep others waiting while it puts them together.
+//! Replies with so many entries that building them at once would delay other clients.
 //!
-//! Such a reply is made in portions, one every millisecond, while its client is blocked. All of them together get one portion at a
-//! time. What the reply is about is found when the call is made; an entry says what is so when it is put together, and is left out
-//! if its subject has gone by then.
+//! Such a reply is built in portions, one per millisecond, while its client is blocked. All long replies together get
+//! one portion at a time. The call determines the subjects of its entries. Each entry shows the state at the time when
+//! it is built, and is omitted if its subject no longer exists.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,35 +14,36 @@ use redis_module::raw;
 
 use crate::server::{enter, timer, Ctx, InCallback, ServerCell};
 
-/// How many entries are put together at a time; a reply with no more is made at once.
+/// Number of entries per portion. A reply with at most this many is built at once.
 const PORTION: usize = 500;
 
-/// Milliseconds between two portions.
+/// Interval between two portions, in milliseconds.
 const PORTION_INTERVAL_MS: u64 = 1;
 
 static PENDING: ServerCell<RefCell<VecDeque<PendingReply>>> = ServerCell::new(RefCell::new(VecDeque::new()));
 
-/// The timer for the next portion is set.
+/// Whether the timer for the next portion is set.
 static TIMER_IS_SET: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// Adds the next portion of entries to a reply, in its own context. Returns how many there were, and whether there are more.
+/// Adds the next portion of entries to a reply, in the reply's own context. Returns the number of entries, and whether
+/// more follow.
 type Portion = Box<dyn FnMut(Ctx<'_>) -> (usize, bool)>;
 
-/// A reply that is being made.
+/// A reply that is being built.
 struct PendingReply {
-    /// The context that adds to the reply of the blocked client, whether that is still there or not.
+    /// The context that adds to the client's reply, even if the client has disconnected.
     ctx: *mut raw::RedisModuleCtx,
     client: *mut raw::RedisModuleBlockedClient,
     portion: Portion,
-    /// How many entries it has so far.
+    /// Number of entries so far.
     len: usize,
-    /// Adds what stands behind the array.
+    /// Adds the part of the reply after the array.
     after: Box<dyn Fn(Ctx<'_>)>,
 }
 
-/// Replies with an array of at most `len` entries: at once if these are few, or if the caller cannot be blocked, as in a
-/// transaction. `next` hands out the next so many things, or what is left, and `entry` replies with one of them, or returns
-/// false: it has gone.
+/// Replies with an array of at most `len` entries. It is built at once if it is short, or if the caller cannot be
+/// blocked, as in a transaction. `next` returns at most the given number of subjects, fewer only at the end. `entry`
+/// replies with one entry, or returns false if its subject no longer exists.
 pub(crate) fn array<T: 'static>(
     ctx: Ctx<'_>,
     len: usize,
@@ -52,17 +53,17 @@ pub(crate) fn array<T: 'static>(
     array_within(ctx, |_| {}, Entries { len, next, entry }, |_| {});
 }
 
-/// The entries of such an array.
+/// The entries of a long array.
 pub(crate) struct Entries<T, N> {
-    /// The maximum number.
+    /// Maximum number of entries.
     pub(crate) len: usize,
-    /// Returns the next things, at most as many as it is asked for; fewer end the array.
+    /// Returns at most the given number of subjects. Fewer mean the end of the array.
     pub(crate) next: N,
-    /// Replies with one thing; false if it has gone and is left out.
+    /// Replies with one entry, or returns false if its subject no longer exists.
     pub(crate) entry: fn(Ctx<'_>, T) -> bool,
 }
 
-/// Replies with something more than such an array: `before` and `after` add what stands around it.
+/// Replies with an array of entries between the parts that `before` and `after` add.
 pub(crate) fn array_within<T: 'static, N: FnMut(usize) -> Vec<T> + 'static>(
     ctx: Ctx<'_>,
     before: impl Fn(Ctx<'_>),
@@ -86,7 +87,7 @@ pub(crate) fn array_within<T: 'static, N: FnMut(usize) -> Vec<T> + 'static>(
         ctx.set_array_len(len);
         return after(ctx);
     };
-    // SAFETY: the context has just been made, and lives until the reply is complete.
+    // SAFETY: the context was just created and lives until the reply is complete.
     unsafe { enter(reply, begin) };
     let portion = Box::new(move |ctx: Ctx<'_>| portion(ctx, PORTION));
     let pending = PendingReply { ctx: reply, client, portion, len: 0, after: Box::new(after) };
@@ -94,15 +95,15 @@ pub(crate) fn array_within<T: 'static, N: FnMut(usize) -> Vec<T> + 'static>(
     plan(ctx);
 }
 
-/// How many replies are being made.
+/// Number of replies that are being built.
 pub(crate) fn pending(proof: InCallback) -> usize {
     PENDING.get(proof).borrow().len()
 }
 
-/// Blocks the caller. `None` if the server does not allow that.
+/// Blocks the caller. `None` if the server refuses.
 fn block(ctx: Ctx<'_>) -> Option<(*mut raw::RedisModuleCtx, *mut raw::RedisModuleBlockedClient)> {
-    // SAFETY: the context is that of the running command. Without callbacks, the client gets what was added to its reply until
-    // it is unblocked. The module is not unloaded before that.
+    // SAFETY: the context belongs to the running command. Without callbacks, the client gets the reply that is built
+    // until it is unblocked. The module is not unloaded before that.
     unsafe {
         let client = call!(RedisModule_BlockClient(ctx.as_ptr(), None, None, None, 0));
         if client.is_null() {
@@ -118,18 +119,18 @@ fn plan(ctx: Ctx<'_>) {
     }
 }
 
-/// Makes the next portion of the reply whose turn it is.
+/// Builds the next portion of the first pending reply.
 fn on_timer(ctx: Ctx<'_>) {
     TIMER_IS_SET.get(ctx).set(false);
     let next = PENDING.get(ctx).borrow_mut().pop_front();
     if let Some(mut next) = next {
-        // SAFETY: the context is the reply's own, and lives until it is freed here. A reply whose portion panics ends there.
+        // SAFETY: the context belongs to the reply and lives until it is freed here. A panic ends the reply.
         let (len, more) = unsafe { enter(next.ctx, |ctx| (next.portion)(ctx)) }.unwrap_or((0, false));
         next.len += len;
         if more {
             PENDING.get(ctx).borrow_mut().push_back(next);
         } else {
-            // SAFETY: both came from `block`, and are used no more.
+            // SAFETY: both came from `block` and are no longer used.
             unsafe {
                 enter(next.ctx, |ctx| {
                     ctx.set_array_len(next.len);

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT
 
-//! The connection of a client, as the operating system sees it.
+//! The socket of a client, as the operating system sees it.
 
 use std::ffi::c_int;
 
 use crate::server::clients::caller;
 use crate::server::Ctx;
 
-/// The socket of a client that is blocked. Only looked at: it stays the server's.
+/// The socket of a blocked client. It is only polled; the server owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket(c_int);
 
 impl Socket {
-    /// The socket of a connected client. The API has no function for it, but `CLIENT LIST` shows it.
+    /// The socket of a connected client, taken from `CLIENT LIST` because the API has no function for it.
     pub(crate) fn of_client(ctx: Ctx<'_>, id: u64) -> Option<Socket> {
         caller::client_list_line(ctx, id).and_then(|line| parse(&line))
     }
 
-    /// True if the other side has closed the connection, or its half of it, even where the server has not
-    /// read so yet. Must not be asked for a client that the server has freed.
+    /// True if the peer has closed the connection or its sending half, even if the server has not noticed. Must not be
+    /// called for a client that the server has freed.
     pub(crate) fn is_hung_up(self) -> bool {
         self.poll_hangup() != 0
     }
 
-    /// True if the other side has closed the connection, or its half of it, and has read all that was sent before.
+    /// True if the peer has closed the connection or its sending half, and has read everything that was sent before.
     pub(crate) fn is_closed_cleanly(self) -> bool {
         self.poll_hangup() == libc::POLLRDHUP
     }
@@ -31,7 +31,7 @@ impl Socket {
     fn poll_hangup(self) -> libc::c_short {
         const GONE: libc::c_short = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         let mut poll = libc::pollfd { fd: self.0, events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: one structure is passed and said to be one; with a time of 0 the call does not wait.
+        // SAFETY: the call gets one structure and the length 1. With a timeout of 0 it does not wait.
         let ready = unsafe { libc::poll(&mut poll, 1, 0) };
         if ready > 0 {
             poll.revents & GONE
@@ -51,7 +51,7 @@ mod tests {
     use super::{parse, Socket};
 
     #[test]
-    fn a_line_of_client_list_has_the_socket() {
+    fn client_list_contains_the_socket() {
         assert_eq!(parse(b"id=3 addr=1.2.3.4:5 laddr=1.2.3.4:6 fd=12 name=x age=1"), Some(Socket(12)));
         assert_eq!(parse(b"id=3 addr=1.2.3.4:5 fd=-1 name="), None);
         assert_eq!(parse(b"id=3 name=fd"), None);

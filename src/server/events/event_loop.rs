@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The event loop of the server: when it begins to wait for input, and when it has it.
+//! Hooks in the server's event loop: before it waits for input, and after it has waited.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use redis_module::raw;
 use crate::server::events::subscription::{listen, notify, Listener};
 use crate::server::{Ctx, ServerCell};
 
-/// Who listens to the event loop, which is one subscription.
+/// The listeners, which share one subscription.
 static ON_WAKEUP: Listener<()> = ServerCell::new(Cell::new(None));
 static MESSAGES: Listener<()> = ServerCell::new(Cell::new(None));
 static ACKNOWLEDGEMENTS: Listener<()> = ServerCell::new(Cell::new(None));
@@ -18,7 +18,7 @@ static INBOXES: Listener<()> = ServerCell::new(Cell::new(None));
 
 const LISTENERS: [&Listener<()>; 4] = [&ON_WAKEUP, &MESSAGES, &ACKNOWLEDGEMENTS, &INBOXES];
 
-/// What the end of turns is listened to for.
+/// The purpose of an end-of-turn hook.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Messages,
@@ -36,33 +36,33 @@ impl Purpose {
     }
 }
 
-/// Calls `awake` whenever the event loop has waited for input, before it reads any. Ends with
-/// [`ignore_wakeups`], as it costs every turn of the loop.
+/// Calls `on_wakeup` whenever the event loop has waited for input, before it reads any. This costs every turn of the
+/// loop, so end it with [`ignore_wakeups`].
 pub(crate) fn listen_to_wakeups(ctx: Ctx<'_>, on_wakeup: fn(Ctx<'_>, ())) {
     ON_WAKEUP.get(ctx).set(Some(on_wakeup));
     listen_to_loop(ctx);
 }
 
-/// Ends [`listen_to_wakeups`]. Not from inside `awake`: the server uses the subscription after the call.
+/// Ends [`listen_to_wakeups`]. Must not be called inside its callback: the server uses the subscription afterwards.
 pub(crate) fn ignore_wakeups(ctx: Ctx<'_>) {
     ON_WAKEUP.get(ctx).set(None);
     listen_to_loop(ctx);
 }
 
-/// Calls `ends` whenever the event loop has carried out what it has read, before it writes to clients and replicas. Ends with
-/// [`ignore_turns`], as it costs every turn of the loop.
+/// Calls `on_turn_end` whenever the event loop has executed its input, before it writes to clients and replicas. This
+/// costs every turn of the loop, so end it with [`ignore_turns`].
 pub(crate) fn listen_to_turns(ctx: Ctx<'_>, purpose: Purpose, on_turn_end: fn(Ctx<'_>, ())) {
     purpose.listener().get(ctx).set(Some(on_turn_end));
     listen_to_loop(ctx);
 }
 
-/// Ends [`listen_to_turns`]. Not from inside an event, as [`ignore_wakeups`].
+/// Ends [`listen_to_turns`]. Must not be called inside an event: the server uses the subscription afterwards.
 pub(crate) fn ignore_turns(ctx: Ctx<'_>, purpose: Purpose) {
     purpose.listener().get(ctx).set(None);
     listen_to_loop(ctx);
 }
 
-/// Subscribes to the event loop if anybody listens to it, else ends that.
+/// Subscribes to the event loop while it has a listener, and unsubscribes otherwise.
 fn listen_to_loop(ctx: Ctx<'_>) {
     unsafe extern "C" fn on_event(
         ctx: *mut raw::RedisModuleCtx,
@@ -70,7 +70,7 @@ fn listen_to_loop(ctx: Ctx<'_>) {
         subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe {
             match subevent {
                 raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP => {
@@ -88,17 +88,17 @@ fn listen_to_loop(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
 }
 
-/// Nobody listens any more, as the module is unloaded.
+/// Removes all listeners when the module is unloaded.
 pub(in crate::server) fn forget(ctx: Ctx<'_>) {
     for listener in LISTENERS {
         listener.get(ctx).set(None);
     }
 }
 
-/// Ends the event loop's wait for input, if it is about to begin one. Redis 7.0 works out how long to wait before the
-/// last callbacks of a turn, and does not see a timer that is set in them.
+/// Ends the event loop's next wait for input. Redis 7.0 computes the length of that wait before the last callbacks of a
+/// turn, and misses a timer that they set.
 pub(crate) fn wake_up(_in_callback: Ctx<'_>) {
-    // A function of libc: the call comes later, when the module may have been unloaded.
-    // SAFETY: to free null is allowed, and does nothing.
+    // The function belongs to libc, because the call comes later, when the module may have been unloaded.
+    // SAFETY: freeing null is allowed and does nothing.
     unsafe { call!(RedisModule_EventLoopAddOneShot(Some(libc::free), std::ptr::null_mut())) };
 }

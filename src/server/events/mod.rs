@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Events of the server: keys, databases, connections, roles, and the turns of its event loop.
+//! Events of the server: keys, databases, connections, roles, and its event loop.
 
 pub(crate) mod event_loop;
 pub(crate) mod muted;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Keyspace events about changes of our own, which the module need not get.
+//! Suppression of keyspace events that the module itself causes.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use crate::server::{Ctx, ServerCell};
 
 static MUTED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// Does something whose events are about a change of our own, or about none of a lock.
+/// Runs `body` without passing on its keyspace events: they concern the module's own changes, or no lock.
 pub(crate) fn muted<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
     let before = MUTED.get(ctx).replace(true);
     let result = body();
@@ -16,7 +16,7 @@ pub(crate) fn muted<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// True while such a thing is done.
+/// True while events are muted.
 pub(in crate::server) fn is_muted(ctx: Ctx<'_>) -> bool {
     MUTED.get(ctx).get()
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 
-//! A way around a defect of Valkey 8.1.
+//! Workaround for a bug in Valkey 8.1.
 //!
-//! For a keyspace event that a client's command raises, that server lends the module the client itself as its
-//! context, and selects the event's database in it, without undoing that. After `MOVE key db` and
-//! `COPY key other DB db` the client then works in another database than it chose, and the command is
-//! replicated for that one: the replica loses the key. Any module that listens to keyspace events does that to
-//! it. So the database that the client had is selected again after such an event. On other servers the
-//! context's client is one of the server's own, to which this does nothing.
+//! For a keyspace event of a client's command, that server gives the module the client itself as its context. It
+//! selects the event's database there without selecting the previous one again. After `MOVE key db` and `COPY key other
+//! DB db`, the client then works in the wrong database. The command is also replicated for the wrong database, so the
+//! replica loses the key. Any module that subscribes to keyspace events causes this. Therefore, the client's database
+//! is selected again after such an event. On other servers, the context has a client of its own, on which this has no
+//! effect.
 //!
-//! `MOVE` raises an event in the client's database just before. `COPY` does not: its database is looked up when
-//! the command is filtered. That is not possible for one in a script, whose client has no id, and not
-//! exact in a transaction, whose commands are filtered when they are queued.
+//! `MOVE` first raises an event in the client's database. `COPY` does not, so its database is noted when the command is
+//! filtered. This is impossible in a script, whose client has no id. It is inexact in a transaction, whose commands are
+//! filtered when they are queued.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -22,16 +22,16 @@ use crate::server::keys::{field_expiry, string};
 use crate::server::version::{self, Version};
 use crate::server::{guard, Ctx, InCallback, ServerCell, OK};
 
-/// The first Valkey without this defect.
+/// First Valkey without the bug.
 const FIXED_SINCE: Version = Version::new(9, 0, 0);
 
-/// The database that the latest `MOVE` moved from.
+/// Source database of the latest `MOVE`.
 static MOVED_FROM: ServerCell<Cell<i32>> = ServerCell::new(Cell::new(0));
 
-/// The client of the latest `COPY` into another database, and its own.
+/// The client of the latest `COPY` into another database, and the database of that client.
 static COPY_IN_PROGRESS: ServerCell<Cell<Option<(u64, i32)>>> = ServerCell::new(Cell::new(None));
 
-/// Gives the lent client its database back, after this event.
+/// Selects the client's own database again after this event.
 pub(in crate::server) fn restore(ctx: Ctx<'_>, event: &[u8]) {
     match event {
         b"move_from" => MOVED_FROM.get(ctx).set(ctx.db()),
@@ -47,21 +47,21 @@ pub(in crate::server) fn restore(ctx: Ctx<'_>, event: &[u8]) {
     }
 }
 
-/// True if the server has this defect.
+/// True if the server has the bug.
 pub(in crate::server) fn server_has_defect() -> bool {
     let version = version::server_version();
     !version::is_redis() && version.is_some_and(|version| version < FIXED_SINCE)
 }
 
-/// Sees to it that `COPY` is noticed. It costs every command something: so not on a server without the defect. False if the
-/// server refuses.
+/// Registers a command filter that notes every `COPY`. It costs every command, so it is only registered on servers
+/// other than Redis. False if the server refuses.
 pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn filter(command: *mut raw::RedisModuleCommandFilterCtx) {
-        // This runs for every command of every client: leave at once.
+        // This runs for every command of every client, so it must return at once.
         let command = Filtered(command);
         let name = command.bytes(0);
         if matches!(name, [b'c' | b'C' | b'h' | b'H', ..]) {
-            // SAFETY: this is a callback.
+            // SAFETY: this is a callback of the server.
             let proof = unsafe { InCallback::claim() };
             guard(|| match name {
                 [b'c' | b'C', ..] => note_copy(proof, &command),
@@ -73,7 +73,7 @@ pub(crate) fn watch_copies(ctx: Ctx<'_>) -> bool {
         return true;
     }
     let flags = raw::REDISMODULE_CMDFILTER_NOSELF.cast_signed();
-    // SAFETY: the callback has the type that the server calls it with.
+    // SAFETY: the callback has the type that the server expects.
     let is_registered =
         unsafe { !call!(RedisModule_RegisterCommandFilter(ctx.as_ptr(), Some(filter), flags)).is_null() };
     if is_registered {
@@ -87,7 +87,7 @@ fn note_copy(proof: InCallback, command: &Filtered) {
     if !command.bytes(0).eq_ignore_ascii_case(b"copy") {
         return;
     }
-    // One that raised no event must not be taken for a later one.
+    // A `COPY` without an event must not be mistaken for a later one.
     COPY_IN_PROGRESS.get(proof).set(None);
     if command.len() < 5 {
         return;
@@ -98,26 +98,27 @@ fn note_copy(proof: InCallback, command: &Filtered) {
 
 /// The database that a client has selected.
 fn selected_db(client: u64) -> Option<i32> {
-    // SAFETY: all fields are numbers or arrays of them, for which zero is a value.
+    // SAFETY: all fields are numbers or arrays of numbers, for which zero is valid.
     let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
     info.version = 1;
-    // SAFETY: the structure is of the version that it says.
+    // SAFETY: the structure has the version that it states.
     let found = unsafe { call!(RedisModule_GetClientInfoById((&raw mut info).cast(), client)) };
     (found == OK).then(|| i32::from(info.db))
 }
 
-/// A command that is about to be looked up.
+/// A command that is about to be executed.
 struct Filtered(*mut raw::RedisModuleCommandFilterCtx);
 
 impl Filtered {
     fn len(&self) -> usize {
-        // SAFETY: the filter's context is valid until the callback returns.
+        // SAFETY: the context of the filter is valid until the callback returns.
         let count = unsafe { call!(RedisModule_CommandFilterArgsCount(self.0)) };
         usize::try_from(count).unwrap_or(0)
     }
 
     fn bytes(&self, at: c_int) -> &[u8] {
-        // SAFETY: as in `len`; the server answers null for a place that is not there, and the strings live as long.
+        // SAFETY: as in `len`. The server returns null for a missing argument, and the strings live as long as the
+        // context.
         unsafe {
             let arg = call!(RedisModule_CommandFilterArgGet(self.0, at));
             if arg.is_null() {
@@ -127,9 +128,9 @@ impl Filtered {
         }
     }
 
-    /// The client that sent the command, where the server says.
+    /// The client that sent the command, if the server reports it.
     fn client(&self) -> Option<u64> {
-        // SAFETY: the filter's context is valid until the callback returns.
+        // SAFETY: the context of the filter is valid until the callback returns.
         unsafe { raw::RedisModule_CommandFilterGetClientId.map(|id| id(self.0)) }
     }
 }

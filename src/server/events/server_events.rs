@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The server's events about keys, databases and its event loop.
+//! Events about keys, databases, roles, loading, settings and connections.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -15,25 +15,25 @@ use crate::server::replication::keyspace_events::{GENERIC, HASH};
 use crate::server::replication::propagation;
 use crate::server::{enter, Ctx, ServerCell, OK};
 
-/// Receives what happens in the keyspace. Nothing may be written to it from here: the stream would get our
-/// write before the change that led to it.
+/// Receives keyspace events. The callbacks must not write to the keyspace: the write would be replicated before the
+/// change that led to it.
 pub(crate) trait KeyspaceEvents {
-    /// A key of the selected database was touched by somebody.
+    /// A key of the selected database has changed.
     fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]);
-    /// All keys of one database, or of all, may have gone or changed.
+    /// All keys of one database, or of all databases, may have gone or changed.
     fn database(ctx: Ctx<'_>, db: Option<i32>);
 }
 
-/// Subscribes to the events of keys by which a lock can become free. False if the server refuses. To be done when the first
-/// lock is used: from then on each `DEL` and the like costs the server something.
+/// Subscribes to the key events that can free a lock. False if the server refuses. This makes `DEL` and similar
+/// commands slower, so call it on the first use of a lock.
 pub(crate) fn listen_to_keys<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
-    // Not all classes: a handler for all of them costs every SET.
+    // A subscription to all classes would slow down every SET.
     let classes = GENERIC | raw::REDISMODULE_NOTIFY_EXPIRED | raw::REDISMODULE_NOTIFY_EVICTED;
     listen_to_classes::<E>(ctx, classes)
 }
 
-/// Subscribes to what happens to the fields of hashes, too. False if the server refuses. From then on each change of a hash costs the
-/// server something, and some servers cannot end that.
+/// Subscribes to events of hash fields, too. False if the server refuses. This makes every change of a hash slower, and
+/// some servers cannot undo it.
 pub(crate) fn listen_to_fields<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     listen_to_classes::<E>(ctx, HASH)
 }
@@ -45,9 +45,9 @@ fn listen_to_classes<E: KeyspaceEvents>(ctx: Ctx<'_>, classes: c_int) -> bool {
         event: *const c_char,
         key: *mut raw::RedisModuleString,
     ) -> c_int {
-        // SAFETY: event and key live until this callback returns.
+        // SAFETY: the event and the key live until this callback returns.
         let (event, key) = unsafe { (CStr::from_ptr(event).to_bytes(), string::bytes(key)) };
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe {
             enter(ctx, |ctx| {
                 if !is_muted(ctx) {
@@ -58,11 +58,11 @@ fn listen_to_classes<E: KeyspaceEvents>(ctx: Ctx<'_>, classes: c_int) -> bool {
         };
         OK
     }
-    // SAFETY: the callback has the type that the server calls it with.
+    // SAFETY: the callback has the type that the server expects.
     unsafe { call!(RedisModule_SubscribeToKeyspaceEvents(ctx.as_ptr(), classes, Some(key::<E>))) == OK }
 }
 
-/// Subscribes to what happens to whole databases. False if the server refuses.
+/// Subscribes to events of whole databases. False if the server refuses.
 pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn flush<E: KeyspaceEvents>(
         ctx: *mut raw::RedisModuleCtx,
@@ -70,11 +70,11 @@ pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
         subevent: u64,
         data: *mut c_void,
     ) {
-        // SAFETY: the data of a flush event is this structure.
+        // SAFETY: this is the data of a flush event.
         let info = unsafe { &*data.cast::<raw::RedisModuleFlushInfo>() };
         if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
             let db = u32::try_from(info.dbnum).is_ok().then_some(info.dbnum);
-            // SAFETY: the context is that of this callback.
+            // SAFETY: the context belongs to this callback.
             unsafe { enter(ctx, |ctx| E::database(ctx, db)) };
         }
     }
@@ -84,9 +84,9 @@ pub(crate) fn listen_to_databases<E: KeyspaceEvents>(ctx: Ctx<'_>) -> bool {
         _subevent: u64,
         data: *mut c_void,
     ) {
-        // SAFETY: the data of a swap event is this structure.
+        // SAFETY: this is the data of a swap event.
         let info = unsafe { &*data.cast::<raw::RedisModuleSwapDbInfo>() };
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe {
             enter(ctx, |ctx| {
                 E::database(ctx, Some(info.dbnum_first));
@@ -105,14 +105,14 @@ pub(crate) enum Role {
     Replica,
 }
 
-/// The file that a server has loaded its data from.
+/// The type of the file that a server has loaded its data from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataSource {
     Aof,
     Other,
 }
 
-/// Calls `changed` whenever this server becomes the primary (true) or a replica. False if the server refuses.
+/// Calls `changed` whenever this server becomes the primary or a replica. False if the server refuses.
 pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, Role)) -> bool {
     static CHANGED: Listener<Role> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn role(
@@ -121,7 +121,7 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, Role)) -> bool {
         subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe {
             enter(ctx, propagation::invalidate_followers);
             let is_primary = subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER;
@@ -132,7 +132,7 @@ pub(crate) fn listen_to_role(ctx: Ctx<'_>, changed: fn(Ctx<'_>, Role)) -> bool {
     listen(ctx, raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, Some(role))
 }
 
-/// Calls `loaded` whenever this server has read its data from files: true if from an AOF. False if the server refuses.
+/// Calls `loaded` whenever this server has loaded its data from a file. False if the server refuses.
 pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, DataSource)) -> bool {
     static LOADED: Listener<DataSource> = ServerCell::new(Cell::new(None));
     static SOURCE: ServerCell<Cell<DataSource>> = ServerCell::new(Cell::new(DataSource::Other));
@@ -142,7 +142,7 @@ pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, DataSource)) -
         subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe {
             match subevent {
                 raw::REDISMODULE_SUBEVENT_LOADING_ENDED => {
@@ -161,12 +161,14 @@ pub(crate) fn listen_to_loading(ctx: Ctx<'_>, loaded: fn(Ctx<'_>, DataSource)) -
     listen(ctx, raw::REDISMODULE_EVENT_LOADING, Some(loading))
 }
 
-/// Ends [`listen_to_loading`]: each subscription costs every event something. Not from inside an event, as [`ignore_cron`].
+/// Ends [`listen_to_loading`], because each subscription slows down every event. Must not be called inside an event,
+/// like [`ignore_cron`].
 pub(crate) fn ignore_loading(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_LOADING, None);
 }
 
-/// Calls `changed` whenever `CONFIG SET` has set one of these, also to what it was. False if the server refuses.
+/// Calls `changed` whenever `CONFIG SET` sets one of these settings, even to the same value. False if the server
+/// refuses.
 pub(crate) fn listen_to_settings(
     ctx: Ctx<'_>,
     names: &'static [&'static CStr],
@@ -180,7 +182,7 @@ pub(crate) fn listen_to_settings(
         _subevent: u64,
         data: *mut c_void,
     ) {
-        // SAFETY: the data of this event is this structure, whose list has as many C strings as it says.
+        // SAFETY: this is the data of the event. Its array has as many C strings as it states.
         let names = unsafe {
             let change = &*data.cast::<raw::RedisModuleConfigChangeV1>();
             std::slice::from_raw_parts(change.config_names, change.num_changes as usize)
@@ -189,7 +191,7 @@ pub(crate) fn listen_to_settings(
             // SAFETY: as above.
             let name = unsafe { CStr::from_ptr(*name) };
             let is_it = |wanted: &&CStr| wanted.to_bytes().eq_ignore_ascii_case(name.to_bytes());
-            // SAFETY: the context is that of this callback.
+            // SAFETY: the context belongs to this callback.
             unsafe { enter(ctx, |ctx| NAMES.get(ctx).get().iter().any(is_it)) == Some(true) }
         };
         if names.iter().any(is_wanted) {
@@ -202,7 +204,7 @@ pub(crate) fn listen_to_settings(
     listen(ctx, raw::REDISMODULE_EVENT_CONFIG, Some(change))
 }
 
-/// Calls `closed` with the id of every client whose connection ends. Ends with [`ignore_clients`].
+/// Calls `closed` with the id of every client whose connection ends. End it with [`ignore_clients`].
 pub(crate) fn listen_to_clients(ctx: Ctx<'_>, closed: fn(Ctx<'_>, u64)) {
     static CLOSED: Listener<u64> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn change(
@@ -214,21 +216,21 @@ pub(crate) fn listen_to_clients(ctx: Ctx<'_>, closed: fn(Ctx<'_>, u64)) {
         if subevent != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
             return;
         }
-        // SAFETY: the data of this event is this structure, of the version that was asked for or later.
+        // SAFETY: this is the data of the event, in the requested version or a later one.
         let id = unsafe { (*data.cast::<raw::RedisModuleClientInfo>()).id };
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { notify(&CLOSED, ctx, id) };
     }
     CLOSED.get(ctx).set(Some(closed));
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(change));
 }
 
-/// Ends [`listen_to_clients`]. Not from inside an event, as [`ignore_wakeups`](event_loop::ignore_wakeups).
+/// Ends [`listen_to_clients`]. Must not be called inside an event, like [`ignore_wakeups`](event_loop::ignore_wakeups).
 pub(crate) fn ignore_clients(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, None);
 }
 
-/// Calls `tick` about ten times a second, whatever the wall clock does. Ends with [`ignore_cron`].
+/// Calls `tick` about ten times per second, independently of the wall clock. End it with [`ignore_cron`].
 pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
     static TICK: Listener<()> = ServerCell::new(Cell::new(None));
     unsafe extern "C" fn cron(
@@ -237,19 +239,19 @@ pub(crate) fn listen_to_cron(ctx: Ctx<'_>, tick: fn(Ctx<'_>, ())) {
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { notify(&TICK, ctx, ()) };
     }
     TICK.get(ctx).set(Some(tick));
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron));
 }
 
-/// Ends [`listen_to_cron`]. Not from inside an event, as [`ignore_wakeups`](event_loop::ignore_wakeups).
+/// Ends [`listen_to_cron`]. Must not be called inside an event, like [`ignore_wakeups`](event_loop::ignore_wakeups).
 pub(crate) fn ignore_cron(ctx: Ctx<'_>) {
     listen(ctx, raw::REDISMODULE_EVENT_CRON_LOOP, None);
 }
 
-/// The server forgets all subscriptions, as the module is unloaded.
+/// Forgets all subscriptions when the module is unloaded.
 pub(crate) fn forget(ctx: Ctx<'_>) {
     subscription::forget(ctx);
     event_loop::forget(ctx);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 
-//! When fields of a hash end by a TTL of their own, and how not to ask where there are none.
+//! Expiry of hash fields that have a TTL of their own, and how to avoid the query where no field has one.
 //!
-//! Redis 8 has a function for that. On other servers with such TTLs a command says it, which costs as much as half a
-//! renewal. So it is asked on Valkey only if a field can have a TTL: some command that sets one was seen, or the server counts
-//! keys that have such fields. The count is asked for again after a while, as a key may also come from a file or from another
-//! server.
+//! Redis 8 has an API function for the query. Other servers need a command, which costs as much as half a renewal. So
+//! the module runs it on Valkey only if a field can have a TTL. That is the case if a command that sets one was seen,
+//! or if the server counts keys with such fields. The count is refreshed after a while, because a key may also come
+//! from a file or from another server.
 
 use std::cell::{Cell, OnceCell};
 
@@ -15,46 +15,46 @@ use crate::core::MonoUs;
 use crate::server::calls::reply_type;
 use crate::server::{calls, Ctx, InCallback, ServerCell, Str};
 
-/// How it is found out.
+/// The way to query the expiry of fields.
 #[derive(Clone, Copy)]
 pub(crate) enum FieldTtlSupport {
-    /// This server has no such TTLs.
+    /// This server has no TTLs of fields.
     None,
-    /// By a function of the module API (Redis 8).
+    /// A function of the module API (Redis 8).
     Api,
-    /// By a command (Redis 7.4, Valkey 9).
+    /// A command (Redis 7.4, Valkey 9).
     Command,
 }
 
-/// For how long the server's count is taken for what it was, in microseconds.
+/// Time for which the server's count is cached, in microseconds.
 const COUNT_TTL_US: MonoUs = 100_000;
 
-/// The commands that give a field a TTL.
+/// The commands that set the TTL of a field.
 const SETTERS: [&[u8]; 6] = [b"hexpire", b"hpexpire", b"hexpireat", b"hpexpireat", b"hsetex", b"hgetex"];
 
-/// Whether fields can have TTLs here.
+/// Whether fields can have TTLs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FieldTtls {
-    /// From when on that is to be asked.
+    /// No field has a TTL. The count has to be refreshed at this time.
     NoneUntil(MonoUs),
     Possible,
 }
 
 static FIELD_TTLS: ServerCell<Cell<FieldTtls>> = ServerCell::new(Cell::new(FieldTtls::Possible));
 
-/// Commands are seen from now on: see [`seen`].
+/// Starts to rely on the command filter, which calls [`note_command`].
 pub(in crate::server) fn watch_commands(ctx: Ctx<'_>) {
     FIELD_TTLS.get(ctx).set(FieldTtls::NoneUntil(0));
 }
 
-/// A command whose name begins with an `h` is about to be carried out.
+/// Notes a command that is about to run and whose name begins with an `h`.
 pub(in crate::server) fn note_command(proof: InCallback, name: &[u8]) {
     if SETTERS.iter().any(|setter| setter.eq_ignore_ascii_case(name)) {
         FIELD_TTLS.get(proof).set(FieldTtls::Possible);
     }
 }
 
-/// Commands were carried out that are not seen.
+/// Invalidates the count after commands that the filter does not see.
 pub(in crate::server) fn invalidate_count(proof: impl Into<InCallback>) {
     let known = FIELD_TTLS.get(proof);
     if known.get() != FieldTtls::Possible {
@@ -63,11 +63,11 @@ pub(in crate::server) fn invalidate_count(proof: impl Into<InCallback>) {
 }
 
 impl FieldTtlSupport {
-    /// How it is found on this server, if there can be such a field.
+    /// The way to query the expiry of fields on this server; `None` if no field can have a TTL.
     pub(in crate::server) fn of_server(ctx: Ctx<'_>) -> FieldTtlSupport {
         static OF_SERVER: ServerCell<OnceCell<FieldTtlSupport>> = ServerCell::new(OnceCell::new());
         let of_server = *OF_SERVER.get(ctx).get_or_init(|| {
-            // SAFETY: the table of functions is filled at load and not changed after.
+            // SAFETY: the function table is filled at load and does not change later.
             if unsafe { raw::RedisModule_HashFieldMinExpire }.is_some() {
                 FieldTtlSupport::Api
             } else if calls::knows_command(ctx, c"hpexpiretime") {
@@ -98,7 +98,7 @@ fn are_possible(ctx: Ctx<'_>) -> bool {
     known.get() == FieldTtls::Possible
 }
 
-/// True if no database has keys with such fields, as far as `INFO keyspace` says so.
+/// True if `INFO keyspace` reports for every database that no key has fields with TTLs.
 fn has_no_volatile_fields(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
     let mut databases = text.lines().filter(|line| line.starts_with("db"));
@@ -106,7 +106,7 @@ fn has_no_volatile_fields(text: &[u8]) -> bool {
 }
 
 fn info_keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
-    // SAFETY: "c" takes a C string. The reply is null or the server's, and its text is copied before it is freed.
+    // SAFETY: "c" takes a C string. The reply is null or valid, and its text is copied before it is freed.
     unsafe {
         let (command, section) = (c"INFO".as_ptr(), c"keyspace".as_ptr());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), command, c"c".as_ptr(), section));
@@ -120,7 +120,7 @@ fn info_keyspace(ctx: Ctx<'_>) -> Option<Vec<u8>> {
     }
 }
 
-/// When the first of these fields ends, in milliseconds since the epoch, by asking with a command.
+/// Queries the expiry of the first of these fields by a command, in milliseconds since the epoch.
 pub(in crate::server) fn first_end_by_command(
     ctx: Ctx<'_>,
     key: &Str<'_>,
@@ -130,8 +130,8 @@ pub(in crate::server) fn first_end_by_command(
     let fields: Vec<Str<'_>> = fields.iter().map(|field| Str::new(field)).collect();
     let args = std::iter::once(key).chain(&words).chain(&fields);
     let argv: Vec<*mut raw::RedisModuleString> = args.map(|arg| arg.as_ptr()).collect();
-    // SAFETY: "v" takes a list of strings with its length. The reply is null or the server's, and so are its elements: a
-    // number for each field, negative for one that has no TTL or is not there.
+    // SAFETY: "v" takes an array of strings and its length. The reply and its elements are null or valid: a number for
+    // each field, negative if the field is missing or has no TTL.
     unsafe {
         let (list, len) = (argv.as_ptr(), argv.len());
         let reply = call!(RedisModule_Call(ctx.as_ptr(), c"HPEXPIRETIME".as_ptr(), c"v".as_ptr(), list, len));
@@ -152,7 +152,7 @@ mod tests {
     use super::has_no_volatile_fields;
 
     #[test]
-    fn only_a_count_of_zero_in_every_database_is_none() {
+    fn only_zero_counts_mean_no_volatile_fields() {
         let none = "# Keyspace\r\ndb0:keys=1,expires=0,avg_ttl=0,keys_with_volatile_items=0\r\n";
         assert!(has_no_volatile_fields(b"# Keyspace\r\n"));
         assert!(has_no_volatile_fields(none.as_bytes()));

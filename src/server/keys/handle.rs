@@ -10,7 +10,7 @@ use redis_module::raw;
 use crate::server::keys::string;
 use crate::server::{Ctx, Str};
 
-/// What is stored under a key, as far as a lock cares.
+/// The type of a key's value, as far as locks distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueKind {
     Empty,
@@ -19,14 +19,14 @@ pub(crate) enum ValueKind {
     Other,
 }
 
-/// What is open. The server keeps the name for as long as it is, and the context too.
+/// An open key. The server keeps the name and the context alive while the key is open.
 pub(crate) struct Handle<'a> {
-    /// Null: opened for reading, and empty.
+    /// Null for an empty key that is open for reading.
     pub(super) raw: *mut raw::RedisModuleKey,
     opened_in: PhantomData<Ctx<'a>>,
 }
 
-/// What a walk over a hash hands its callback; see [`Handle::for_each_field`].
+/// State of an iteration over the fields of a hash; see [`Handle::for_each_field`].
 struct FieldVisit<'f> {
     visit: &'f mut dyn FnMut(&[u8], &[u8]) -> bool,
     stopped: bool,
@@ -38,13 +38,13 @@ pub(super) const WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
 impl<'a> Handle<'a> {
     pub(super) fn open(ctx: Ctx<'a>, name: &Str<'_>, mode: u32) -> Handle<'a> {
-        // SAFETY: the context outlives the key, and the server keeps the name.
+        // SAFETY: the context outlives the key, and the server keeps the name alive.
         let raw = unsafe { call!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode.cast_signed())) };
         Handle { raw, opened_in: PhantomData }
     }
 
     pub(crate) fn kind(&self) -> ValueKind {
-        // SAFETY: the key is open; null is answered as empty.
+        // SAFETY: the key is open; null is treated as empty.
         match unsafe { call!(RedisModule_KeyType(self.raw)) } as isize {
             raw::REDISMODULE_KEYTYPE_EMPTY => ValueKind::Empty,
             raw::REDISMODULE_KEYTYPE_HASH => ValueKind::Hash,
@@ -53,24 +53,24 @@ impl<'a> Handle<'a> {
         }
     }
 
-    /// When the key expires, in milliseconds since the epoch.
+    /// The expiry of the key, in milliseconds since the epoch.
     pub(crate) fn expires_at(&self) -> Option<i64> {
-        // SAFETY: the key is open; null is answered as "never".
+        // SAFETY: the key is open; null is treated as "never".
         let at = unsafe { call!(RedisModule_GetAbsExpire(self.raw)) };
         (at != i64::from(raw::REDISMODULE_NO_EXPIRE)).then_some(at)
     }
 
-    /// How many fields a hash has.
+    /// Number of fields of a hash.
     pub(crate) fn len(&self) -> usize {
-        // SAFETY: the key is open; null is answered as empty.
+        // SAFETY: the key is open; null is treated as empty.
         unsafe { call!(RedisModule_ValueLength(self.raw)) }
     }
 
-    /// Shows the value of this field of a hash, or that it has none.
+    /// Calls `what` with the value of a hash field, or `None` if the field is missing.
     pub(crate) fn with_field<T>(&self, field: &Str<'_>, what: impl FnOnce(Option<&[u8]>) -> T) -> T {
         let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
-        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
-        // is null or ours to free, which is done after its last use.
+        // SAFETY: the key is open and holds a hash. The argument list ends with a null. The value is null or owned, and
+        // freed after its last use.
         unsafe {
             let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
             call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
@@ -83,11 +83,11 @@ impl<'a> Handle<'a> {
         }
     }
 
-    /// The value of this field of a hash, if it is an integer as `HINCRBY` writes it.
+    /// The value of a hash field, if it is an integer in the format of `HINCRBY`.
     pub(crate) fn integer_field(&self, field: &Str<'_>) -> Option<i64> {
         let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
-        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The value
-        // is null or ours to free.
+        // SAFETY: the key is open and holds a hash. The argument list ends with a null. The value is null or owned by
+        // the caller.
         unsafe {
             let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
             call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
@@ -95,15 +95,15 @@ impl<'a> Handle<'a> {
         }
     }
 
-    /// The value of this field of a hash, and of the other one if that is there too: if there are no more, and they are integers
-    /// as `HINCRBY` writes them.
+    /// The integer values of a hash field and of an optional second field. `None` if the hash has further fields or
+    /// another format than that of `HINCRBY`.
     pub(crate) fn only_integer_fields(&self, field: &Str<'_>, other: &Str<'_>) -> Option<(i64, Option<i64>)> {
         let mut values: [*mut raw::RedisModuleString; 2] = [std::ptr::null_mut(); 2];
         let [first, second] = &mut values;
         let (flags, end) =
             (raw::REDISMODULE_HASH_NONE.cast_signed(), std::ptr::null_mut::<raw::RedisModuleString>());
-        // SAFETY: the key is open and holds a hash; the list of fields and places for values ends with a null. The values
-        // are null or ours to free.
+        // SAFETY: the key is open and holds a hash. The argument list ends with a null. The values are null or owned by
+        // the caller.
         let numbers = unsafe {
             let len = call!(RedisModule_ValueLength(self.raw));
             let field = field.as_ptr();
@@ -130,7 +130,7 @@ impl<'a> Handle<'a> {
             value: *mut raw::RedisModuleString,
             data: *mut c_void,
         ) {
-            // SAFETY: `data` is the walk that started this scan and waits for it to end.
+            // SAFETY: `data` is the state of the iteration that started this scan and waits for its end.
             let visit_state = unsafe { &mut *data.cast::<FieldVisit<'_>>() };
             // SAFETY: both strings live until this callback returns.
             let (field, value) = unsafe { (string::bytes(field), string::bytes(value)) };
@@ -145,8 +145,8 @@ impl<'a> Handle<'a> {
             return;
         }
         let mut visit_state = FieldVisit { visit, stopped: false, panicked: false };
-        // SAFETY: the cursor is made and destroyed here; the callback only uses `walk`, which outlives the
-        // scan. The hash is not changed meanwhile, so that the scan ends.
+        // SAFETY: the cursor is created and destroyed here. The callback only uses `visit_state`, which outlives the
+        // scan. The hash does not change meanwhile, so the scan ends.
         unsafe {
             let cursor = call!(RedisModule_ScanCursorCreate());
             let data = (&raw mut visit_state).cast::<c_void>();
@@ -158,12 +158,12 @@ impl<'a> Handle<'a> {
         assert!(!visit_state.panicked, "the visitor of a hash panicked");
     }
 
-    /// True if this is a sorted set with a score above this one that may be a time: below 2^53.
+    /// True if this is a sorted set with a score above this one and below 2^53, the limit for times.
     pub(crate) fn has_score_above(&self, score: i64) -> bool {
         #[allow(clippy::cast_precision_loss)] // Times, far below 2^53.
         let above = score as f64;
-        // SAFETY: the key is open, and null or of another type is answered first; the range is stopped before the key
-        // is closed, and without a place for the score none is written.
+        // SAFETY: the key is open; null and other types return first. The range is stopped before the key is closed.
+        // Without an output parameter, no score is written.
         unsafe {
             if call!(RedisModule_KeyType(self.raw)) as isize != raw::REDISMODULE_KEYTYPE_ZSET {
                 return false;
@@ -182,7 +182,7 @@ impl<'a> Handle<'a> {
     /// The content of a string.
     pub(crate) fn text(&self) -> Vec<u8> {
         let (mut len, mode) = (0, READ.cast_signed());
-        // SAFETY: the key is open and holds a string; what is returned lives as long as that is not changed.
+        // SAFETY: the key is open and holds a string. The returned pointer is valid until the string changes.
         unsafe {
             let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
             if start.is_null() {
@@ -192,7 +192,7 @@ impl<'a> Handle<'a> {
         }
     }
 
-    /// Makes the key a string with this content. The TTL is to be set or ended then.
+    /// Sets the value to a string with this content. The caller must set or remove the TTL afterwards.
     pub(crate) fn set_text(&mut self, content: &[u8]) {
         if self.kind() == ValueKind::String && self.overwrite(content) {
             return;
@@ -202,12 +202,12 @@ impl<'a> Handle<'a> {
         unsafe { call!(RedisModule_StringSet(self.raw, content.as_ptr())) };
     }
 
-    /// Writes over the content of a string, if that has the same length. The server would otherwise delete the key, and make
-    /// it anew.
+    /// Overwrites the content of a string that has the same length. Otherwise, the server would delete the key and
+    /// create it again.
     fn overwrite(&mut self, content: &[u8]) -> bool {
         let (mut len, mode) = (0, WRITE.cast_signed());
-        // SAFETY: the key is open for writing and holds a string, which the server makes one that nobody else has; it is
-        // written to within its length.
+        // SAFETY: the key is open for writing and holds a string, which the server makes unshared. The write stays
+        // within its length.
         unsafe {
             let start = call!(RedisModule_StringDMA(self.raw, &mut len, mode));
             if start.is_null() || len != content.len() {
@@ -218,12 +218,12 @@ impl<'a> Handle<'a> {
         true
     }
 
-    /// Sets a field; makes the hash if there is none.
+    /// Sets a field; creates the hash if it does not exist.
     pub(crate) fn set_field(&mut self, field: &Str<'_>, value: &Str<'_>) {
         self.hash_set(field, value.as_ptr());
     }
 
-    /// Deletes a field; with the last one goes the hash.
+    /// Deletes a field; the last field deletes the hash.
     pub(crate) fn delete_field(&mut self, field: &Str<'_>) {
         self.hash_set(field, raw::REDISMODULE_HASH_DELETE.cast_mut());
     }
@@ -245,8 +245,8 @@ impl<'a> Handle<'a> {
     }
 
     fn hash_set(&mut self, field: &Str<'_>, value: *mut raw::RedisModuleString) {
-        // SAFETY: the key is open for writing; the list of fields and values ends with a null. The server does
-        // not follow the value that stands for a deletion.
+        // SAFETY: the key is open for writing. The argument list ends with a null. The server does not dereference the
+        // value that stands for a deletion.
         unsafe {
             call!(RedisModule_HashSet(
                 self.raw,
@@ -258,26 +258,26 @@ impl<'a> Handle<'a> {
         };
     }
 
-    /// Sets the TTL, in milliseconds since the epoch.
+    /// Sets the expiry of the key, in milliseconds since the epoch.
     pub(crate) fn set_expires_at(&mut self, at: i64) {
         // SAFETY: the key is open for writing and not empty.
         unsafe { call!(RedisModule_SetAbsExpire(self.raw, at)) };
     }
 
-    /// Ends the TTL, if there is one.
+    /// Removes the TTL, if any.
     pub(crate) fn persist(&mut self) {
         // SAFETY: the key is open for writing and not empty.
         unsafe { call!(RedisModule_SetAbsExpire(self.raw, i64::from(raw::REDISMODULE_NO_EXPIRE))) };
     }
 
-    /// Deletes the key; the handle stays open and can be written to.
+    /// Deletes the key. The handle stays open and can be written to.
     pub(crate) fn delete(&mut self) {
         // SAFETY: the key is open for writing.
         let deleted: c_int = unsafe { call!(RedisModule_DeleteKey(self.raw)) };
         debug_assert_eq!(deleted, crate::server::OK);
     }
 
-    /// The same, where the value may be large: its memory is freed by another thread.
+    /// Deletes the key and frees the memory of its value in another thread, for large values. The handle stays open.
     pub(crate) fn unlink(&mut self) {
         // SAFETY: the key is open for writing.
         let deleted: c_int = unsafe { call!(RedisModule_UnlinkKey(self.raw)) };
@@ -287,7 +287,7 @@ impl<'a> Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        // SAFETY: opened by `open` and closed once; null is allowed.
+        // SAFETY: the key was opened by `open` and is closed once; null is allowed.
         unsafe { call!(RedisModule_CloseKey(self.raw)) };
     }
 }

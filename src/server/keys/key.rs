@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! A key that is open, with its name.
+//! An open key with its name.
 
 use std::ops::{Deref, DerefMut};
 
@@ -10,38 +10,38 @@ use crate::server::keys::field_expiry::{self, FieldTtlSupport};
 use crate::server::keys::handle::{Handle, READ, WRITE};
 use crate::server::{Ctx, Str};
 
-/// A key of the selected database, closed on drop. Nothing that is done with it is replicated, raises an
-/// event, or reports it to `WATCH`: see [`crate::keyspace`].
+/// A key of the selected database, closed on drop. Its changes are not replicated, raise no events, and are not
+/// reported to `WATCH`: see [`crate::keyspace`].
 pub(crate) struct Key<'a> {
     handle: Handle<'a>,
     name: &'a Str<'a>,
 }
 
-/// The same with a name that is kept with it.
+/// A key of the selected database that owns its name, closed on drop.
 pub(crate) struct OwnedKey<'a> {
     handle: Handle<'a>,
     name: Str<'static>,
 }
 
-/// True if a field of a hash can end by a TTL of its own on this server, as far as that is known.
+/// True if a hash field can have a TTL of its own on this server, as far as is known.
 pub(crate) fn fields_may_expire(ctx: Ctx<'_>) -> bool {
     !matches!(FieldTtlSupport::of_server(ctx), FieldTtlSupport::None)
 }
 
 impl<'a> Key<'a> {
-    /// Opens a key to look at it. Does not count as a change, and works on a replica.
+    /// Opens a key for reading. Does not count as a change, and works on a replica.
     pub(crate) fn open_for_read(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {
         Key { handle: Handle::open(ctx, name, READ), name }
     }
 
-    /// Opens a key to change it; on a primary only. If its TTL is over, the server deletes it first.
+    /// Opens a key for writing, on a primary only. If the key has expired, the server deletes it first.
     pub(crate) fn open_for_write(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {
         Key { handle: Handle::open(ctx, name, WRITE), name }
     }
 
-    /// True if there is anything. Takes less than to open it.
+    /// True if the key exists. Faster than opening it.
     pub(crate) fn exists(ctx: Ctx<'_>, name: &Str<'_>) -> bool {
-        // SAFETY: context and name outlive the call.
+        // SAFETY: the context and the name outlive the call.
         unsafe { call!(RedisModule_KeyExists(ctx.as_ptr(), name.as_ptr())) != 0 }
     }
 
@@ -49,7 +49,7 @@ impl<'a> Key<'a> {
         self.name
     }
 
-    /// False if no field of a hash ends by a TTL of its own. True also if that is not easily said.
+    /// False if no field of the hash has a TTL of its own. True also if that is expensive to find out.
     pub(crate) fn may_have_expiring_fields(&self, ctx: Ctx<'_>) -> bool {
         match FieldTtlSupport::of_server(ctx) {
             FieldTtlSupport::None => false,
@@ -58,8 +58,8 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// When the first of these fields of a hash ends by a TTL of its own, in milliseconds since the epoch. It may be over. The
-    /// names are needed on some servers only.
+    /// The expiry of the first field with a TTL of its own, in milliseconds since the epoch, possibly in the past. Some
+    /// servers need the names of the fields.
     pub(crate) fn first_field_expiry(
         &self,
         ctx: Ctx<'_>,
@@ -71,7 +71,7 @@ impl<'a> Key<'a> {
         match FieldTtlSupport::of_server(ctx) {
             FieldTtlSupport::None => None,
             FieldTtlSupport::Api => {
-                // SAFETY: the key is open; an empty one is answered as one without TTLs.
+                // SAFETY: the key is open; an empty key is treated as one without TTLs.
                 let at = unsafe { raw::RedisModule_HashFieldMinExpire.map(|first| first(self.raw)) };
                 at.filter(|at| *at != i64::from(raw::REDISMODULE_NO_EXPIRE))
             }
@@ -81,12 +81,12 @@ impl<'a> Key<'a> {
 }
 
 impl<'a> OwnedKey<'a> {
-    /// As [`Key::open_for_read`].
+    /// Opens a key for reading. Does not count as a change, and works on a replica.
     pub(crate) fn open_for_read(ctx: Ctx<'a>, name: Str<'static>) -> OwnedKey<'a> {
         OwnedKey { handle: Handle::open(ctx, &name, READ), name }
     }
 
-    /// As [`Key::open_for_write`].
+    /// Opens a key for writing, on a primary only. If the key has expired, the server deletes it first.
     pub(crate) fn open_for_write(ctx: Ctx<'a>, name: Str<'static>) -> OwnedKey<'a> {
         OwnedKey { handle: Handle::open(ctx, &name, WRITE), name }
     }

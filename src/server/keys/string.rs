@@ -10,24 +10,24 @@ use redis_module::raw;
 
 use crate::server::{Ctx, ServerCell};
 
-/// A string of the server: an argument that it passed in, or one that was made here and is freed on drop.
+/// A string of the server: either borrowed from an argument, or created here and freed on drop.
 pub(crate) struct Str<'a> {
     raw: *mut raw::RedisModuleString,
-    /// Its content, which the server does not change.
+    /// The content, which the server does not change.
     start: *const u8,
     len: usize,
     owned: bool,
     lifetime: PhantomData<&'a ()>,
 }
 
-/// Strings that are needed again and again: of numbers, and the name of a field.
+/// Cached strings for small numbers, and for the name of a field.
 static CACHED_DIGITS: ServerCell<[OnceCell<Str<'static>>; 2]> =
     ServerCell::new([const { OnceCell::new() }; 2]);
 static CACHED_FIELD: ServerCell<OnceCell<Str<'static>>> = ServerCell::new(OnceCell::new());
 
-/// Frees these: the module is unloaded.
+/// Frees the cached strings when the module is unloaded.
 pub(crate) fn forget_cached(ctx: Ctx<'_>) {
-    // SAFETY: no call is being carried out, and nothing that outlives one has any of them.
+    // SAFETY: no call is running, and nothing that outlives a call refers to them.
     unsafe {
         drop(CACHED_DIGITS.replace(ctx, [const { OnceCell::new() }; 2]));
         drop(CACHED_FIELD.replace(ctx, OnceCell::new()));
@@ -35,9 +35,9 @@ pub(crate) fn forget_cached(ctx: Ctx<'_>) {
 }
 
 impl<'a> Str<'a> {
-    /// Makes a string with this content.
+    /// Creates a string with this content.
     pub(crate) fn new(content: &[u8]) -> Str<'static> {
-        // SAFETY: pointer and length are those of a slice; without a context the string is ours to free.
+        // SAFETY: the pointer and the length belong to a slice. Without a context, the caller owns the string.
         unsafe {
             let raw =
                 call!(RedisModule_CreateString(ptr::null_mut(), content.as_ptr().cast(), content.len()));
@@ -45,19 +45,19 @@ impl<'a> Str<'a> {
         }
     }
 
-    /// Makes a string with the decimal form of a number.
+    /// Creates a string with the decimal form of a number.
     pub(crate) fn from_number(number: i64) -> Str<'static> {
-        // SAFETY: without a context the string is ours to free.
+        // SAFETY: without a context, the caller owns the string.
         unsafe { Str::of(call!(RedisModule_CreateStringFromLongLong(ptr::null_mut(), number)), true) }
     }
 
-    /// The decimal form of a number that is often needed, so that it is made but once.
+    /// The cached decimal form of 0 or 1; `None` for other numbers.
     pub(crate) fn cached_digit(ctx: Ctx<'_>, number: i64) -> Option<&'static Str<'static>> {
         let digit = CACHED_DIGITS.get(ctx).get(usize::try_from(number).ok()?)?;
         Some(digit.get_or_init(|| Str::from_number(number)))
     }
 
-    /// The name of a field that is often needed, so that it is made but once. There is one such.
+    /// The cached name of a field. The cache holds a single name.
     pub(crate) fn cached_field(ctx: Ctx<'_>, name: &'static [u8]) -> &'static Str<'static> {
         CACHED_FIELD.get(ctx).get_or_init(|| Str::new(name))
     }
@@ -67,20 +67,22 @@ impl<'a> Str<'a> {
     /// # Safety
     /// `raw` is a string of the server that lives as long as `'a`.
     pub(in crate::server) unsafe fn borrowed(raw: *mut raw::RedisModuleString) -> Str<'a> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Str::of(raw, false) }
     }
 
+    /// Wraps a string.
+    ///
     /// # Safety
-    /// `raw` is a string of the server that lives as long as the result; `owned` if that is to free it.
+    /// `raw` is a string of the server that lives as long as the result. If `owned` is set, the result frees it.
     unsafe fn of(raw: *mut raw::RedisModuleString, owned: bool) -> Str<'a> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let content = unsafe { bytes(raw) };
         Str { raw, start: content.as_ptr(), len: content.len(), owned, lifetime: PhantomData }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the string is alive, and the server does not change it while a callback runs.
+        // SAFETY: the string is alive, and the server does not change it while a callback is running.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
@@ -92,7 +94,7 @@ impl<'a> Str<'a> {
 impl Drop for Str<'_> {
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: made by `new` or `from_number` without a context, and freed once.
+            // SAFETY: the string was created by `new` or `from_number` without a context, and is freed once.
             unsafe { call!(RedisModule_FreeString(ptr::null_mut(), self.raw)) };
         }
     }
@@ -104,23 +106,23 @@ impl Drop for Str<'_> {
 /// `raw` is a string of the server that lives, unchanged, as long as `'a`.
 pub(in crate::server) unsafe fn bytes<'a>(raw: *const raw::RedisModuleString) -> &'a [u8] {
     let mut len = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let start = call!(RedisModule_StringPtrLen(raw, &mut len));
         std::slice::from_raw_parts(start.cast(), len)
     }
 }
 
-/// The integer that a string is, if it is one. The string is freed.
+/// The integer value of a string, if it is one. Frees the string.
 ///
 /// # Safety
-/// `raw` is null, or a string of the server that is the caller's to free.
+/// `raw` is null, or a string of the server that the caller owns.
 pub(in crate::server) unsafe fn take_number(raw: *mut raw::RedisModuleString) -> Option<i64> {
     if raw.is_null() {
         return None;
     }
     let mut number = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let is_number = call!(RedisModule_StringToLongLong(raw, &mut number)) == crate::server::OK;
         call!(RedisModule_FreeString(ptr::null_mut(), raw));

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: MIT
 
-//! What a command takes, as a table. It is what error texts, `LOCK.HELP`, `COMMAND DOCS` and the pages of `docs/commands` are made
-//! from, and what the server is told when the command is registered.
+//! The arguments of a command, as a table. It is the source of error texts, `LOCK.HELP`, `COMMAND DOCS`, the pages of
+//! `docs/commands`, and the registration at the server.
 
 use std::ffi::{c_int, CStr};
 use std::ptr;
 
 use redis_module::raw;
 
-/// An argument, or several that belong together.
+/// An argument, or a group of arguments.
 pub(crate) struct Argument {
-    /// What its value is called; itself, if it has none.
+    /// The name of the value; for a bare keyword, the name of the argument.
     name: &'static CStr,
-    /// The word before its value, or the word alone.
+    /// The keyword before the value, or the bare keyword.
     token: Option<&'static CStr>,
     kind: ArgumentKind,
     is_optional: bool,
     is_multiple: bool,
-    /// What it means, as the end of a sentence that begins with it.
+    /// The end of a sentence about the argument, which begins with the argument.
     meaning: &'static CStr,
 }
 
-/// What an argument is.
+/// The type of an argument.
 pub(crate) enum ArgumentKind {
     /// The key of the lock.
     Key,
     Text,
     Integer,
-    /// As `KEYS` takes it.
+    /// A pattern in the syntax of `KEYS`.
     Pattern,
-    /// A word that stands for itself.
+    /// A bare keyword.
     Token,
     OneOf(&'static [Argument]),
     /// All of these, in this order.
@@ -41,18 +41,18 @@ impl Argument {
         Argument { name, token: None, kind, is_optional: false, is_multiple: false, meaning }
     }
 
-    /// A word that stands for itself.
+    /// Creates a bare keyword.
     pub(crate) const fn word(name: &'static CStr, token: &'static CStr, meaning: &'static CStr) -> Argument {
         Argument::new(name, ArgumentKind::Token, meaning).after(token)
     }
 
-    /// Its value comes after this word.
+    /// Sets the keyword before the value.
     pub(crate) const fn after(mut self, token: &'static CStr) -> Argument {
         self.token = Some(token);
         self
     }
 
-    /// The same, of which something else is said.
+    /// Replaces the meaning.
     pub(crate) const fn with_meaning(mut self, meaning: &'static CStr) -> Argument {
         self.meaning = meaning;
         self
@@ -68,12 +68,12 @@ impl Argument {
         self
     }
 
-    /// What it means, as the end of a sentence that begins with it.
+    /// The end of a sentence about the argument, which begins with the argument.
     pub(crate) fn meaning(&self) -> &'static str {
         text(self.meaning)
     }
 
-    /// The arguments that it consists of.
+    /// The arguments of a group.
     pub(crate) fn parts(&self) -> &'static [Argument] {
         match self.kind {
             ArgumentKind::OneOf(parts) | ArgumentKind::Block(parts) => parts,
@@ -81,7 +81,7 @@ impl Argument {
         }
     }
 
-    /// The word that it begins with, or its name.
+    /// The keyword of the argument, or its name.
     pub(crate) fn title(&self) -> String {
         match self.kind {
             ArgumentKind::OneOf(parts) => parts.iter().map(Argument::title).collect::<Vec<_>>().join(" or "),
@@ -90,7 +90,7 @@ impl Argument {
         }
     }
 
-    /// As Redis' own reference writes it.
+    /// The syntax in the notation of the Redis reference.
     pub(crate) fn syntax(&self) -> String {
         let syntax = self.syntax_without_brackets();
         match self.kind {
@@ -102,7 +102,7 @@ impl Argument {
         }
     }
 
-    /// As Redis' own reference writes it, but for the brackets around it.
+    /// The syntax in the notation of the Redis reference, without the outer brackets.
     pub(crate) fn syntax_without_brackets(&self) -> String {
         let all = |parts: &[Argument], between| {
             parts.iter().map(Argument::syntax).collect::<Vec<_>>().join(between)
@@ -117,7 +117,7 @@ impl Argument {
         words.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
-    /// How many words it has at least.
+    /// Minimum number of words.
     const fn min_words(&self) -> c_int {
         let value = match self.kind {
             ArgumentKind::Token => 0,
@@ -128,7 +128,7 @@ impl Argument {
         value + self.token.is_some() as c_int
     }
 
-    /// As the server takes it, with its parts in `parts`, which have to live as long.
+    /// Converts the argument for the module API. The members of a group are stored in `parts`, which must live as long.
     fn to_raw(&self, parts: &mut RawArguments) -> raw::RedisModuleCommandArg {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let subargs = match self.parts() {
@@ -146,7 +146,7 @@ impl Argument {
                 ArgumentKind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
                 ArgumentKind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
             },
-            // The one key that a command has.
+            // A command has only one key specification for its arguments.
             key_spec_index: if matches!(self.kind, ArgumentKind::Key) { 0 } else { -1 },
             token: self.token.map_or(ptr::null(), CStr::as_ptr),
             summary: self.meaning.as_ptr(),
@@ -161,7 +161,7 @@ impl Argument {
     }
 }
 
-/// How many words these have at least.
+/// Minimum number of words of these arguments.
 const fn min_words(arguments: &[Argument]) -> c_int {
     let (mut sum, mut at) = (0, 0);
     while at < arguments.len() {
@@ -182,7 +182,7 @@ const fn has_variable_length(arguments: &[Argument]) -> bool {
     more
 }
 
-/// As Rust has it. Of what is no UTF-8, which none of ours is, nothing.
+/// Converts a C string; invalid UTF-8, which the module never uses, becomes an empty string.
 pub(crate) const fn text(text: &'static CStr) -> &'static str {
     match text.to_str() {
         Ok(text) => text,
@@ -193,9 +193,9 @@ pub(crate) const fn text(text: &'static CStr) -> &'static str {
 /// The arguments of a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
-    /// First of all, in this order.
+    /// The first arguments, in this order.
     pub(crate) positional: &'static [Argument],
-    /// After them, in any order.
+    /// The following arguments, in any order.
     pub(crate) options: &'static [Argument],
 }
 
@@ -206,7 +206,7 @@ impl Arguments {
         self.positional.iter().chain(self.options)
     }
 
-    /// As `COMMAND INFO` has it: how many words there are, with the command's name; negative if there may be more.
+    /// The arity as in `COMMAND INFO`: the number of words including the command's name; negative if it is a minimum.
     pub(crate) const fn arity(self) -> c_int {
         let fewest = 1 + min_words(self.positional) + min_words(self.options);
         if has_variable_length(self.positional) || has_variable_length(self.options) {
@@ -216,7 +216,8 @@ impl Arguments {
         }
     }
 
-    /// Calls `body` with the arguments as the server takes them: null if there are none, else a list that ends with zeros.
+    /// Calls `body` with the arguments in the format of the module API: null if there are none, otherwise an array that
+    /// ends with zeros.
     pub(in crate::server) fn with_raw<T>(self, body: impl FnOnce(*mut raw::RedisModuleCommandArg) -> T) -> T {
         let mut parts = RawArguments(Vec::new());
         let is_empty = self.iter().next().is_none();
@@ -224,16 +225,16 @@ impl Arguments {
     }
 }
 
-/// Lists of arguments that point to each other.
+/// Owner of the argument arrays that point to each other.
 struct RawArguments(Vec<Box<[raw::RedisModuleCommandArg]>>);
 
 impl RawArguments {
-    /// Makes a list of these that ends with zeros and lives as long as `self`.
+    /// Creates an array that ends with zeros and lives as long as `self`.
     fn keep(
         &mut self,
         arguments: impl IntoIterator<Item = &'static Argument>,
     ) -> *mut raw::RedisModuleCommandArg {
-        // SAFETY: zero is a value for every field.
+        // SAFETY: zero is valid for every field.
         let end: raw::RedisModuleCommandArg = unsafe { std::mem::zeroed() };
         let mut list: Vec<_> = arguments.into_iter().map(|argument| argument.to_raw(self)).collect();
         list.push(end);

@@ -14,52 +14,53 @@ use crate::server::{enter, Ctx, ServerCell, Str, OK};
 
 /// A command of the module.
 pub(crate) trait Command {
-    /// How the server knows it.
+    /// The specification for the server.
     const SPEC: Spec;
-    /// Carries it out and replies, or says why not.
+    /// Runs the command and replies, or returns an error.
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), crate::error::Error>;
 }
 
-/// What the server has to know of a command.
+/// The specification of a command, as the server gets it.
 pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
-    /// See `RedisModule_CreateCommand`.
+    /// The flags, as for `RedisModule_CreateCommand`.
     pub(crate) flags: &'static CStr,
-    /// ACL categories, on servers that let modules choose them (Redis 7.2, Valkey 8).
+    /// ACL categories, on servers where modules can set them (Redis 7.2, Valkey 8).
     pub(crate) categories: &'static CStr,
-    /// What happens to its keys, and where they stand, if the command has any.
+    /// Use and positions of its keys, if it has any.
     pub(crate) key: Option<KeyUse>,
     pub(crate) arguments: Arguments,
     pub(crate) summary: &'static CStr,
-    /// What it replies, if nothing goes wrong.
+    /// The reply of a successful call.
     pub(crate) reply: &'static str,
     pub(crate) complexity: &'static CStr,
 }
 
 impl Spec {
-    /// As it is written.
+    /// The name in capitals.
     pub(crate) fn title(&self) -> String {
         self.name.to_string_lossy().to_ascii_uppercase()
     }
 
-    /// What it does, in one sentence.
+    /// The summary: one sentence.
     pub(crate) fn about(&self) -> &'static str {
         self.summary.to_str().unwrap_or_default()
     }
 }
 
-/// Since which version of the module there is a command.
+/// Version of the module that introduced the commands.
 pub(crate) const SINCE: &CStr = c"0.1.0";
 
-/// What a command does with its keys, which decides what permission it takes, and where they stand.
+/// Use and positions of a command's keys. The use determines the required permission.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyUse {
-    /// Its key is the first argument.
+    /// Reads the key that is the first argument.
     Read,
-    /// The same.
+    /// Writes the key that is the first argument.
     Write,
-    /// Its first argument is how many keys there are, and they follow. The server asks for permissions for all of them; in a cluster
-    /// it looks at the first one only, to tell which node is to be asked, so the command has to look whether all are in one slot.
+    /// Writes several keys; the first argument is their number, and they follow. The server checks the permissions for
+    /// all of them. In a cluster, it uses only the first key to find the node, so the command must check that all keys
+    /// are in one slot.
     WriteSeveral,
 }
 
@@ -76,11 +77,13 @@ impl KeyUse {
     }
 }
 
-/// The arguments of a command, its name first.
+/// The arguments of a command, beginning with its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Args<'a>(&'a [*mut raw::RedisModuleString]);
 
 impl<'a> Args<'a> {
+    /// Wraps the arguments that the server passes.
+    ///
     /// # Safety
     /// `argv` has `argc` strings of the server, which live as long as `'a`.
     pub(super) unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Args<'a> {
@@ -88,10 +91,12 @@ impl<'a> Args<'a> {
         if len == 0 {
             return Args(&[]);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         Args(unsafe { std::slice::from_raw_parts(argv, len) })
     }
 
+    /// Wraps a slice of strings.
+    ///
     /// # Safety
     /// The strings live as long as `'a`.
     pub(in crate::server) unsafe fn of(strings: &'a [*mut raw::RedisModuleString]) -> Args<'a> {
@@ -102,23 +107,24 @@ impl<'a> Args<'a> {
         self.0.len()
     }
 
-    /// Those from this place on.
+    /// The arguments from this position on.
     pub(crate) fn from(&self, at: usize) -> Args<'a> {
         Args(self.0.get(at..).unwrap_or_default())
     }
 
-    /// As the API takes them.
+    /// The raw pointers for the module API.
     pub(in crate::server) fn raw(&self) -> &'a [*mut raw::RedisModuleString] {
         self.0
     }
 
-    /// The argument at this place as a string of the server.
+    /// The argument at this position as a string of the server.
     pub(crate) fn string(&self, at: usize) -> Option<Str<'a>> {
         // SAFETY: the strings live as long as `'a`.
         self.0.get(at).map(|raw| unsafe { Str::borrowed(*raw) })
     }
 
-    /// The argument at this place, which the server ends with a NUL, as it does with every string; `None` if it has one inside.
+    /// The argument at this position as a C string; `None` if it contains a NUL. The server ends every string with a
+    /// NUL.
     pub(in crate::server) fn c_str(&self, at: usize) -> Option<&'a CStr> {
         let content = self.bytes(at)?;
         // SAFETY: the server's strings are followed by a NUL, which belongs to them.
@@ -126,7 +132,7 @@ impl<'a> Args<'a> {
         CStr::from_bytes_with_nul(with_nul).ok()
     }
 
-    /// The content of the argument at this place.
+    /// The content of the argument at this position.
     pub(crate) fn bytes(&self, at: usize) -> Option<&'a [u8]> {
         // SAFETY: the strings live, unchanged, as long as `'a`.
         self.0.get(at).map(|raw| unsafe { crate::server::keys::string::bytes(*raw) })
@@ -152,7 +158,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
                 ctx.reply_error(&error.to_string());
             }
         };
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe {
             if enter(ctx, ran).is_none() {
                 enter(ctx, |ctx| ctx.reply_error(INTERNAL_ERROR));
@@ -173,7 +179,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
     };
-    // SAFETY: zero is a value for every field, and as the first field that is looked at ends the list.
+    // SAFETY: zero is valid for every field, and a first field of zero ends the array.
     let mut key_specs: [raw::RedisModuleCommandKeySpec; 3] = unsafe { std::mem::zeroed() };
     if let Some(key) = spec.key {
         for spec in &mut key_specs[..1 + usize::from(key == KeyUse::WriteSeveral)] {
@@ -181,7 +187,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
             spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
             spec.bs.index.pos = 1;
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-            // From the first key to the first key.
+            // The range from the first key to the first key.
             let range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
                 lastkey: 0,
                 keystep: 1,
@@ -196,7 +202,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
                 firstkey: 1,
                 keystep: 1,
             };
-            // A cluster looks at ranges only, see `KeyUse::WriteSeveral`.
+            // A cluster only uses ranges; see `KeyUse::WriteSeveral`.
             key_specs[1].bs.index.pos = 2;
             key_specs[1].flags = u64::from(raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_NOT_KEY);
         }
@@ -212,7 +218,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         key_specs: if spec.key.is_some() { key_specs.as_mut_ptr() } else { ptr::null_mut() },
         args,
     };
-    // SAFETY: all texts are static; the server copies what it keeps of the information.
+    // SAFETY: all texts are static. The server copies the information that it keeps.
     unsafe {
         if call!(RedisModule_CreateCommand(ctx.as_ptr(), name, Some(run::<C>), flags, key, key, key.min(1)))
             != OK
@@ -242,16 +248,17 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
 /// The ACL category of all commands of the module, `@lock`.
 const CATEGORY: &CStr = c"lock";
 
-/// The server knows that category.
+/// Whether the server has that category.
 static HAS_CATEGORY: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// Makes an ACL category for the commands that are registered after that, where modules can (Redis 7.4, Valkey 8).
+/// Creates the ACL category for the commands that are registered afterwards, where modules can do so (Redis 7.4, Valkey
+/// 8).
 pub(crate) fn add_category(ctx: Ctx<'_>) {
-    // SAFETY: the context is that of the module, which is being loaded; the place of the error number is the thread's own.
+    // SAFETY: the context belongs to the module, which is being loaded. The error number belongs to this thread.
     let has_category = unsafe {
         raw::RedisModule_AddACLCategory.is_some_and(|add| {
             *libc::__errno_location() = 0;
-            // It stays when the module is unloaded.
+            // The category stays when the module is unloaded.
             add(ctx.as_ptr(), CATEGORY.as_ptr()) == OK || *libc::__errno_location() == libc::EBUSY
         })
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Settings that `CONFIG GET`, `CONFIG SET` and `CONFIG REWRITE` know.
+//! Settings for `CONFIG GET`, `CONFIG SET` and `CONFIG REWRITE`.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void, CStr};
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use redis_module::raw;
 
 use crate::server::{Ctx, OK};
 
-/// Registers a number. False if the server refuses.
+/// Registers a numeric setting. False if the server refuses.
 pub(crate) fn register_number(
     ctx: Ctx<'_>,
     name: &CStr,
@@ -19,7 +19,7 @@ pub(crate) fn register_number(
     value: &'static AtomicI64,
 ) -> bool {
     unsafe extern "C" fn get(_name: *const c_char, value: *mut c_void) -> c_longlong {
-        // SAFETY: the private data is the static that was registered.
+        // SAFETY: the private data is the registered static.
         unsafe { &*value.cast::<AtomicI64>() }.load(Ordering::Relaxed)
     }
     unsafe extern "C" fn set(
@@ -28,13 +28,13 @@ pub(crate) fn register_number(
         value: *mut c_void,
         _error: *mut *mut raw::RedisModuleString,
     ) -> c_int {
-        // SAFETY: the private data is the static that was registered.
+        // SAFETY: the private data is the registered static.
         unsafe { &*value.cast::<AtomicI64>() }.store(new, Ordering::Relaxed);
         OK
     }
     let data = std::ptr::from_ref(value).cast_mut().cast();
     let flags = raw::REDISMODULE_CONFIG_DEFAULT;
-    // SAFETY: the server copies the name; the private data is static and only changed through an atomic.
+    // SAFETY: the server copies the name. The private data is static and only changed atomically.
     unsafe {
         call!(RedisModule_RegisterNumericConfig(
             ctx.as_ptr(),
@@ -51,7 +51,7 @@ pub(crate) fn register_number(
     }
 }
 
-/// Registers a choice between names; the value is the place of the chosen one. False if the server refuses.
+/// Registers a choice between names; its value is the index of the chosen name. False if the server refuses.
 pub(crate) fn register_choice(
     ctx: Ctx<'_>,
     name: &CStr,
@@ -60,7 +60,7 @@ pub(crate) fn register_choice(
     value: &'static AtomicI64,
 ) -> bool {
     unsafe extern "C" fn get(_name: *const c_char, value: *mut c_void) -> c_int {
-        // SAFETY: the private data is the static that was registered.
+        // SAFETY: the private data is the registered static.
         let value = unsafe { &*value.cast::<AtomicI64>() }.load(Ordering::Relaxed);
         c_int::try_from(value).unwrap_or_default()
     }
@@ -70,7 +70,7 @@ pub(crate) fn register_choice(
         value: *mut c_void,
         _error: *mut *mut raw::RedisModuleString,
     ) -> c_int {
-        // SAFETY: the private data is the static that was registered.
+        // SAFETY: the private data is the registered static.
         unsafe { &*value.cast::<AtomicI64>() }.store(i64::from(new), Ordering::Relaxed);
         OK
     }
@@ -79,8 +79,7 @@ pub(crate) fn register_choice(
     let count = c_int::try_from(choices.len()).unwrap_or_default();
     let data = std::ptr::from_ref(value).cast_mut().cast();
     let flags = raw::REDISMODULE_CONFIG_DEFAULT;
-    // SAFETY: the server copies names and values; the private data is static and only changed through an
-    // atomic.
+    // SAFETY: the server copies names and values. The private data is static and only changed atomically.
     unsafe {
         call!(RedisModule_RegisterEnumConfig(
             ctx.as_ptr(),
@@ -98,9 +97,9 @@ pub(crate) fn register_choice(
     }
 }
 
-/// Sets all registered settings: to what the configuration file says, or else to their defaults. False if a
-/// value is out of range; the server has logged which.
+/// Sets all registered settings from the configuration file or to their defaults. False if a value is out of range,
+/// which the server has logged.
 pub(crate) fn load(ctx: Ctx<'_>) -> bool {
-    // SAFETY: the context is that of the module, and every setting is registered.
+    // SAFETY: the context belongs to the module, and every setting is registered.
     unsafe { call!(RedisModule_LoadConfigs(ctx.as_ptr())) == OK }
 }

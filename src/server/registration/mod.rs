@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Loading and unloading the module: its commands, settings and `INFO` section, as the server learns them.
+//! Loading and unloading the module: its commands, its settings and its section of `INFO`.
 
 pub(crate) mod arguments;
 pub(crate) mod command;

@@ -2,13 +2,13 @@
 
 //! Whether the module may be unloaded.
 //!
-//! A server keeps pointers to the commands of a module that it does not look for when it unloads that module: for the client
-//! that called one last, for one that is queued in a transaction, for one that a pause holds back, and for one that was read
-//! behind the unload. Following them afterwards has ended every server that we know.
+//! A server keeps pointers to a module's commands that it does not check when it unloads the module. The client that
+//! called a command last has one. So do commands that are queued in a transaction, held back by a pause, or read behind
+//! the unload. Following such a pointer later has crashed every known server.
 //!
-//! It cannot have any yet, and must not be refused, right after it has loaded the module: if it does not like the settings
-//! that came with `MODULE LOADEX`, it unloads the module again, and Redis 7.2 and later end if that fails. And none matters
-//! any more when it ends: Valkey 9 unloads all modules then.
+//! Right after the load, the server cannot have such pointers, and the module must not refuse. If the server rejects
+//! the settings of `MODULE LOADEX`, it unloads the module again, and Redis 7.2 and later crash if that fails. At
+//! shutdown, the pointers no longer matter: Valkey 9 unloads all modules then.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -20,13 +20,13 @@ use crate::server::events::subscription;
 use crate::server::version::{self, server_version, Version};
 use crate::server::{calls, Ctx, ServerCell};
 
-/// From the first turn of the event loop after the load until the server ends.
+/// True from the first turn of the event loop after the load until the shutdown.
 static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// Servers before that one do not unload modules when they end.
+/// First Valkey that unloads modules at shutdown.
 const UNLOADS_AT_SHUTDOWN_SINCE: Version = Version::new(9, 0, 0);
 
-/// To be called when the module is loaded. False if the server refuses.
+/// Subscribes to the shutdown. Call it when the module is loaded. False if the server refuses.
 pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
     unsafe extern "C" fn ends(
         ctx: *mut raw::RedisModuleCtx,
@@ -34,7 +34,7 @@ pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { enter(ctx, |ctx| IN_USE.get(ctx).set(false)) };
     }
     IN_USE.get(ctx).set(false);
@@ -44,7 +44,7 @@ pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
     subscription::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(ends))
 }
 
-/// The server has called the module for something else than to load it.
+/// Notes that the server has called the module for a purpose other than loading it.
 pub(crate) fn mark_in_use(ctx: Ctx<'_>) {
     IN_USE.get(ctx).set(true);
 }
@@ -54,8 +54,8 @@ pub(crate) fn is_in_use(ctx: Ctx<'_>) -> bool {
     IN_USE.get(ctx).get()
 }
 
-/// True if an ACL rule names a command of the module, or the category of all. Redis 8.0 and 8.6 and Valkey 8.1 end when they unload a
-/// module then.
+/// True if an ACL rule names a command of the module or its category. Redis 8.0, Redis 8.6 and Valkey 8.1 crash if they
+/// then unload a module.
 pub(crate) fn is_named_by_acl(ctx: Ctx<'_>) -> bool {
     calls::acl_rules(ctx).iter().any(|rules| {
         let words = rules.split(|byte| *byte == b' ');

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! Whether anybody gets keyspace events.
+//! Whether keyspace events have receivers.
 //!
-//! To raise one costs something even if nobody does: of whom has subscribed to what, the server looks up that this module
-//! has. Two can get a key's events besides us: subscribers, if `notify-keyspace-events` says so, and other modules. Of the
-//! former the server informs with every call. Of the latter there are no others than at the start, or it says so when one is
-//! loaded.
+//! Raising an event is not free even without receivers, because the server looks up the subscriptions of this module.
+//! An event can have two kinds of other receivers. Subscribers need `notify-keyspace-events`, which the server reports
+//! with every call. Other modules were there at the start, or the server reports when one is loaded.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -18,11 +17,11 @@ use crate::server::events::subscription;
 use crate::server::version::{is_known_version, Version};
 use crate::server::{Ctx, ServerCell, Str};
 
-/// Classes of keyspace events that a lock can become free by. `GENERIC` has `del`, `rename_from`, `expire` and the like.
+/// Class of events that can free a lock: `del`, `rename_from`, `expire` and so on.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
-/// `hset` and the like: raised, never listened to.
+/// Class of `hset` and so on; raised, and only subscribed to with `lock.events`.
 pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
-/// `set` and the like: the same.
+/// Class of `set` and so on; raised, but never subscribed to.
 pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
 
 static OTHER_MODULES: ServerCell<Cell<OtherModules>> = ServerCell::new(Cell::new(OtherModules::Possible));
@@ -32,11 +31,11 @@ enum OtherModules {
     /// This is the only module.
     None,
     Possible,
-    /// To be asked for.
+    /// The server has to be asked.
     Unknown,
 }
 
-/// From now on no event is raised that nobody gets. Not on a server that is not known to report all who can.
+/// From now on, events without receivers are not raised, unless the server is not known to report all receivers.
 pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,
@@ -44,7 +43,7 @@ pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { enter(ctx, |ctx| OTHER_MODULES.get(ctx).set(OtherModules::Unknown)) };
     }
     let fixed = calls::setting(ctx, c"enable-module-command").is_some_and(|value| value == b"no");
@@ -53,7 +52,7 @@ pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
     OTHER_MODULES.get(ctx).set(if is_reported { OtherModules::Unknown } else { OtherModules::Possible });
 }
 
-/// True if somebody may get an event.
+/// True if an event may have a receiver.
 pub(in crate::server) fn has_receivers(ctx: Ctx<'_>) -> bool {
     let other_modules = OTHER_MODULES.get(ctx);
     if other_modules.get() == OtherModules::Unknown {
@@ -64,7 +63,7 @@ pub(in crate::server) fn has_receivers(ctx: Ctx<'_>) -> bool {
 }
 
 fn is_only_module(ctx: Ctx<'_>) -> bool {
-    // SAFETY: "c" takes a C string. The reply is null or the server's.
+    // SAFETY: "c" takes a C string. The reply is null or valid.
     unsafe {
         let reply =
             call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
@@ -78,8 +77,8 @@ fn is_only_module(ctx: Ctx<'_>) -> bool {
     }
 }
 
-/// Tells `WATCH` and client-side caches that the key has changed.
+/// Reports to `WATCH` and client-side caches that the key has changed.
 pub(crate) fn signal_modified(ctx: Ctx<'_>, key: &Str<'_>) {
-    // SAFETY: context and key outlive the call.
+    // SAFETY: the context and the key outlive the call.
     unsafe { call!(RedisModule_SignalModifiedKey(ctx.as_ptr(), key.as_ptr())) };
 }

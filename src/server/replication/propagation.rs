@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 
-//! What leaves the server besides replies: plain commands for the AOF and for replicas, and keyspace events.
+//! Replicated commands and keyspace events.
 //!
-//! Most of what a lock costs is to put such commands together, and a server that has neither an AOF nor replicas throws
-//! them away. It does so if, and only if, its AOF is off, no replica is connected, and it keeps no backlog for one that was.
-//! That is asked for when it may have changed:
+//! Most of the cost of a lock is building commands for replicas and the AOF, and a server without both discards them.
+//! It does so if and only if its AOF is off, no replica is connected, and it keeps no backlog for a previous replica.
+//! The module asks again whenever this may have changed:
 //!
-//! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. What was changed before
-//!   the fork is in it, and the fork raises an event: so from then on commands are put together again.
-//! * A replica that comes back needs a backlog, and there is one only after a snapshot, after a time as a replica (the
-//!   change of roles raises an event), or from a file that was loaded, which is before the first question.
-//! * In a cluster a slot can be streamed to another node, which is no replica: there, nothing is left out.
+//! * A new replica gets a snapshot, and so does an AOF that is turned on. A child process writes it. It contains all
+//!   changes before the fork, and the fork raises an event, from which on commands are built again.
+//! * A returning replica needs a backlog. A backlog exists only after a snapshot, after a time as a replica, or after
+//!   loading a file. The change of roles raises an event, and files are loaded before the first query.
+//! * In a cluster, a slot can be streamed to another node, which is not a replica. So nothing is skipped there.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void, CStr};
@@ -29,7 +29,7 @@ use crate::server::{Ctx, ServerCell, Str};
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
 static CHANGES_ARE_REPORTED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
 
-/// Who may get what is sent.
+/// The possible receivers of replicated commands.
 #[derive(Clone, Copy)]
 struct Followers {
     aof: bool,
@@ -37,7 +37,7 @@ struct Followers {
     cluster: bool,
 }
 
-/// The commands that stand for what a callback changes, in the selected database.
+/// Builder of the commands that replicate the changes of a callback in the selected database.
 #[derive(Clone, Copy)]
 pub(crate) struct Propagation<'a> {
     ctx: Ctx<'a>,
@@ -45,8 +45,8 @@ pub(crate) struct Propagation<'a> {
     events_have_receivers: bool,
 }
 
-/// From now on nothing is sent that nobody gets. Not on a server that is not known to write every snapshot in a child
-/// process.
+/// From now on, commands without receivers are skipped, unless the server is not known to write every snapshot in a
+/// child process.
 pub(crate) fn skip_unfollowed(ctx: Ctx<'_>, server: Version) {
     unsafe extern "C" fn forked(
         ctx: *mut raw::RedisModuleCtx,
@@ -54,7 +54,7 @@ pub(crate) fn skip_unfollowed(ctx: Ctx<'_>, server: Version) {
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { enter(ctx, invalidate_followers) };
     }
     invalidate_followers(ctx);
@@ -63,7 +63,7 @@ pub(crate) fn skip_unfollowed(ctx: Ctx<'_>, server: Version) {
     CHANGES_ARE_REPORTED.get(ctx).set(is_reported);
 }
 
-/// There may be others who follow now, or fewer.
+/// Invalidates the cached receivers: they may have changed.
 pub(in crate::server) fn invalidate_followers(ctx: Ctx<'_>) {
     FOLLOWERS.get(ctx).set(None);
 }
@@ -78,19 +78,20 @@ impl<'a> Propagation<'a> {
         self.followers.cluster
     }
 
-    /// True if anybody gets what is sent. The arguments of [`Propagation::send`] need not be made if nobody does.
+    /// True if replicated commands have a receiver. Otherwise, the arguments of [`Propagation::send`] need not be
+    /// built.
     pub(crate) fn is_followed(self) -> bool {
         self.followers.aof || self.followers.replicas
     }
 
-    /// The keyspace has changed as by this command.
+    /// Replicates a change as this command.
     pub(crate) fn send(self, command: &CStr, args: &[&Str<'_>]) {
         if !self.is_followed() {
             return;
         }
         let (ctx, command) = (self.ctx.as_ptr(), command.as_ptr());
-        // SAFETY: an "s" takes a string, "v" a list of strings with its length; all outlive the call. A list costs the server
-        // an allocation more.
+        // SAFETY: "s" takes a string, "v" an array of strings and its length; all outlive the call. An array costs the
+        // server one more allocation.
         unsafe {
             match args {
                 [key] => call!(RedisModule_Replicate(ctx, command, c"s".as_ptr(), key.as_ptr())),
@@ -110,28 +111,28 @@ impl<'a> Propagation<'a> {
         };
     }
 
-    /// The keyspace has changed as by this command with a key and a number.
+    /// Replicates a change as this command with a key and a number.
     pub(crate) fn send_number(self, command: &CStr, key: &Str<'_>, number: i64) {
         if !self.is_followed() {
             return;
         }
         let number = Digits::of(number);
         let digits = number.as_bytes();
-        // SAFETY: "s" takes a string, "b" bytes with their length; all outlive the call.
+        // SAFETY: "s" takes a string, "b" bytes and their length; all outlive the call.
         unsafe {
             let (ctx, command, start) = (self.ctx.as_ptr(), command.as_ptr(), digits.as_ptr());
             call!(RedisModule_Replicate(ctx, command, c"sb".as_ptr(), key.as_ptr(), start, digits.len()))
         };
     }
 
-    /// The keyspace has changed as by `SET`, with a TTL that ends at this time or without one.
+    /// Replicates a change as `SET`, with or without an expiry.
     pub(crate) fn send_set(self, key: &Str<'_>, value: &[u8], expires_at: Option<i64>) {
         if !self.is_followed() {
             return;
         }
         let (ctx, set, key) = (self.ctx.as_ptr(), c"SET".as_ptr(), key.as_ptr());
         let (value, len) = (value.as_ptr(), value.len());
-        // SAFETY: "s" takes a string, "b" bytes with their length, "c" a C string; all outlive the call.
+        // SAFETY: "s" takes a string, "b" bytes and their length, "c" a C string; all outlive the call.
         unsafe {
             match expires_at.map(Digits::of) {
                 Some(at) => {
@@ -144,12 +145,12 @@ impl<'a> Propagation<'a> {
         };
     }
 
-    /// True if a message has to be sent to replicas for their subscribers. In a cluster its bus takes it there.
+    /// True if messages must be replicated for the subscribers of replicas. In a cluster, its bus delivers them.
     pub(crate) fn has_replica_subscribers(self) -> bool {
         self.followers.replicas && !self.followers.cluster && config::publishes_to_replicas()
     }
 
-    /// A message goes to the subscribers of replicas, at the end of the turn; `command` is `PUBLISH` or `SPUBLISH`.
+    /// Publishes a message to the subscribers of replicas when this turn ends. `command` is `PUBLISH` or `SPUBLISH`.
     pub(crate) fn publish_to_replicas(
         self,
         command: &'static CStr,
@@ -159,28 +160,28 @@ impl<'a> Propagation<'a> {
         replica_messages::send(self.ctx, command, channel, message);
     }
 
-    /// A keyspace event, as the command that was sent would raise it.
+    /// Raises the keyspace event of the replicated command.
     pub(crate) fn raise_event(self, class: c_int, event: &CStr, key: &Str) {
         if !self.events_have_receivers {
             return;
         }
-        // SAFETY: context, text and key outlive the call.
+        // SAFETY: the context, the text and the key outlive the call.
         unsafe {
             call!(RedisModule_NotifyKeyspaceEvent(self.ctx.as_ptr(), class, event.as_ptr(), key.as_ptr()))
         };
     }
 
-    /// Something has changed. What nobody follows counts for the next snapshot all the same.
+    /// Counts a change for the next snapshot, which also matters without receivers.
     pub(crate) fn count_change(self) {
         if !self.is_followed() {
-            // SAFETY: the context is that of the running callback. As nobody follows, nothing is sent by this.
+            // SAFETY: the context belongs to the running callback. Without receivers, this sends nothing.
             unsafe { call!(RedisModule_ReplicateVerbatim(self.ctx.as_ptr())) };
         }
     }
 }
 
 impl Followers {
-    /// Asks the server, and keeps the answer until it may change.
+    /// Asks the server, and caches the answer until it may change.
     fn ask(ctx: Ctx<'_>) -> Followers {
         let flags = ctx.flags();
         let cluster = flags.is_cluster();

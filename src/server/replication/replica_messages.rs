@@ -2,12 +2,13 @@
 
 //! Messages to the subscribers of replicas, sent at the end of a turn of the event loop.
 //!
-//! The server wraps two commands of one step in `MULTI` and `EXEC`, for the AOF and for replicas alike, even if one of them
-//! is for replicas only: with its message, the `DEL` of a release would cost four commands. So the message goes in a step of
-//! its own, before the server writes to its replicas in the same turn: after the `DEL`, and in the same packet.
+//! The server wraps two commands of one step in `MULTI` and `EXEC`, for the AOF and for replicas. It does so even if
+//! one of them is for replicas only. The `DEL` of a release with its message would be replicated as four commands. So
+//! the message is sent in a step of its own, before the server writes to its replicas in the same turn. It follows the
+//! `DEL` in the same packet.
 //!
-//! The end of turns is listened to only while messages are being sent, as that costs every turn something. To begin and to
-//! end costs about as much as [`IDLE_TURNS`] turns.
+//! The end-of-turn hook is only registered while messages are being sent, because it costs every turn. Registering and
+//! unregistering it costs about as much as [`IDLE_TURNS`] turns.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -15,7 +16,7 @@ use std::ffi::CStr;
 use crate::server::events::event_loop;
 use crate::server::{timer, Ctx, ServerCell, Str};
 
-/// After so many turns without a message their end is listened to no more.
+/// Number of turns without a message after which the hook is unregistered.
 const IDLE_TURNS: u32 = 4;
 
 static PENDING: ServerCell<RefCell<Vec<Message>>> = ServerCell::new(RefCell::new(Vec::new()));
@@ -23,7 +24,8 @@ static HOOK_STATE: ServerCell<Cell<HookState>> = ServerCell::new(Cell::new(HookS
 
 /// A message that has not been sent yet.
 struct Message {
-    /// The database of the change that it follows. The stream has that one selected; another would cost a `SELECT`.
+    /// The database of the change that the message follows. The replication stream has it selected; another one would
+    /// cost a `SELECT`.
     db: i32,
     /// `PUBLISH` or `SPUBLISH`.
     command: &'static CStr,
@@ -34,9 +36,9 @@ struct Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HookState {
     Off,
-    /// For so many turns there has been no message.
+    /// Registered, with this number of turns without a message.
     Idle(u32),
-    /// A timer is set that ends it, if there is still no message.
+    /// A timer is set that unregisters the hook if no message comes.
     Ending,
 }
 
@@ -59,25 +61,25 @@ pub(in crate::server) fn send(
     }
 }
 
-/// Forgets all, as the module is unloaded.
+/// Drops all messages when the module is unloaded.
 pub(crate) fn discard(ctx: Ctx<'_>) {
     PENDING.get(ctx).take();
     HOOK_STATE.get(ctx).set(HookState::Off);
 }
 
-/// The server has carried out what it was sent, and has not yet written to its replicas.
+/// Sends the messages. Runs after the server has executed its input and before it writes to its replicas.
 fn on_turn_end(ctx: Ctx<'_>, (): ()) {
     let pending = PENDING.get(ctx);
     if !pending.borrow().is_empty() {
         if !ctx.is_primary() {
-            // They were for replicas that are this one's no more.
+            // The messages were for replicas that this server no longer has.
             pending.take();
         } else if !ctx.is_paused() {
-            // What is paused must not be written to, and goes on after a turn like this one.
+            // Nothing may be sent during a pause. A turn like this one follows after its end.
             pending.take().iter().for_each(|message| message.replicate(ctx));
         }
     } else if let HookState::Idle(turns) = HOOK_STATE.get(ctx).get() {
-        // The subscription cannot be ended here: the server uses it after this call.
+        // The subscription cannot end here: the server uses it after this call.
         let ends = turns + 1 >= IDLE_TURNS;
         HOOK_STATE.get(ctx).set(if ends { HookState::Ending } else { HookState::Idle(turns + 1) });
         if ends {
@@ -98,7 +100,7 @@ impl Message {
     fn replicate(&self, ctx: Ctx<'_>) {
         let Message { db, command, channel, content } = self;
         ctx.select_db(*db);
-        // SAFETY: "ss" takes two strings of the server, which outlive the call; "A" keeps the command out of the AOF.
+        // SAFETY: "ss" takes two server strings, which outlive the call. "A" keeps the command out of the AOF.
         unsafe {
             let (command, channel, content) = (command.as_ptr(), channel.as_ptr(), content.as_ptr());
             call!(RedisModule_Replicate(ctx.as_ptr(), command, c"Ass".as_ptr(), channel, content))

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 
-//! How far the replicas of this server have come, and how they are asked to say so.
+//! The progress of replicas, and how to ask for it.
 //!
-//! A replica reports once a second what it has received. Asked by `REPLCONF GETACK *` in the stream, it reports at once: so
-//! `WAIT` does. The module's own question has to be a step of its own, after the one that is to be acknowledged: in the
-//! transaction of that step a replica would report where the transaction began.
+//! A replica reports once per second how much of the stream it has received. `REPLCONF GETACK *` in the stream makes it
+//! report at once, as `WAIT` does. This question must be a step of its own after the step that has to be acknowledged.
+//! Inside the transaction of that step, a replica would report the offset at which the transaction began.
 
 use std::cell::{Cell, OnceCell};
 use std::ffi::c_void;
@@ -17,19 +17,19 @@ use crate::server::calls::text_of;
 use crate::server::events::subscription;
 use crate::server::{Ctx, ServerCell};
 
-/// Where a primary and its replicas are in the stream.
+/// The offsets of a primary and its replicas in the replication stream.
 pub(crate) struct Progress {
-    /// Up to where commands were sent.
+    /// Offset up to which commands were sent.
     pub(crate) sent: i64,
-    /// Up to where each replica that is online has said that it has received them.
+    /// Offset that each online replica has reported as received.
     pub(crate) received: Vec<i64>,
 }
 
 impl Progress {
-    /// Asks the server; `None` if it is no primary.
+    /// Asks the server; `None` if it is not a primary.
     pub(crate) fn of(ctx: Ctx<'_>) -> Option<Progress> {
-        // SAFETY: the format takes nothing. The reply is null or the server's, and so are its elements; what is not there is
-        // null, which is answered as nothing.
+        // SAFETY: the format takes no argument. The reply and its elements are null or valid; a missing element is null
+        // and treated as empty.
         unsafe {
             let reply = call!(RedisModule_Call(ctx.as_ptr(), c"ROLE".as_ptr(), c"".as_ptr()));
             if reply.is_null() {
@@ -55,16 +55,16 @@ impl Progress {
         }
     }
 
-    /// How many replicas have received the stream up to there.
+    /// Number of replicas that have received the stream up to this offset.
     pub(crate) fn count(&self, offset: i64) -> usize {
         self.received.iter().filter(|received| **received >= offset).count()
     }
 }
 
-/// How many replicas are online, as long as no event has told of another.
+/// Cached number of online replicas, valid until an event reports a change.
 static ONLINE: ServerCell<Cell<Option<usize>>> = ServerCell::new(Cell::new(None));
 
-/// How many replicas are online.
+/// Number of online replicas.
 pub(crate) fn online(ctx: Ctx<'_>) -> usize {
     unsafe extern "C" fn changed(
         ctx: *mut raw::RedisModuleCtx,
@@ -72,7 +72,7 @@ pub(crate) fn online(ctx: Ctx<'_>) -> usize {
         _subevent: u64,
         _data: *mut c_void,
     ) {
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { enter(ctx, forget_online) };
     }
     let event = raw::REDISMODULE_EVENT_REPLICA_CHANGE;
@@ -85,20 +85,20 @@ pub(crate) fn online(ctx: Ctx<'_>) -> usize {
     })
 }
 
-/// Another number of replicas may be online, or the module is unloaded.
+/// Invalidates the cached number of online replicas.
 pub(crate) fn forget_online(ctx: Ctx<'_>) {
     ONLINE.get(ctx).set(None);
 }
 
-/// True if the server has the commands that are needed for this: an operator may have renamed them.
+/// True if the server has the required commands: an operator may have renamed them.
 pub(crate) fn can_ask(ctx: Ctx<'_>) -> bool {
     static CAN_ASK: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
     *CAN_ASK.get(ctx).get_or_init(|| [c"role", c"replconf"].iter().all(|name| knows_command(ctx, name)))
 }
 
-/// Asks all replicas how far they have come. Not while nothing may be written but by a client's command.
+/// Asks all replicas for their progress. Must not be called while only client commands may write.
 pub(crate) fn ask_replicas(ctx: Ctx<'_>) {
-    // SAFETY: "cc" takes two C strings; "A" keeps the command out of the AOF.
+    // SAFETY: "cc" takes two C strings. "A" keeps the command out of the AOF.
     unsafe {
         let (command, get_ack, all) = (c"REPLCONF".as_ptr(), c"GETACK".as_ptr(), c"*".as_ptr());
         call!(RedisModule_Replicate(ctx.as_ptr(), command, c"Acc".as_ptr(), get_ack, all))
