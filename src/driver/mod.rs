@@ -30,7 +30,7 @@ mod timer;
 
 pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
 pub(crate) use locks::commit::commit;
-pub(crate) use locks::deadlock::{blockers_of, deadlock_of, in_multi_lock_call, may_be_in_cycle};
+pub(crate) use locks::deadlock::{blockers_of, find_deadlock, in_multi_lock_call, may_be_in_cycle};
 pub(crate) use locks::reconcile::{grant_bundle, revoke_cancelled, serve_bundles};
 pub(crate) use messages::inbox_publisher::{await_message, inbox};
 pub(crate) use replicas::replica_waits::{AwaitedHold, HoldRef, ReplicaRequirement};
@@ -85,7 +85,7 @@ pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
 /// Drops all state. The server unloads a module only if the module blocks no client and has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
     state::drop_state(ctx);
-    reader_cache::forget_all(ctx);
+    reader_cache::invalidate_all(ctx);
     turn_end::stop(ctx);
     string::forget_cached(ctx);
     server_replicas::forget_online(ctx);

@@ -27,7 +27,7 @@ const FREE_MESSAGE: i64 = 0;
 /// Announces a free lock that has no waiter here. Publishing does not change the keyspace, so it is allowed wherever a
 /// write is. Returns the number of receivers at this server.
 pub(crate) fn publish_free(ctx: Ctx<'_>, propagation: Propagation<'_>, lock: &Str<'_>) -> usize {
-    let kinds = ChannelKinds::chosen(|| propagation.is_cluster());
+    let kinds = ChannelKinds::from_setting(|| propagation.is_cluster());
     if !kinds.classic && !kinds.sharded {
         return 0;
     }
@@ -37,10 +37,10 @@ pub(crate) fn publish_free(ctx: Ctx<'_>, propagation: Propagation<'_>, lock: &St
 /// Announces all locks of a database after a flush, except those that have waiters here.
 pub(crate) fn publish_all_free(ctx: Ctx<'_>, contended_locks: &[Vec<u8>]) {
     let propagation = Propagation::of(ctx);
-    let kinds = ChannelKinds::chosen(|| propagation.is_cluster());
+    let kinds = ChannelKinds::from_setting(|| propagation.is_cluster());
     let pattern = c"redisson_lock__channel:*";
     let contended: HashSet<Name> =
-        contended_locks.iter().map(|lock| names::derived(FREE_CHANNEL_PREFIX, lock)).collect();
+        contended_locks.iter().map(|lock| names::derived_name(FREE_CHANNEL_PREFIX, lock)).collect();
     let heard = |kind: &CStr| {
         calls::channels(ctx, kind, pattern)
             .into_iter()
@@ -87,7 +87,7 @@ pub(crate) fn publish_owner_event(ctx: Ctx<'_>, notice: &Notice) {
 /// True if this lock's channel has subscribers at this server. Pattern subscribers do not count: they do not wait for a
 /// lock.
 pub(crate) fn has_subscribers(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
-    let kinds = ChannelKinds::chosen(|| ctx.is_cluster());
+    let kinds = ChannelKinds::from_setting(|| ctx.is_cluster());
     let any = |kind| calls::subscribers(ctx, kind, &free_channel(lock.as_bytes())) > 0;
     (kinds.classic && any(c"NUMSUB")) || (kinds.sharded && any(c"SHARDNUMSUB"))
 }
@@ -95,14 +95,14 @@ pub(crate) fn has_subscribers(ctx: Ctx<'_>, lock: &Str<'_>) -> bool {
 /// The channel for events of a lock's holds. No two locks share one.
 fn event_channel(lock: &[u8]) -> Name {
     if lock.contains(&b'{') {
-        names::derived(BRACED_EVENT_CHANNEL_PREFIX, lock)
+        names::derived_name(BRACED_EVENT_CHANNEL_PREFIX, lock)
     } else {
-        names::derived(EVENT_CHANNEL_PREFIX, lock)
+        names::derived_name(EVENT_CHANNEL_PREFIX, lock)
     }
 }
 
 fn free_channel(lock: &[u8]) -> Str<'static> {
-    Str::new(&names::derived(FREE_CHANNEL_PREFIX, lock))
+    Str::new(&names::derived_name(FREE_CHANNEL_PREFIX, lock))
 }
 
 /// The types of channels that messages are published on.
@@ -115,7 +115,7 @@ impl ChannelKinds {
     const CLASSIC: ChannelKinds = ChannelKinds { classic: true, sharded: false };
     const SHARDED: ChannelKinds = ChannelKinds { classic: false, sharded: true };
 
-    fn chosen(is_cluster: impl FnOnce() -> bool) -> ChannelKinds {
+    fn from_setting(is_cluster: impl FnOnce() -> bool) -> ChannelKinds {
         ChannelKinds::of(config::publish(), is_cluster)
     }
 

@@ -79,7 +79,7 @@ pub(super) fn open(
             }
         }
     }
-    let holders = read(key, shape, now)?;
+    let holders = read_all(key, shape, now)?;
     Some((FoundCrowd { db: at.db, name: None, is_cacheable }, holders))
 }
 
@@ -98,14 +98,9 @@ pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: No
     read_all(key, shape, now)
 }
 
-/// Reads the readers of a hash from all of its fields; `None` if the hash is not a crowd.
-pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
-    read(key, shape, now)
-}
-
 /// Reads the holders from all fields. If nearly all of many readers have expired, the rest is not a crowd: only the
 /// rest is stored again. The other fields are deleted with the key.
-fn read(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
+pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let mut all = Vec::with_capacity(shape.fields);
     all_readers(key, shape.expires_at, &mut |hold| all.push(hold))?;
     let over = all.iter().filter(|hold| hold.expires_at < now.wall).count();

@@ -9,8 +9,8 @@ use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, HashShape};
 use crate::keyspace::layout::{self, Field, WantedField};
-use crate::keyspace::look::{fence_field, read_fields};
 use crate::keyspace::memory::Memory;
+use crate::keyspace::read_holders::{fence_field, read_fields};
 use crate::keyspace::records::Records;
 use crate::keyspace::stored::{PlainOwner, Stored};
 use crate::keyspace::{channel, reader_cache, redisson_fair};
@@ -71,7 +71,7 @@ impl<'a> Lock<'a> {
         let kind = key.kind();
         let fields = if kind == ValueKind::Hash { key.len() } else { 0 };
         if fields <= crowd::SMALL_HASH_FIELDS {
-            reader_cache::forget(ctx, key.name().as_bytes());
+            reader_cache::invalidate(ctx, key.name().as_bytes());
         }
         match kind {
             ValueKind::Empty => return Ok(()),
@@ -84,7 +84,7 @@ impl<'a> Lock<'a> {
         let key = &self.key;
         let expires_at = key.expires_at().ok_or(Error::WrongType)?;
         self.stored_end = Some(expires_at);
-        if fields <= 2 && self.read_callers(expires_at) {
+        if fields <= 2 && self.read_callers_hold(expires_at) {
             return Ok(());
         }
         let key = &self.key;
@@ -121,7 +121,7 @@ impl<'a> Lock<'a> {
     }
 
     /// Reads a hash that has only the caller's exclusive holds and possibly their token.
-    fn read_callers(&mut self, expires_at: i64) -> bool {
+    fn read_callers_hold(&mut self, expires_at: i64) -> bool {
         let Some(caller) = self.caller else { return false };
         let Some((holds, token)) = self.key.only_integer_fields(caller, fence_field(self.ctx)) else {
             return false;
@@ -217,7 +217,7 @@ impl<'a> Lock<'a> {
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
         // On a hand-over the key stays and gets another field. To every observer, the key is deleted and created again.
-        let replaced = if any_owner_stays { None } else { self.take_replaced() };
+        let replaced = if any_owner_stays { None } else { self.take_replaceable_field() };
         if !any_owner_stays {
             match (&self.stored, &replaced) {
                 (_, Some(_)) => {}
@@ -253,7 +253,7 @@ impl<'a> Lock<'a> {
     }
 
     /// The field of the previous owner, if it is the only one and the next owner has only one field, too.
-    fn take_replaced(&mut self) -> Option<PlainOwner<'a>> {
+    fn take_replaceable_field(&mut self) -> Option<PlainOwner<'a>> {
         self.holders.alone().filter(|(_, token)| token.is_none())?;
         match std::mem::replace(&mut self.stored, Stored::Nothing) {
             Stored::Plain(owner, _) => Some(owner),
@@ -310,8 +310,10 @@ impl<'a> Lock<'a> {
             _ => {
                 let (mut stored, before) = match std::mem::replace(&mut self.stored, Stored::Nothing) {
                     Stored::Nothing => (Vec::new(), Holders::Free),
-                    Stored::Plain(owner, holds) => self.found(owner.as_bytes(), holds, None),
-                    Stored::Fenced(owner, holds, token) => self.found(owner.as_bytes(), holds, Some(token)),
+                    Stored::Plain(owner, holds) => self.single_owner_fields(owner.as_bytes(), holds, None),
+                    Stored::Fenced(owner, holds, token) => {
+                        self.single_owner_fields(owner.as_bytes(), holds, Some(token))
+                    }
                     Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
                 };
@@ -322,7 +324,7 @@ impl<'a> Lock<'a> {
     }
 
     /// The fields of a hash with only this owner, and their holders.
-    fn found(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
+    fn single_owner_fields(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
         let holders = layout::parse_single_owner(owner, holds, token, self.stored_end.unwrap_or_default());
         let holders = holders.unwrap_or(Holders::Free);
         let fields = layout::fields_for(&holders.iter().collect::<Vec<_>>());

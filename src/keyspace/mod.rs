@@ -11,9 +11,9 @@ pub(crate) mod channel;
 mod crowd;
 mod layout;
 mod lock;
-mod look;
 mod memory;
 pub(crate) mod names;
+mod read_holders;
 pub(crate) mod reader_cache;
 mod records;
 pub(crate) mod redisson_fair;
@@ -21,6 +21,6 @@ mod request_record;
 mod stored;
 
 pub(crate) use lock::Lock;
-pub(crate) use look::{force_full_read, held_by, look, look_closely};
 pub(crate) use memory::Memory;
+pub(crate) use read_holders::{count_holds, force_full_read, read_holders, read_holders_fully};
 pub(crate) use records::{granted, lower_counter, newest_token, raise_counter};

@@ -66,7 +66,7 @@ pub(super) fn insert(
 
 /// Invalidates the entry of a key in the selected database.
 #[inline]
-pub(crate) fn forget(ctx: Ctx<'_>, key: &[u8]) {
+pub(crate) fn invalidate(ctx: Ctx<'_>, key: &[u8]) {
     let nothing = CACHE.get(ctx).borrow().iter().all(|database| database.crowds.is_empty());
     // The common case is an empty cache.
     if !nothing {
@@ -75,7 +75,7 @@ pub(crate) fn forget(ctx: Ctx<'_>, key: &[u8]) {
 }
 
 /// Invalidates the cache: databases were emptied or swapped, or the role of this server has changed.
-pub(crate) fn forget_all(proof: impl Into<InCallback>) {
+pub(crate) fn invalidate_all(proof: impl Into<InCallback>) {
     *CACHE.get(proof).borrow_mut() = Vec::new();
 }
 

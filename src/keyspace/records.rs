@@ -82,13 +82,13 @@ impl<'a> Records<'a> {
         if let Some(Counter { key, value: Some(token), permanent, changed: true }) = &mut self.counter {
             let retention = config::fence_retention().filter(|_| !*permanent);
             let expires_at = retention.map(|ms| ctx.now().wall.saturating_add(ms));
-            set(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
+            set_string(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
         }
         for OpenRecord { record, key, .. } in self.requests.iter_mut().filter(|open| open.changed) {
-            let mut key = key.take().unwrap_or_else(|| open(ctx, &record.name(lock)));
+            let mut key = key.take().unwrap_or_else(|| open_muted(ctx, &record.name(lock)));
             match record.end() {
-                Some(end) => set(ctx, propagation, &mut key, &record.encode(), Some(end)),
-                None if record.stored => delete(ctx, propagation, &mut key),
+                Some(end) => set_string(ctx, propagation, &mut key, &record.encode(), Some(end)),
+                None if record.stored => delete_string(ctx, propagation, &mut key),
                 None => {}
             }
         }
@@ -99,10 +99,10 @@ impl<'a> Records<'a> {
         let counter = match self.counter.take() {
             Some(counter) => counter,
             None => {
-                let name = names::counter(self.lock.as_bytes());
-                let key = open(self.ctx, &name);
-                let value = token_in(&key)?;
-                if value.is_none() && has_moved(self.ctx, &name) {
+                let name = names::counter_key(self.lock.as_bytes());
+                let key = open_muted(self.ctx, &name);
+                let value = counter_value(&key)?;
+                if value.is_none() && is_at_another_node(self.ctx, &name) {
                     return Err(Refusal::CounterMoved);
                 }
                 let permanent = value.is_some() && key.expires_at().is_none();
@@ -125,7 +125,7 @@ impl<'a> Records<'a> {
                     twin.key = None;
                     false
                 });
-                let key = open(self.ctx, &name);
+                let key = open_muted(self.ctx, &name);
                 let record = match key.kind() {
                     ValueKind::Empty => Some(empty),
                     ValueKind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
@@ -294,8 +294,8 @@ impl Counter<'_> {
 
 /// The newest token of a lock, as far as it is known. Works on a replica.
 pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>, Refusal> {
-    let name = Str::new(&names::counter(lock.as_bytes()));
-    token_in(&muted(ctx, || OwnedKey::open_for_read(ctx, name)))
+    let name = Str::new(&names::counter_key(lock.as_bytes()));
+    counter_value(&muted(ctx, || OwnedKey::open_for_read(ctx, name)))
 }
 
 /// The reply to an earlier acquire with this id, unless it was cancelled. On a primary only.
@@ -331,13 +331,13 @@ pub(crate) fn lower_counter(
     PreviousCounter { value, expires_at }: PreviousCounter,
 ) {
     let propagation = Propagation::of(ctx);
-    let mut key = open(ctx, &names::counter(lock.as_bytes()));
-    set(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
+    let mut key = open_muted(ctx, &names::counter_key(lock.as_bytes()));
+    set_string(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
     propagation.count_change();
 }
 
 /// The value of a fencing counter.
-fn token_in(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
+fn counter_value(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
     match counter.kind() {
         ValueKind::Empty => Ok(None),
         ValueKind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
@@ -356,18 +356,18 @@ fn next_time_us(ctx: Ctx<'_>) -> i64 {
 
 /// True if a missing key is at another node or will be. A slot migrates key by key, and the lock may leave later than
 /// its other keys. Until then, a waiter may be granted the lock, and a key that is written here would exist twice.
-fn has_moved(ctx: Ctx<'_>, name: &[u8]) -> bool {
+fn is_at_another_node(ctx: Ctx<'_>, name: &[u8]) -> bool {
     ctx.is_cluster() && muted(ctx, || !calls::serves_slot_of(ctx, &[&Str::new(name)]))
 }
 
 /// Opens a key for reading and writing. If it has expired, the server's event is muted, because it does not concern a
 /// lock.
-fn open<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnedKey<'a> {
+fn open_muted<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnedKey<'a> {
     muted(ctx, || OwnedKey::open_for_write(ctx, Str::new(name)))
 }
 
 /// Sets the value like `SET key value PXAT expires_at`, or without a TTL.
-fn set(
+fn set_string(
     ctx: Ctx<'_>,
     propagation: Propagation<'_>,
     key: &mut OwnedKey<'_>,
@@ -390,7 +390,7 @@ fn set(
 }
 
 /// Deletes the key like `DEL key`.
-fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnedKey<'_>) {
+fn delete_string(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnedKey<'_>) {
     muted(ctx, || {
         key.delete();
         propagation.send(c"DEL", &[key.name()]);

@@ -13,7 +13,7 @@ use crate::server::{Ctx, Str};
 
 /// True if a client waits for a fair lock of this name.
 pub(crate) fn has_queue(ctx: Ctx<'_>, lock: &Str<'_>, now: Now) -> bool {
-    let name = Str::new(&names::derived(b"redisson_lock_timeout:{", lock.as_bytes()));
+    let name = Str::new(&names::derived_name(b"redisson_lock_timeout:{", lock.as_bytes()));
     // The set has no TTL. If a foreign write sets one, the event of its expiry does not concern a lock.
     Key::exists(ctx, &name) && Key::open_for_read(ctx, &name).has_score_above(now.wall)
 }

@@ -46,7 +46,7 @@ impl Record {
 
     /// The name of the record's key.
     pub(super) fn name(&self, lock: &[u8]) -> Name {
-        names::request(lock, self.id.asked(), self.id.id())
+        names::request_key(lock, self.id.asked(), self.id.id())
     }
 
     /// End of the longest retention; `None` without any reply.
@@ -66,21 +66,21 @@ impl Record {
     /// * `o` and its owner, up to the end of the record.
     ///
     /// The words `r`, `c`, `a` and `s` also have an `@` and the end of the retention.
-    pub(super) fn encode(&self) -> Text {
-        let mut text = Text::new();
-        put(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
+    pub(super) fn encode(&self) -> RecordText {
+        let mut text = RecordText::new();
+        put_number(&mut text, b"", self.id.asked().len().try_into().unwrap_or(i64::MAX));
         if self.braced {
             text.extend_from_slice(b" b");
         }
-        let mut put_timed = |word: &[u8; 2], number, end| {
-            put(&mut text, word, number);
-            put(&mut text, b"@", end);
+        let mut put_with_end = |word: &[u8; 2], number, end| {
+            put_number(&mut text, word, number);
+            put_number(&mut text, b"@", end);
         };
         if let Some((left, end)) = self.released {
-            put_timed(b" r", left, end);
+            put_with_end(b" r", left, end);
         }
         if let Some((undone, end)) = self.cancelled {
-            put_timed(b" c", i64::from(undone), end);
+            put_with_end(b" c", i64::from(undone), end);
         }
         let Some(Granted { reply, end, unconfirmed }) = &self.granted else { return text };
         let Reply { mode, holds, token, owner } = reply;
@@ -90,9 +90,9 @@ impl Record {
             (Mode::Shared, false) => b" s",
             (Mode::Shared, true) => b" S",
         };
-        put_timed(kind, *holds, *end);
+        put_with_end(kind, *holds, *end);
         if let Some(token) = token {
-            put(&mut text, b" t", *token);
+            put_number(&mut text, b" t", *token);
         }
         if let Some(owner) = owner {
             text.extend_from_slice(b" o");
@@ -112,11 +112,11 @@ impl Record {
         let mut rest = braced.unwrap_or(rest);
         let mut record = Record { stored: true, ..self };
         if let Some(value) = rest.strip_prefix(b" r") {
-            let (left, after) = timed(value).filter(|((left, _), _)| *left >= 0)?;
+            let (left, after) = number_with_end(value).filter(|((left, _), _)| *left >= 0)?;
             (record.released, rest) = (Some(left), after);
         }
         if let Some(value) = rest.strip_prefix(b" c") {
-            let ((undone, end), after) = timed(value)?;
+            let ((undone, end), after) = number_with_end(value)?;
             (record.cancelled, rest) = (Some((undone != 0, end)), after);
         }
         let granted = match rest {
@@ -127,7 +127,7 @@ impl Record {
             _ => None,
         };
         if let Some((mode, unconfirmed, value)) = granted {
-            let ((holds, end), after) = timed(value).filter(|((holds, _), _)| *holds > 0)?;
+            let ((holds, end), after) = number_with_end(value).filter(|((holds, _), _)| *holds > 0)?;
             rest = after;
             let (mut token, mut owner) = (None, None);
             if let Some(value) = rest.strip_prefix(b" t") {
@@ -152,7 +152,7 @@ fn number(text: &[u8]) -> Option<(i64, &[u8])> {
 }
 
 /// Parses two numbers with an `@` between them, up to the next space or the end. Returns the rest, too.
-fn timed(text: &[u8]) -> Option<((i64, WallMs), &[u8])> {
+fn number_with_end(text: &[u8]) -> Option<((i64, WallMs), &[u8])> {
     let at = text.iter().position(|byte| *byte == b'@')?;
     let (end, rest) = number(&text[at + 1..])?;
     Some(((integer(&text[..at])?, end), rest))
@@ -163,10 +163,10 @@ pub(super) fn integer(text: &[u8]) -> Option<i64> {
 }
 
 /// The text of a record; on the stack unless an owner is long.
-type Text = SmallVec<[u8; 96]>;
+type RecordText = SmallVec<[u8; 96]>;
 
 /// Appends a word that ends with a number.
-fn put(text: &mut Text, word: &[u8], number: i64) {
+fn put_number(text: &mut RecordText, word: &[u8], number: i64) {
     text.extend_from_slice(word);
     text.extend_from_slice(Digits::of(number).as_bytes());
 }

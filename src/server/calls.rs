@@ -240,23 +240,23 @@ const BUSY_THRESHOLD: &CStr = c"busy-reply-threshold";
 /// Runs `body` while the server waits for scripts without limit. Returns `None` without running it if the server
 /// refuses to change the setting.
 pub(super) fn with_unlimited_script_time<T>(ctx: Ctx<'_>, body: impl FnOnce() -> T) -> Option<T> {
-    struct Before<'a>(Ctx<'a>, Str<'static>);
-    impl Drop for Before<'_> {
+    struct SettingReset<'a>(Ctx<'a>, Str<'static>);
+    impl Drop for SettingReset<'_> {
         fn drop(&mut self) {
-            set(self.0, BUSY_THRESHOLD, &self.1);
+            set_setting(self.0, BUSY_THRESHOLD, &self.1);
         }
     }
     let before = Str::new(&setting(ctx, BUSY_THRESHOLD)?);
     // 0 means "no limit" only on some servers.
-    if !set(ctx, BUSY_THRESHOLD, &Str::from_number(i64::MAX)) {
+    if !set_setting(ctx, BUSY_THRESHOLD, &Str::from_number(i64::MAX)) {
         return None;
     }
-    let _before = Before(ctx, before);
+    let _before = SettingReset(ctx, before);
     Some(body())
 }
 
 /// Changes a server setting. False if the server refuses.
-fn set(ctx: Ctx<'_>, name: &CStr, value: &Str<'_>) -> bool {
+fn set_setting(ctx: Ctx<'_>, name: &CStr, value: &Str<'_>) -> bool {
     // SAFETY: "ccs" takes two C strings and a server string. The reply is null or valid.
     unsafe {
         let (command, set, name) = (c"CONFIG".as_ptr(), c"SET".as_ptr(), name.as_ptr());

@@ -9,12 +9,12 @@ use crate::core::spare::free_spare;
 use crate::core::waits_for::Edge;
 use crate::core::{Decision, WaiterId};
 use crate::driver::replicas::replica_waits::{AwaitedHold, ReplicaRequirement};
-use crate::server::clients::blocked::{self, Handle};
+use crate::server::clients::blocked::{self, ClientHandle};
 use crate::server::clients::socket::Socket;
 
 /// A blocked client.
 pub(crate) struct BlockedWait {
-    handle: Handle,
+    handle: ClientHandle,
     client: u64,
     socket: Option<Socket>,
     /// Replicas that must acknowledge a grant before the client gets its reply.
@@ -63,7 +63,7 @@ pub(crate) struct DeliveredGrant {
 
 /// A client that has just been blocked.
 pub(crate) struct NewBlockedWait {
-    pub(crate) handle: Handle,
+    pub(crate) handle: ClientHandle,
     pub(crate) client: u64,
     pub(crate) socket: Option<Socket>,
     pub(crate) requirement: Option<ReplicaRequirement>,
@@ -169,7 +169,7 @@ impl BlockedClients {
     }
 
     /// Whether `handle` belongs to this waiter's client.
-    pub(crate) fn has_handle(&self, id: WaiterId, handle: Handle) -> bool {
+    pub(crate) fn has_handle(&self, id: WaiterId, handle: ClientHandle) -> bool {
         self.waits.get(&id).is_some_and(|wait| wait.handle == handle)
     }
 

@@ -9,7 +9,7 @@ use crate::driver::replicas::replica_waits::{AwaitedHold, AwaitedWrite, HoldRef,
 use crate::driver::state::{dispatch, with, Driver, WaitStart};
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::clients::blocked::{self, BlockedClient, Handle};
+use crate::server::clients::blocked::{self, BlockedClient, ClientHandle};
 use crate::server::clients::socket::Socket;
 use crate::server::events::turn_end;
 use crate::server::{Ctx, Str};
@@ -119,14 +119,14 @@ impl BlockedClient for Callbacks {
         ctx.reply_error(&error.to_string());
     }
 
-    fn timed_out(ctx: Ctx<'_>, handle: Handle) {
+    fn timed_out(ctx: Ctx<'_>, handle: ClientHandle) {
         ctx.reply_null();
-        with(ctx, |driver| leave(driver, ctx, handle));
+        with(ctx, |driver| leave_queue(driver, ctx, handle));
     }
 
-    fn disconnected(ctx: Ctx<'_>, handle: Handle) {
+    fn disconnected(ctx: Ctx<'_>, handle: ClientHandle) {
         with(ctx, |driver| {
-            leave(driver, ctx, handle);
+            leave_queue(driver, ctx, handle);
             driver.known_clients.forget(ctx.client_id());
         });
     }
@@ -155,7 +155,7 @@ impl BlockedClient for Callbacks {
 }
 
 /// Removes the calling client's waiter from its queue, unless the waiter has been decided.
-fn leave(driver: &mut Driver, ctx: Ctx<'_>, handle: Handle) {
+fn leave_queue(driver: &mut Driver, ctx: Ctx<'_>, handle: ClientHandle) {
     let id = driver.known_clients.last_wait(ctx.client_id());
     let Some(id) = id.filter(|id| driver.blocked.has_handle(*id, handle)) else {
         // The waiter has received its grant and is no longer in the table.
@@ -209,7 +209,7 @@ fn reply_if_held(ctx: Ctx<'_>, AwaitedHold { db, key, whose }: &AwaitedHold) {
             Ok(())
         }
         HoldRef::Owner(owner, holds) => {
-            if keyspace::held_by(ctx, &key, &Str::new(owner.as_bytes()))? == 0 {
+            if keyspace::count_holds(ctx, &key, &Str::new(owner.as_bytes()))? == 0 {
                 return Err(Error::NotOwner);
             }
             ctx.reply_integer(*holds);

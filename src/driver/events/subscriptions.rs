@@ -25,7 +25,7 @@ pub(crate) struct KeyEvents;
 
 impl KeyspaceEvents for KeyEvents {
     fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
-        reader_cache::forget(ctx, key);
+        reader_cache::invalidate(ctx, key);
         // These events end every hold on the key, also by putting another value in its place.
         let change = match event {
             b"expired" => KeyChange::Gone(Happened::Expired),
@@ -47,7 +47,7 @@ impl KeyspaceEvents for KeyEvents {
     }
 
     fn database(ctx: Ctx<'_>, db: Option<i32>) {
-        reader_cache::forget_all(ctx);
+        reader_cache::invalidate_all(ctx);
         with(ctx, |driver| {
             driver.flush_unannounced = ctx.is_primary();
             driver.locks.database_changed(db);
@@ -112,7 +112,7 @@ pub(crate) fn forget(ctx: Ctx<'_>) {
 
 /// Adapts to this server's new role.
 fn on_role_change(ctx: Ctx<'_>, role: Role) {
-    reader_cache::forget_all(ctx);
+    reader_cache::invalidate_all(ctx);
     with(ctx, |driver| {
         if role == Role::Primary {
             driver.promote(ctx);

@@ -40,7 +40,7 @@ enum SearchResult {
 /// A cycle that exists only because a waiter stands behind a bundle is resolved: the waiter overtakes the bundle. With
 /// `reported` false, only such cycles are resolved. A search that would take too long continues in
 /// [`run_deferred_searches`].
-pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
+pub(crate) fn find_deadlock(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<String> {
     if owner_blocks_nobody(ctx, id) {
         return None;
     }
@@ -176,7 +176,7 @@ fn owner_blocks_nobody(ctx: Ctx<'_>, id: WaiterId) -> bool {
     let owner = Str::new(owner.as_bytes());
     let holds = |lock: &LockId| {
         let name = Str::new(&lock.key);
-        ctx.in_db(lock.db, || keyspace::held_by(ctx, &name, &owner)).is_ok_and(|holds| holds > 0)
+        ctx.in_db(lock.db, || keyspace::count_holds(ctx, &name, &owner)).is_ok_and(|holds| holds > 0)
     };
     !locks.iter().any(holds)
 }
@@ -196,7 +196,7 @@ fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Step {
             Step::Read(lock) => {
                 // Outside of `with`: reading an expired key raises an event.
                 let name = Str::new(&lock.key);
-                let holders = ctx.in_db(lock.db, || keyspace::look(ctx, &name, now));
+                let holders = ctx.in_db(lock.db, || keyspace::read_holders(ctx, &name, now));
                 let holders = holders.unwrap_or(Holders::Free);
                 with(ctx, |driver| search.learn(&driver.locks, &lock, holders));
             }

@@ -17,9 +17,9 @@ use crate::server::{Ctx, ServerCell, OK};
 
 /// The server's handle of a blocked client. It is compared and returned, but never dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Handle(usize);
+pub(crate) struct ClientHandle(usize);
 
-impl Handle {
+impl ClientHandle {
     /// The raw pointer for the module API.
     fn raw(self) -> *mut raw::RedisModuleBlockedClient {
         self.0 as *mut raw::RedisModuleBlockedClient
@@ -39,15 +39,15 @@ pub(crate) trait BlockedClient {
     /// [`unblock`] was called and the client is connected: send the reply.
     fn reply(ctx: Ctx<'_>, token: u64);
     /// `CLIENT UNBLOCK` has ended the wait: reply as after a timeout, and call [`unblock`].
-    fn timed_out(ctx: Ctx<'_>, handle: Handle);
+    fn timed_out(ctx: Ctx<'_>, handle: ClientHandle);
     /// The client has disconnected, or was ended with an error. It may already be unblocked.
-    fn disconnected(ctx: Ctx<'_>, handle: Handle);
+    fn disconnected(ctx: Ctx<'_>, handle: ClientHandle);
     /// The last callback for this token. `gone` says whether the client had disconnected before its reply.
     fn done(ctx: Ctx<'_>, token: u64, gone: bool);
 }
 
 /// Blocks the calling client, without a deadline at the server: its deadlines are imprecise, and race with [`unblock`].
-pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<Handle> {
+pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<ClientHandle> {
     unsafe extern "C" fn reply<C: BlockedClient>(
         ctx: *mut raw::RedisModuleCtx,
         _argv: *mut *mut raw::RedisModuleString,
@@ -71,7 +71,7 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<Handle> {
         // SAFETY: the callback runs for a blocked client.
         let handle = unsafe { call!(RedisModule_GetBlockedClientHandle(ctx)) };
         // SAFETY: the context belongs to this callback.
-        unsafe { enter(ctx, |ctx| C::timed_out(ctx, Handle(handle as usize))) };
+        unsafe { enter(ctx, |ctx| C::timed_out(ctx, ClientHandle(handle as usize))) };
         OK
     }
     unsafe extern "C" fn disconnected<C: BlockedClient>(
@@ -79,7 +79,7 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<Handle> {
         handle: *mut raw::RedisModuleBlockedClient,
     ) {
         // SAFETY: the context belongs to this callback.
-        unsafe { enter(ctx, |ctx| C::disconnected(ctx, Handle(handle as usize))) };
+        unsafe { enter(ctx, |ctx| C::disconnected(ctx, ClientHandle(handle as usize))) };
     }
     unsafe extern "C" fn done<C: BlockedClient>(ctx: *mut raw::RedisModuleCtx, token: *mut c_void) {
         // SAFETY: the context belongs to this callback.
@@ -98,7 +98,7 @@ pub(crate) fn block<C: BlockedClient>(ctx: Ctx<'_>) -> Option<Handle> {
             return None;
         }
         call!(RedisModule_SetDisconnectCallback(handle, Some(disconnected::<C>)));
-        Some(Handle(handle as usize))
+        Some(ClientHandle(handle as usize))
     }
 }
 
@@ -109,7 +109,7 @@ fn as_pointer(token: u64) -> *mut c_void {
 
 /// Returns the handle of a blocked client. If the client is still connected, the server sends the reply in this turn of
 /// its event loop. Must be called exactly once per handle, with a token other than 0.
-pub(crate) fn unblock(handle: Handle, token: u64) {
+pub(crate) fn unblock(handle: ClientHandle, token: u64) {
     debug_assert_ne!(token, 0, "the server calls `done` only for a token that is not null");
     // SAFETY: the handle came from `block` and has not been returned.
     unsafe { call!(RedisModule_UnblockClient(handle.raw(), as_pointer(token))) };

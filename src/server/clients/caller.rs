@@ -27,7 +27,7 @@ const NO_USER: &[u8] = b"(superuser)";
 /// Scripts and other modules call with a client of their own, which the server does not list. Valkey 9 finds such a
 /// client by its id nevertheless. So on servers with unknown internals, the flags decide whether a script calls.
 #[inline]
-pub(crate) fn connection(ctx: Ctx<'_>) -> Option<u64> {
+pub(crate) fn connection_id(ctx: Ctx<'_>) -> Option<u64> {
     static SCRIPT_CLIENTS_ARE_UNLISTED: ServerCell<OnceCell<bool>> = ServerCell::new(OnceCell::new());
     /// Ids of clients that were connected during an earlier call. An id is never reused, and a caller is still
     /// connected, so a cached id needs no further check.

@@ -22,7 +22,7 @@ use crate::server::registration::command::Args;
 use crate::server::{version, Ctx, ServerCell, Str};
 
 /// The reply of the command.
-pub(crate) struct Reply(*mut raw::RedisModuleCallReply);
+pub(crate) struct CommandReply(*mut raw::RedisModuleCallReply);
 
 /// The treatment of a command, by its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,22 +85,22 @@ enum Permissions {
 }
 
 /// A command and its arguments.
-pub(crate) struct Command<'a> {
+pub(crate) struct GuardedCommand<'a> {
     /// The first word. The server ends every string with a NUL.
     name: &'a CStr,
     args: Args<'a>,
     is_script: bool,
 }
 
-impl<'a> Command<'a> {
+impl<'a> GuardedCommand<'a> {
     /// Parses the words of a command. Fails with [`NotGuarded::NotAllowed`] if the module cannot run it.
-    pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<Command<'a>, NotGuarded> {
+    pub(crate) fn of(ctx: Ctx<'_>, words: Args<'a>) -> Result<GuardedCommand<'a>, NotGuarded> {
         let name = words.c_str(0).ok_or(NotGuarded::NotAllowed)?;
         let kind = match known_names_are_renamed(ctx).then(|| calls::original_name(ctx, name)).flatten() {
             Some(original) => CommandKind::of(&original),
             None => CommandKind::of(name.to_bytes()),
         };
-        let command = Command { name, args: words.from(1), is_script: kind == CommandKind::Script };
+        let command = GuardedCommand { name, args: words.from(1), is_script: kind == CommandKind::Script };
         match kind {
             // Another module cannot run a script either, because its call cannot wait for the reply. A transaction is
             // executed by a client.
@@ -126,13 +126,13 @@ impl<'a> Command<'a> {
     }
 
     /// True if the command may have written something although its reply is an error.
-    pub(crate) fn may_have_written(&self, reply: &Reply) -> bool {
+    pub(crate) fn may_have_written(&self, reply: &CommandReply) -> bool {
         self.is_script && !reply.has_error(b"NOSCRIPT")
     }
 
     /// Runs the command. In a cluster, its keys must be in the slot of `key`. No state of the module may be borrowed
     /// and no key may be open, because events of its changes arrive meanwhile.
-    pub(crate) fn run(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Reply, NotGuarded> {
+    pub(crate) fn run(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<CommandReply, NotGuarded> {
         if ctx.is_cluster() {
             let here = LazyCell::new(|| calls::slot_of(ctx, key));
             let is_here = |other: &Str<'_>| {
@@ -164,7 +164,7 @@ impl<'a> Command<'a> {
         done
     }
 
-    fn call(&self, ctx: Ctx<'_>) -> Result<Reply, NotGuarded> {
+    fn call(&self, ctx: Ctx<'_>) -> Result<CommandReply, NotGuarded> {
         let (mut reply, mut why) = self.call_as(ctx, Permissions::Caller);
         if why != 0 {
             // A caller without a user is unrestricted, for example another module.
@@ -181,11 +181,11 @@ impl<'a> Command<'a> {
                 _ => {}
             }
         }
-        Ok(if reply.is_empty() { Reply::take_leftover_error(ctx) } else { reply })
+        Ok(if reply.is_empty() { CommandReply::take_leftover_error(ctx) } else { reply })
     }
 
     /// Calls the command with the given permissions. Also returns the error number, or 0 if the server has not set one.
-    fn call_as(&self, ctx: Ctx<'_>, permissions: Permissions) -> (Reply, c_int) {
+    fn call_as(&self, ctx: Ctx<'_>, permissions: Permissions) -> (CommandReply, c_int) {
         // "s" takes a string, "v" an array of strings and its length, which costs the server one more allocation. "!":
         // the command replicates itself. "C": the caller's permissions. "S": only what a script may call. "M": no
         // command that needs memory if the memory is full. "E": a refusal is a reply. "0": the caller's protocol.
@@ -210,7 +210,7 @@ impl<'a> Command<'a> {
             } else {
                 call!(RedisModule_Call(ctx, name, list.as_ptr(), argv.as_ptr(), argv.len()))
             };
-            (Reply(reply), *errno)
+            (CommandReply(reply), *errno)
         }
     }
 
@@ -253,7 +253,7 @@ impl<'a> Command<'a> {
     }
 }
 
-impl Reply {
+impl CommandReply {
     pub(crate) fn is_error(&self) -> bool {
         // SAFETY: the reply is null or valid; null is treated as unknown.
         let kind = unsafe { call!(RedisModule_CallReplyType(self.0)) };
@@ -276,13 +276,14 @@ impl Reply {
     /// keyspace events. The error stays with the server's internal client for the call. The next call uses the same
     /// client and gets that error instead of its own reply.
     #[cold]
-    fn take_leftover_error(ctx: Ctx<'_>) -> Reply {
+    fn take_leftover_error(ctx: Ctx<'_>) -> CommandReply {
         // SAFETY: the format takes no argument.
-        let reply = Reply(unsafe { call!(RedisModule_Call(ctx.as_ptr(), c"PING".as_ptr(), c"E".as_ptr())) });
+        let reply =
+            CommandReply(unsafe { call!(RedisModule_Call(ctx.as_ptr(), c"PING".as_ptr(), c"E".as_ptr())) });
         if reply.is_error() {
             reply
         } else {
-            Reply(std::ptr::null_mut())
+            CommandReply(std::ptr::null_mut())
         }
     }
 
@@ -300,7 +301,7 @@ impl Reply {
     }
 }
 
-impl Drop for Reply {
+impl Drop for CommandReply {
     fn drop(&mut self) {
         if !self.0.is_null() {
             // SAFETY: the reply is owned by this value and freed once.

@@ -77,13 +77,13 @@ impl FieldTtlSupport {
             }
         });
         match of_server {
-            FieldTtlSupport::Command if !are_possible(ctx) => FieldTtlSupport::None,
+            FieldTtlSupport::Command if !fields_may_have_ttls(ctx) => FieldTtlSupport::None,
             of_server => of_server,
         }
     }
 }
 
-fn are_possible(ctx: Ctx<'_>) -> bool {
+fn fields_may_have_ttls(ctx: Ctx<'_>) -> bool {
     let known = FIELD_TTLS.get(ctx);
     let FieldTtls::NoneUntil(until) = known.get() else { return true };
     let now = ctx.now().mono;

@@ -20,13 +20,13 @@ pub(crate) enum ValueKind {
 }
 
 /// An open key. The server keeps the name and the context alive while the key is open.
-pub(crate) struct Handle<'a> {
+pub(crate) struct KeyHandle<'a> {
     /// Null for an empty key that is open for reading.
     pub(super) raw: *mut raw::RedisModuleKey,
     opened_in: PhantomData<Ctx<'a>>,
 }
 
-/// State of an iteration over the fields of a hash; see [`Handle::for_each_field`].
+/// State of an iteration over the fields of a hash; see [`KeyHandle::for_each_field`].
 struct FieldVisit<'f> {
     visit: &'f mut dyn FnMut(&[u8], &[u8]) -> bool,
     stopped: bool,
@@ -36,11 +36,11 @@ struct FieldVisit<'f> {
 pub(super) const READ: u32 = raw::REDISMODULE_READ;
 pub(super) const WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
-impl<'a> Handle<'a> {
-    pub(super) fn open(ctx: Ctx<'a>, name: &Str<'_>, mode: u32) -> Handle<'a> {
+impl<'a> KeyHandle<'a> {
+    pub(super) fn open(ctx: Ctx<'a>, name: &Str<'_>, mode: u32) -> KeyHandle<'a> {
         // SAFETY: the context outlives the key, and the server keeps the name alive.
         let raw = unsafe { call!(RedisModule_OpenKey(ctx.as_ptr(), name.as_ptr(), mode.cast_signed())) };
-        Handle { raw, opened_in: PhantomData }
+        KeyHandle { raw, opened_in: PhantomData }
     }
 
     pub(crate) fn kind(&self) -> ValueKind {
@@ -285,7 +285,7 @@ impl<'a> Handle<'a> {
     }
 }
 
-impl Drop for Handle<'_> {
+impl Drop for KeyHandle<'_> {
     fn drop(&mut self) {
         // SAFETY: the key was opened by `open` and is closed once; null is allowed.
         unsafe { call!(RedisModule_CloseKey(self.raw)) };

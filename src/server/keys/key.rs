@@ -7,19 +7,19 @@ use std::ops::{Deref, DerefMut};
 use redis_module::raw;
 
 use crate::server::keys::field_expiry::{self, FieldTtlSupport};
-use crate::server::keys::handle::{Handle, READ, WRITE};
+use crate::server::keys::handle::{KeyHandle, READ, WRITE};
 use crate::server::{Ctx, Str};
 
 /// A key of the selected database, closed on drop. Its changes are not replicated, raise no events, and are not
 /// reported to `WATCH`: see [`crate::keyspace`].
 pub(crate) struct Key<'a> {
-    handle: Handle<'a>,
+    handle: KeyHandle<'a>,
     name: &'a Str<'a>,
 }
 
 /// A key of the selected database that owns its name, closed on drop.
 pub(crate) struct OwnedKey<'a> {
-    handle: Handle<'a>,
+    handle: KeyHandle<'a>,
     name: Str<'static>,
 }
 
@@ -31,12 +31,12 @@ pub(crate) fn fields_may_expire(ctx: Ctx<'_>) -> bool {
 impl<'a> Key<'a> {
     /// Opens a key for reading. Does not count as a change, and works on a replica.
     pub(crate) fn open_for_read(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {
-        Key { handle: Handle::open(ctx, name, READ), name }
+        Key { handle: KeyHandle::open(ctx, name, READ), name }
     }
 
     /// Opens a key for writing, on a primary only. If the key has expired, the server deletes it first.
     pub(crate) fn open_for_write(ctx: Ctx<'a>, name: &'a Str<'a>) -> Key<'a> {
-        Key { handle: Handle::open(ctx, name, WRITE), name }
+        Key { handle: KeyHandle::open(ctx, name, WRITE), name }
     }
 
     /// True if the key exists. Faster than opening it.
@@ -83,12 +83,12 @@ impl<'a> Key<'a> {
 impl<'a> OwnedKey<'a> {
     /// Opens a key for reading. Does not count as a change, and works on a replica.
     pub(crate) fn open_for_read(ctx: Ctx<'a>, name: Str<'static>) -> OwnedKey<'a> {
-        OwnedKey { handle: Handle::open(ctx, &name, READ), name }
+        OwnedKey { handle: KeyHandle::open(ctx, &name, READ), name }
     }
 
     /// Opens a key for writing, on a primary only. If the key has expired, the server deletes it first.
     pub(crate) fn open_for_write(ctx: Ctx<'a>, name: Str<'static>) -> OwnedKey<'a> {
-        OwnedKey { handle: Handle::open(ctx, &name, WRITE), name }
+        OwnedKey { handle: KeyHandle::open(ctx, &name, WRITE), name }
     }
 
     pub(crate) fn name(&self) -> &Str<'static> {
@@ -97,9 +97,9 @@ impl<'a> OwnedKey<'a> {
 }
 
 impl<'a> Deref for Key<'a> {
-    type Target = Handle<'a>;
+    type Target = KeyHandle<'a>;
 
-    fn deref(&self) -> &Handle<'a> {
+    fn deref(&self) -> &KeyHandle<'a> {
         &self.handle
     }
 }
@@ -111,9 +111,9 @@ impl DerefMut for Key<'_> {
 }
 
 impl<'a> Deref for OwnedKey<'a> {
-    type Target = Handle<'a>;
+    type Target = KeyHandle<'a>;
 
-    fn deref(&self) -> &Handle<'a> {
+    fn deref(&self) -> &KeyHandle<'a> {
         &self.handle
     }
 }

@@ -42,7 +42,11 @@ impl Argument {
     }
 
     /// Creates a bare keyword.
-    pub(crate) const fn word(name: &'static CStr, token: &'static CStr, meaning: &'static CStr) -> Argument {
+    pub(crate) const fn keyword(
+        name: &'static CStr,
+        token: &'static CStr,
+        meaning: &'static CStr,
+    ) -> Argument {
         Argument::new(name, ArgumentKind::Token, meaning).after(token)
     }
 

@@ -28,7 +28,7 @@ const UNLOADS_AT_SHUTDOWN_SINCE: Version = Version::new(9, 0, 0);
 
 /// Subscribes to the shutdown. Call it when the module is loaded. False if the server refuses.
 pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
-    unsafe extern "C" fn ends(
+    unsafe extern "C" fn on_shutdown(
         ctx: *mut raw::RedisModuleCtx,
         _event: raw::RedisModuleEvent,
         _subevent: u64,
@@ -41,7 +41,7 @@ pub(crate) fn watch_shutdown(ctx: Ctx<'_>) -> bool {
     if version::is_redis() || server_version().is_none_or(|version| version < UNLOADS_AT_SHUTDOWN_SINCE) {
         return true;
     }
-    subscription::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(ends))
+    subscription::listen(ctx, raw::REDISMODULE_EVENT_SHUTDOWN, Some(on_shutdown))
 }
 
 /// Notes that the server has called the module for a purpose other than loading it.

@@ -19,11 +19,11 @@ use crate::server::{timer, Ctx, ServerCell, Str};
 /// Number of turns without a message after which the hook is unregistered.
 const IDLE_TURNS: u32 = 4;
 
-static PENDING: ServerCell<RefCell<Vec<Message>>> = ServerCell::new(RefCell::new(Vec::new()));
+static PENDING: ServerCell<RefCell<Vec<ReplicaMessage>>> = ServerCell::new(RefCell::new(Vec::new()));
 static HOOK_STATE: ServerCell<Cell<HookState>> = ServerCell::new(Cell::new(HookState::Off));
 
 /// A message that has not been sent yet.
-struct Message {
+struct ReplicaMessage {
     /// The database of the change that the message follows. The replication stream has it selected; another one would
     /// cost a `SELECT`.
     db: i32,
@@ -49,7 +49,7 @@ pub(in crate::server) fn send(
     channel: Str<'static>,
     content: &'static Str<'static>,
 ) {
-    PENDING.get(ctx).borrow_mut().push(Message { db: ctx.db(), command, channel, content });
+    PENDING.get(ctx).borrow_mut().push(ReplicaMessage { db: ctx.db(), command, channel, content });
     let state = HOOK_STATE.get(ctx);
     match state.get() {
         HookState::Off => {
@@ -96,9 +96,9 @@ fn on_timer(ctx: Ctx<'_>) {
     }
 }
 
-impl Message {
+impl ReplicaMessage {
     fn replicate(&self, ctx: Ctx<'_>) {
-        let Message { db, command, channel, content } = self;
+        let ReplicaMessage { db, command, channel, content } = self;
         ctx.select_db(*db);
         // SAFETY: "ss" takes two server strings, which outlive the call. "A" keeps the command out of the AOF.
         unsafe {

@@ -15,18 +15,18 @@ use crate::server::{Ctx, Str};
 const FULL_READ_FIELDS: usize = 1000;
 
 /// Reads a lock without changing it. Works on a replica.
-pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
+pub(crate) fn read_holders(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
     if let Some(shape) = crowd_shape(&key) {
         if let Some(holders) = crowd::read_cached(ctx, &key, shape, now) {
             return Ok(holders);
         }
     }
-    read_all(&key, now)
+    read_all_fields(&key, now)
 }
 
 /// Total number of an owner's holds, exclusive and shared. Works on a replica.
-pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
+pub(crate) fn count_holds(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
     let key = Key::open_for_read(ctx, name);
     let alone =
         (key.kind() == ValueKind::Hash).then(|| key.only_integer_fields(owner, fence_field(ctx))).flatten();
@@ -36,17 +36,17 @@ pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i
         }
     }
     drop(key);
-    let holders = look(ctx, name, ctx.now())?;
+    let holders = read_holders(ctx, name, ctx.now())?;
     Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
 }
 
 /// Reads a lock from all of its fields, unless there are thousands.
-pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
+pub(crate) fn read_holders_fully(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
     let key = Key::open_for_read(ctx, name);
     match crowd_shape(&key) {
-        Some(shape) if shape.fields > FULL_READ_FIELDS => look(ctx, name, now),
-        Some(shape) => crowd::read_all(&key, shape, now).map_or_else(|| read_all(&key, now), Ok),
-        None => read_all(&key, now),
+        Some(shape) if shape.fields > FULL_READ_FIELDS => read_holders(ctx, name, now),
+        Some(shape) => crowd::read_all(&key, shape, now).map_or_else(|| read_all_fields(&key, now), Ok),
+        None => read_all_fields(&key, now),
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Hol
 pub(crate) fn force_full_read(ctx: Ctx<'_>, name: &Str<'_>) {
     let shape = crowd_shape(&Key::open_for_read(ctx, name));
     if shape.is_none_or(|shape| shape.fields <= FULL_READ_FIELDS) {
-        reader_cache::forget(ctx, name.as_bytes());
+        reader_cache::invalidate(ctx, name.as_bytes());
     }
 }
 
@@ -64,7 +64,7 @@ fn crowd_shape(key: &Key<'_>) -> Option<HashShape> {
     Some(HashShape { fields, expires_at: key.expires_at()? }).filter(|_| fields > crowd::SMALL_HASH_FIELDS)
 }
 
-fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
+fn read_all_fields(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
     match key.kind() {
         ValueKind::Empty => Ok(Holders::Free),
         ValueKind::Hash => {
