@@ -128,7 +128,7 @@ fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) 
     if !may_be_in_cycle || !(reported || driver::with(ctx, |driver| driver.locks.has_bundles())) {
         return Ok(now);
     }
-    match driver::deadlock_of(ctx, id, reported) {
+    match driver::find_deadlock(ctx, id, reported) {
         Some(cycle) => Err(Error::Deadlock(cycle)),
         None => Ok(ctx.now()),
     }

@@ -61,7 +61,7 @@ impl<'a> Cursor<'a> {
                 if key == other {
                     return Err(self.problem(format!("key '{}' is given twice", shown(key))));
                 }
-                if !names::are_apart(key, other) {
+                if !names::are_disjoint(key, other) {
                     return Err(self.problem(format!(
                         "keys '{}' and '{}' cannot be locked together, as what is stored beside one is in the way of the \
                          other,",
@@ -173,13 +173,13 @@ impl<'a> Cursor<'a> {
         asked: &[u8],
         id: &[u8],
     ) -> Result<RequestId, Error> {
-        self.is_here(ctx, "ID", key, || names::request(key.as_bytes(), asked, id))?;
+        self.is_here(ctx, "ID", key, || names::request_key(key.as_bytes(), asked, id))?;
         Ok(RequestId::new(asked, id, config::request_ttl()))
     }
 
     /// Fails in a cluster if the fencing counter, which this option needs, is not where its lock is.
     pub(super) fn has_counter_here(&self, ctx: Ctx<'_>, option: &str, key: &Str<'_>) -> Result<(), Error> {
-        self.is_here(ctx, option, key, || names::counter(key.as_bytes()))
+        self.is_here(ctx, option, key, || names::counter_key(key.as_bytes()))
     }
 
     fn is_here(

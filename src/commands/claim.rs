@@ -52,7 +52,7 @@ impl<'a> Claim<'a> {
     /// Looks whether it is true, without touching anything; works on a replica.
     pub(super) fn prove(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Proof, Error> {
         match self {
-            Claim::Owner(owner) => match keyspace::held_by(ctx, key, owner)? {
+            Claim::Owner(owner) => match keyspace::count_holds(ctx, key, owner)? {
                 0 => Err(Error::NotOwner),
                 holds => Ok(Proof { holds, ahead: None }),
             },

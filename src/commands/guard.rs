@@ -48,7 +48,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     let mut args = Cursor::new("lock.guard", words);
     let key = args.key()?;
     let claim = Claim::parse(&mut args, ctx, &key)?;
-    let command = guarded_command::Command::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
+    let command = guarded_command::GuardedCommand::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
     let proof = claim.prove(ctx, &key).inspect_err(|_| driver::info::count_guard(ctx, false))?;
     if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
         // It would end the tokens of others, which is more than to read.

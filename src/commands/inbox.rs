@@ -41,7 +41,7 @@ pub(super) fn notify(
     if rest.acknowledged {
         return Err(args.excluded("NOTIFY", "REPLICAS"));
     }
-    let Some(client) = caller::connection(ctx) else {
+    let Some(client) = caller::connection_id(ctx) else {
         return refuse("NOTIFY needs a connection, which a script does not have,");
     };
     Ok(Rc::new(Notify {

@@ -31,7 +31,7 @@ impl Command for Info {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.info", args).key()?;
         let now = ctx.now();
-        let holders = keyspace::look_closely(ctx, &key, now)?;
+        let holders = keyspace::read_holders_fully(ctx, &key, now)?;
         if keyspace::redisson_fair::has_queue(ctx, &key, now) {
             return Err(Error::FairLock);
         }

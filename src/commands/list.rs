@@ -75,7 +75,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
         (Some(Mode::Exclusive), 1)
     } else {
         // A key that holds something else is about to be noticed.
-        let holders = keyspace::look(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
+        let holders = keyspace::read_holders(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
         (holders.mode(), holders.len())
     };
     ctx.reply_map(5);

@@ -82,7 +82,7 @@ impl Command for Macquire {
             find(ctx, &call, patience, now).and_then(|found| carry_out(ctx, &call, found, patience, now))
         });
         match done {
-            Ok(Some(lead)) => match driver::deadlock_of(ctx, lead, config::deadlock_detection()) {
+            Ok(Some(lead)) => match driver::find_deadlock(ctx, lead, config::deadlock_detection()) {
                 Some(cycle) => Err(Error::Deadlock(cycle)),
                 // It passes on what was decided, too.
                 None => {

@@ -73,7 +73,7 @@ macro_rules! word {
         }
 
         impl<'a> Opt<'a> for $name {
-            const ARGUMENT: Argument = Argument::word($arg, $token, $says).optional();
+            const ARGUMENT: Argument = Argument::keyword($arg, $token, $says).optional();
 
             #[inline]
             fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
@@ -175,7 +175,7 @@ impl Shared {
 impl<'a> Opt<'a> for Shared {
     const ARGUMENT: Argument = {
         const WORD: Argument =
-            Argument::word(c"with-others", c"SHARED", c"lets in other owners that say so too");
+            Argument::keyword(c"with-others", c"SHARED", c"lets in other owners that say so too");
         const LIMIT: Argument = Argument::new(
             c"n",
             ArgumentKind::Integer,
@@ -335,7 +335,7 @@ impl Watchdog {
         if !watchdog && !ephemeral {
             return Ok(None);
         }
-        let Some(client) = caller::connection(ctx) else {
+        let Some(client) = caller::connection_id(ctx) else {
             let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
             return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
         };
@@ -346,7 +346,7 @@ impl Watchdog {
 
 impl<'a> Opt<'a> for Watchdog {
     const ARGUMENT: Argument = {
-        const WORD: Argument = Argument::word(
+        const WORD: Argument = Argument::keyword(
             c"renews",
             c"WATCHDOG",
             c"renews the lease as long as this connection is open, and until the hold is MAX old",
@@ -517,8 +517,8 @@ impl Scope {
 
 impl<'a> Opt<'a> for Scope {
     const ARGUMENT: Argument = {
-        const SHARED: Argument = Argument::word(c"shared", c"SHARED", c"gives back a shared hold");
-        const ALL: Argument = Argument::word(c"all", c"ALL", c"gives back all holds");
+        const SHARED: Argument = Argument::keyword(c"shared", c"SHARED", c"gives back a shared hold");
+        const ALL: Argument = Argument::keyword(c"all", c"ALL", c"gives back all holds");
         let says = c"gives back a shared hold, or all; unless given, one, an exclusive one if there is any";
         Argument::new(c"scope", ArgumentKind::OneOf(&[SHARED, ALL]), says).optional()
     };

@@ -52,7 +52,7 @@ impl Command for Scan {
         let locks: Vec<_> = keys
             .into_iter()
             .filter_map(|key| {
-                let holders = keyspace::look(ctx, &Str::new(&key), now).ok()?;
+                let holders = keyspace::read_holders(ctx, &Str::new(&key), now).ok()?;
                 let (ends, mode) = (holders.expires_at()?, holders.mode()?);
                 Some((key, mode, holders.len(), left(ends, now)))
             })
