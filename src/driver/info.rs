@@ -32,8 +32,8 @@ impl InfoSection for Section {
             info.number(c"contended_locks_max", most_contended);
             info.number(c"known_held_locks", driver.locks.known_held());
             info.number(c"known_locks_max", driver.locks.most_locks());
-            for (name, what) in COUNTED {
-                info.number(name, counted.number(what));
+            for (name, counter) in COUNTED {
+                info.number(name, counted.number(counter));
             }
             let (notified, connections) = driver.locks.notified();
             info.number(c"notify_waits", notified);

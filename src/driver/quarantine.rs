@@ -18,9 +18,9 @@ pub(super) fn on_load(ctx: Ctx<'_>) {
     let seconds = seconds.and_then(|text| std::str::from_utf8(&text).ok()?.parse::<u64>().ok()).unwrap_or(0);
     // `uptime_in_seconds` can be almost one second too high, if the server started at the end of a second. One second
     // less avoids grants that are too early.
-    let gone_by = seconds.saturating_sub(1).saturating_mul(1_000_000);
+    let uptime_us = seconds.saturating_sub(1).saturating_mul(1_000_000);
     let now: MonoUs = ctx.now().mono;
-    with(ctx, |driver| driver.locks_lost_at = Some(now.saturating_sub(gone_by)));
+    with(ctx, |driver| driver.locks_lost_at = Some(now.saturating_sub(uptime_us)));
     note(ctx, |ms| {
         format!("the last locks of the server that ran before may be forgotten; none is granted in its first {ms} ms")
     });
@@ -44,8 +44,8 @@ pub(super) fn on_promotion(ctx: Ctx<'_>) {
     });
 }
 
-fn note(ctx: Ctx<'_>, what: impl FnOnce(u64) -> String) {
+fn note(ctx: Ctx<'_>, text: impl FnOnce(u64) -> String) {
     if let Some(ms) = config::quarantine() {
-        ctx.note(&format!("redis-lock: {} (lock.quarantine)", what(ms)));
+        ctx.note(&format!("redis-lock: {} (lock.quarantine)", text(ms)));
     }
 }

@@ -245,12 +245,12 @@ impl Driver {
             self.rechecks.clear_fragile();
         }
         let lock_work = self.locks.next_wakeup(now, obstacle.is_none());
-        let wanted = if self.has_work_besides_locks() || obstacle.is_some() {
+        let delay_ms = if self.has_work_besides_locks() || obstacle.is_some() {
             self.next_timer_ms(lock_work, now, obstacle)
         } else {
             lock_work
         };
-        self.alarm.set(ctx, wanted, now.mono, on_cron);
+        self.alarm.set(ctx, delay_ms, now.mono, on_cron);
     }
 
     /// Whether work other than that of the locks is pending.
@@ -276,13 +276,14 @@ impl Driver {
             }
             _ => lock_work,
         };
-        let in_vain = self.has_stale_hook() || self.replica_waits.has_stale_hook() || self.inboxes.has_hook();
-        let listening = (self.wakeup_hook || in_vain).then_some(HOOK_LINGER_MS);
+        let has_idle_hook =
+            self.has_stale_hook() || self.replica_waits.has_stale_hook() || self.inboxes.has_hook();
+        let linger = (self.wakeup_hook || has_idle_hook).then_some(HOOK_LINGER_MS);
         let flush_unannounced = self.flush_unannounced.then_some(FLUSH_RETRY_MS);
         let ms_until = |at: MonoUs| at.saturating_sub(now.mono).div_ceil(1000);
-        let look = self.rechecks.first_due().map(ms_until);
+        let next_recheck = self.rechecks.first_due().map(ms_until);
         let overdue = self.replica_waits.first_deadline().map(ms_until);
-        [lock_work, listening, flush_unannounced, look, overdue].into_iter().flatten().min()
+        [lock_work, linger, flush_unannounced, next_recheck, overdue].into_iter().flatten().min()
     }
 
     /// Sets the timer for a lock that may have changed, and wakes the event loop up.
@@ -346,11 +347,11 @@ pub(crate) fn queue_unseen(
         return None;
     }
     // A field may expire before the lock's lease. The first waiter has to read when.
-    let looks_first = key::fields_may_expire(ctx);
+    let must_read_first = key::fields_may_expire(ctx);
     let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
     with(ctx, |driver| {
         driver.update_quarantine(now);
-        driver.locks.queue_unseen(remembered.lock, request, patience, (looks_first, is_new), now)
+        driver.locks.queue_unseen(remembered.lock, request, patience, (must_read_first, is_new), now)
     })
 }
 

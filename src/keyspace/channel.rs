@@ -41,18 +41,18 @@ pub(crate) fn publish_all_free(ctx: Ctx<'_>, contended_locks: &[Vec<u8>]) {
     let pattern = c"redisson_lock__channel:*";
     let contended: HashSet<Name> =
         contended_locks.iter().map(|lock| names::derived_name(FREE_CHANNEL_PREFIX, lock)).collect();
-    let heard = |kind: &CStr| {
+    let subscribed = |kind: &CStr| {
         calls::channels(ctx, kind, pattern)
             .into_iter()
             .filter(|channel| !contended.contains(channel.as_slice()))
     };
     if kinds.classic {
-        for channel in heard(c"CHANNELS") {
+        for channel in subscribed(c"CHANNELS") {
             publish(ctx, propagation, &ChannelKinds::CLASSIC, Str::new(&channel));
         }
     }
     if kinds.sharded {
-        for channel in heard(c"SHARDCHANNELS") {
+        for channel in subscribed(c"SHARDCHANNELS") {
             publish(ctx, propagation, &ChannelKinds::SHARDED, Str::new(&channel));
         }
     }
@@ -61,7 +61,7 @@ pub(crate) fn publish_all_free(ctx: Ctx<'_>, contended_locks: &[Vec<u8>]) {
 /// Publishes that a lock is free. Returns the number of receivers at this server.
 fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &ChannelKinds, channel: Str<'static>) -> usize {
     let Some(message) = Str::cached_digit(ctx, FREE_MESSAGE) else { return 0 };
-    let heard = kinds.publish(ctx, &channel, message);
+    let receivers = kinds.publish(ctx, &channel, message);
     if propagation.has_replica_subscribers() {
         if kinds.classic && kinds.sharded {
             propagation.publish_to_replicas(c"PUBLISH", Str::new(channel.as_bytes()), message);
@@ -69,7 +69,7 @@ fn publish(ctx: Ctx<'_>, propagation: Propagation<'_>, kinds: &ChannelKinds, cha
         let command = if kinds.sharded { c"SPUBLISH" } else { c"PUBLISH" };
         propagation.publish_to_replicas(command, channel, message);
     }
-    heard
+    receivers
 }
 
 /// Publishes an event of a hold to the subscribers of this server and, in a cluster, of all nodes.

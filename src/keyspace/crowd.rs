@@ -103,8 +103,8 @@ pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: No
 pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let mut all = Vec::with_capacity(shape.fields);
     all_readers(key, shape.expires_at, &mut |hold| all.push(hold))?;
-    let over = all.iter().filter(|hold| hold.expires_at < now.wall).count();
-    if all.len() - over <= SMALL_HASH_FIELDS && over > EXPIRED_PER_STEP {
+    let expired = all.iter().filter(|hold| hold.expires_at < now.wall).count();
+    if all.len() - expired <= SMALL_HASH_FIELDS && expired > EXPIRED_PER_STEP {
         all.retain(|hold| hold.expires_at >= now.wall);
         return Holders::from_holds(all);
     }
@@ -112,11 +112,11 @@ pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Hold
 }
 
 /// Calls `show` with every reader of a hash; `None` if it has any other field.
-fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Option<()> {
+fn all_readers(key: &Key<'_>, expires_at: i64, visit: &mut dyn FnMut(Hold)) -> Option<()> {
     let mut all = true;
     key.for_each_field(&mut |field, value| {
         match layout::parse_reader(field, value, expires_at) {
-            Some(hold) => show(hold),
+            Some(hold) => visit(hold),
             None => all = false,
         }
         all

@@ -317,7 +317,7 @@ impl<'a> Lock<'a> {
                     Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
                 };
-                let deleted = self.delete_others(&stored, propagation);
+                let deleted = self.delete_obsolete_fields(&stored, propagation);
                 self.set_fields(&mut stored, &before, propagation) || deleted
             }
         }
@@ -332,16 +332,16 @@ impl<'a> Lock<'a> {
     }
 
     /// Deletes the fields that the holders no longer have, as `HDEL`.
-    fn delete_others(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
-        let others = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
-        let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
-        if others.is_empty() {
+    fn delete_obsolete_fields(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
+        let obsolete = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
+        let mut obsolete: Vec<&[u8]> = obsolete.map(|(field, _)| &**field).collect();
+        if obsolete.is_empty() {
             return false;
         }
-        others.sort_unstable();
-        let others: Vec<Str<'_>> = others.into_iter().map(Str::new).collect();
-        others.iter().for_each(|field| self.key.delete_field(field));
-        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
+        obsolete.sort_unstable();
+        let obsolete: Vec<Str<'_>> = obsolete.into_iter().map(Str::new).collect();
+        obsolete.iter().for_each(|field| self.key.delete_field(field));
+        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&obsolete).collect();
         propagation.send(c"HDEL", &args);
         self.raise(propagation, keyspace_events::HASH, c"hdel");
         true

@@ -28,9 +28,9 @@ pub(crate) fn read_holders(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Hol
 /// Total number of an owner's holds, exclusive and shared. Works on a replica.
 pub(crate) fn count_holds(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
     let key = Key::open_for_read(ctx, name);
-    let alone =
+    let single_owner =
         (key.kind() == ValueKind::Hash).then(|| key.only_integer_fields(owner, fence_field(ctx))).flatten();
-    if let Some((holds, token)) = alone {
+    if let Some((holds, token)) = single_owner {
         if layout::is_single_owner(owner.as_bytes(), holds, token) {
             return key.expires_at().map(|_| holds).ok_or(Error::WrongType);
         }

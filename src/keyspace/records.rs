@@ -120,9 +120,9 @@ impl<'a> Records<'a> {
                 let empty = Record::empty(id, lock);
                 let name = empty.name(lock);
                 // Two records of one name must not have the key open at the same time, because each of them writes it.
-                let twin = self.index_of_name(&name).and_then(|at| self.requests.get_mut(at));
-                let alone = twin.is_none_or(|twin| {
-                    twin.key = None;
+                let same_name = self.index_of_name(&name).and_then(|at| self.requests.get_mut(at));
+                let is_only = same_name.is_none_or(|same_name| {
+                    same_name.key = None;
                     false
                 });
                 let key = open_muted(self.ctx, &name);
@@ -132,7 +132,7 @@ impl<'a> Records<'a> {
                     _ => return Err(Refusal::NoRecord),
                 };
                 let record = record.ok_or(Refusal::OthersRecord)?;
-                self.push(OpenRecord { record, key: alone.then_some(key), changed: false })
+                self.push(OpenRecord { record, key: is_only.then_some(key), changed: false })
             }
         };
         self.requests.get_mut(at).ok_or(Refusal::NoRecord)
@@ -171,7 +171,7 @@ impl<'a> Records<'a> {
         len - 1
     }
 
-    fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
+    fn remember(&mut self, id: &RequestId, change: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
             // A foreign write came after the call was admitted: the reply of the call takes precedence.
             let mut record = Record::empty(id, self.lock.as_bytes());
@@ -179,7 +179,7 @@ impl<'a> Records<'a> {
             self.push(OpenRecord { record, key: None, changed: false });
         }
         if let Ok(open) = self.record(id) {
-            what(&mut open.record);
+            change(&mut open.record);
             open.changed = true;
         }
     }

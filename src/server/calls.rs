@@ -51,8 +51,8 @@ fn refuses_writes(ctx: Ctx<'_>) -> bool {
         ));
         // The command is refused like that of a script ("S"). Other errors, such as a key of another node, are detected
         // later. A mere check has a reply only on errors; an executed command has none if it was refused.
-        let why = std::io::Error::last_os_error().raw_os_error();
-        let refused = reply.is_null() != can_try && why == Some(libc::ESPIPE);
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        let refused = reply.is_null() != can_try && errno == Some(libc::ESPIPE);
         if !reply.is_null() {
             call!(RedisModule_FreeCallReply(reply));
         }
@@ -64,18 +64,18 @@ fn refuses_writes(ctx: Ctx<'_>) -> bool {
 /// receivers at this server.
 pub(crate) fn publish(ctx: Ctx<'_>, channel: &Str, message: &Str) -> usize {
     // SAFETY: the context and the strings outlive the call.
-    let heard =
+    let receivers =
         unsafe { call!(RedisModule_PublishMessage(ctx.as_ptr(), channel.as_ptr(), message.as_ptr())) };
-    usize::try_from(heard).unwrap_or(0)
+    usize::try_from(receivers).unwrap_or(0)
 }
 
 /// Publishes a message to the shard subscribers of this server and, in a cluster, of its shard. Returns the number of
 /// receivers at this server.
 pub(crate) fn publish_shard(ctx: Ctx<'_>, channel: &Str, message: &Str) -> usize {
     // SAFETY: the context and the strings outlive the call.
-    let heard =
+    let receivers =
         unsafe { call!(RedisModule_PublishMessageShard(ctx.as_ptr(), channel.as_ptr(), message.as_ptr())) };
-    usize::try_from(heard).unwrap_or(0)
+    usize::try_from(receivers).unwrap_or(0)
 }
 
 /// Number of subscribers of exactly this channel at this server; 0 if the server refuses to answer. `kind` is `NUMSUB`

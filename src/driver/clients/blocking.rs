@@ -133,10 +133,10 @@ impl BlockedClient for Callbacks {
 
     fn done(ctx: Ctx<'_>, token: u64, gone: bool) {
         let id = WaiterId(token);
-        let was_told = with(ctx, |driver| {
+        let has_grant = with(ctx, |driver| {
             // A client that has just received a grant is the last delivery, and is no longer in the table.
-            let was_told = !gone && driver.deliveries.ends_with(id);
-            let wait = if was_told { None } else { driver.blocked.remove(id) };
+            let has_grant = !gone && driver.deliveries.ends_with(id);
+            let wait = if has_grant { None } else { driver.blocked.remove(id) };
             if gone {
                 if let Some(wait) = &wait {
                     driver.known_clients.forget(wait.client());
@@ -146,9 +146,9 @@ impl BlockedClient for Callbacks {
                 driver.revoke(id);
                 driver.schedule_soon(ctx);
             }
-            was_told
+            has_grant
         });
-        if was_told {
+        if has_grant {
             turn_end::schedule(ctx, on_turn_end);
         }
     }
@@ -189,12 +189,12 @@ fn on_turn_end(ctx: Ctx<'_>) {
 }
 
 /// Replies with the hold if it still exists, or with the remembered reply of its request.
-fn reply_if_held(ctx: Ctx<'_>, AwaitedHold { db, key, whose }: &AwaitedHold) {
+fn reply_if_held(ctx: Ctx<'_>, AwaitedHold { db, key, hold_ref }: &AwaitedHold) {
     if !ctx.is_primary() {
         return ctx.reply_error(&Error::Demoted.to_string());
     }
     let key = Str::new(key);
-    let replied = ctx.in_db(*db, || match whose {
+    let replied = ctx.in_db(*db, || match hold_ref {
         HoldRef::Request(request) => {
             let granted = keyspace::granted(ctx, &key, request).map_err(Error::Refused)?;
             reply_grant(ctx, &granted.ok_or(Error::NotOwner)?);

@@ -31,19 +31,19 @@ pub(crate) fn store(
     let name = lock.name();
     let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
     lock.withholds_announcement = in_hand.is_reserved;
-    let told =
+    let receivers =
         lock.store().or_else(|| unannounced.then(|| channel::publish_free(ctx, Propagation::of(ctx), name)));
-    let told = if in_hand.is_reserved {
-        if told.is_some() {
+    let receivers = if in_hand.is_reserved {
+        if receivers.is_some() {
             with(ctx, |driver| driver.locks.was_withheld(in_hand));
         }
         None
     } else {
-        told
+        receivers
     };
     // For most locks, nothing is remembered and no subscriber listens.
-    if let Some(told) = told.filter(|told| *told > 0 || in_hand.is_known()) {
-        with(ctx, |driver| driver.locks.announced(at, in_hand, told > 0, ctx.now()));
+    if let Some(receivers) = receivers.filter(|receivers| *receivers > 0 || in_hand.is_known()) {
+        with(ctx, |driver| driver.locks.announced(at, in_hand, receivers > 0, ctx.now()));
     }
     if in_hand.watches_lease {
         if let Some(end) = lock.first_field_expiry() {

@@ -104,7 +104,7 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
                     return SearchResult::Deadlock(edges);
                 }
             }
-            Step::Soft(soft) => apply_overtakes(ctx, &soft),
+            Step::Soft(overtakes) => apply_overtakes(ctx, &overtakes),
             Step::Later => return SearchResult::Interrupted(Box::new(search)),
             _ => return SearchResult::NoDeadlock(search.left()),
         }
@@ -121,12 +121,12 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> SearchResult {
 fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>) -> bool {
     let any = with(ctx, |driver| {
         let waits = edges.iter().map(|edge| edge.by).chain(others).map(|id| driver.locks.lead_of(id));
-        let gone: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
-        for id in &gone {
+        let disconnected: Vec<WaiterId> = waits.filter(|id| driver.blocked.is_hung_up(*id)).collect();
+        for id in &disconnected {
             driver.locks.leave(*id);
             driver.blocked.end(*id, WaitOutcome::Left);
         }
-        !gone.is_empty()
+        !disconnected.is_empty()
     });
     if any {
         dispatch(ctx, ctx.now());
@@ -135,10 +135,10 @@ fn end_waits_of_gone_clients(ctx: Ctx<'_>, edges: &[Edge], others: Vec<WaiterId>
 }
 
 /// Swaps each waiter with the bundle member ahead of it, and serves their locks.
-fn apply_overtakes(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
-    let let_pass =
-        |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*who, *part));
-    let mut locks: Vec<LockId> = soft.iter().filter_map(let_pass).collect();
+fn apply_overtakes(ctx: Ctx<'_>, overtakes: &[(WaiterId, WaiterId)]) {
+    let apply =
+        |(waiter, member): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*waiter, *member));
+    let mut locks: Vec<LockId> = overtakes.iter().filter_map(apply).collect();
     if locks.is_empty() {
         return defect!("nobody is let pass");
     }

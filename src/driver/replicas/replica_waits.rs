@@ -40,7 +40,7 @@ pub(crate) enum AwaitedWrite {
 pub(crate) struct AwaitedHold {
     pub(crate) db: i32,
     pub(crate) key: Vec<u8>,
-    pub(crate) whose: HoldRef,
+    pub(crate) hold_ref: HoldRef,
 }
 
 /// Identifies a hold and determines the reply.

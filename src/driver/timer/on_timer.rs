@@ -69,10 +69,10 @@ pub(crate) fn on_timer(ctx: Ctx<'_>) {
     }
     owner_events::publish(ctx, has_time);
     let flush_unannounced = with(ctx, |driver| {
-        let told = driver.flush_unannounced && (may_write || !primary);
-        driver.flush_unannounced &= !told;
-        let wanted = || driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
-        (told && primary).then(wanted)
+        let is_announced = driver.flush_unannounced && (may_write || !primary);
+        driver.flush_unannounced &= !is_announced;
+        let contended = || driver.locks.wanted_here().map(|lock| lock.key.to_vec()).collect::<Vec<_>>();
+        (is_announced && primary).then(contended)
     });
     if let Some(wanted_here) = flush_unannounced {
         channel::publish_all_free(ctx, &wanted_here);

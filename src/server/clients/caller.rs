@@ -166,9 +166,11 @@ impl Access {
             Access::Everything => true,
             Access::Nothing => false,
             Access::User(user) => {
-                let what = i32::try_from(CHANNEL_SUBSCRIBE).unwrap_or(0);
+                let permission = i32::try_from(CHANNEL_SUBSCRIBE).unwrap_or(0);
                 // SAFETY: the user was found in this callback. The channel outlives the call.
-                unsafe { call!(RedisModule_ACLCheckChannelPermissions(*user, channel.as_ptr(), what)) == OK }
+                unsafe {
+                    call!(RedisModule_ACLCheckChannelPermissions(*user, channel.as_ptr(), permission)) == OK
+                }
             }
         }
     }
@@ -207,13 +209,13 @@ impl Access {
         }
     }
 
-    fn may_access_key(&self, key: &[u8], what: u32) -> bool {
+    fn may_access_key(&self, key: &[u8], permission: u32) -> bool {
         match self {
             Access::Everything => true,
             Access::Nothing => false,
             Access::User(user) => {
                 let key = Str::new(key);
-                let flags = i32::try_from(what).unwrap_or(0);
+                let flags = i32::try_from(permission).unwrap_or(0);
                 // SAFETY: the user was found in this callback. The key outlives the call.
                 unsafe { call!(RedisModule_ACLCheckKeyPermissions(*user, key.as_ptr(), flags)) == OK }
             }

@@ -165,14 +165,14 @@ impl<'a> GuardedCommand<'a> {
     }
 
     fn call(&self, ctx: Ctx<'_>) -> Result<CommandReply, NotGuarded> {
-        let (mut reply, mut why) = self.call_as(ctx, Permissions::Caller);
-        if why != 0 {
+        let (mut reply, mut errno) = self.call_as(ctx, Permissions::Caller);
+        if errno != 0 {
             // A caller without a user is unrestricted, for example another module.
-            if why == libc::ENOTSUP && reply.has_error(b"cannot run as user") {
-                (reply, why) = self.call_as(ctx, Permissions::All);
+            if errno == libc::ENOTSUP && reply.has_error(b"cannot run as user") {
+                (reply, errno) = self.call_as(ctx, Permissions::All);
             }
             // Commands may leave any error number, so the text is checked as well.
-            match why {
+            match errno {
                 libc::ESPIPE if reply.has_error(b"on script mode") => return Err(NotGuarded::NotAllowed),
                 libc::EACCES if reply.has_error(b"acl verification failed") => {
                     return Err(NotGuarded::NoPermission)

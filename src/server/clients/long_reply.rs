@@ -75,9 +75,9 @@ pub(crate) fn array_within<T: 'static, N: FnMut(usize) -> Vec<T> + 'static>(
         before(ctx);
         ctx.reply_postponed_array();
     };
-    let mut portion = move |ctx: Ctx<'_>, most: usize| {
-        let things = next(most);
-        let more = things.len() == most;
+    let mut portion = move |ctx: Ctx<'_>, limit: usize| {
+        let things = next(limit);
+        let more = things.len() == limit;
         (things.into_iter().map(|thing| entry(ctx, thing)).filter(|is_there| *is_there).count(), more)
     };
     let blocked = Some(ctx).filter(|ctx| len > PORTION && !ctx.flags().denies_blocking()).and_then(block);

@@ -83,8 +83,8 @@ fn listen_to_loop(ctx: Ctx<'_>) {
             }
         }
     }
-    let anybody = LISTENERS.iter().any(|listener| listener.get(ctx).get().is_some());
-    let callback: raw::RedisModuleEventCallback = if anybody { Some(on_event) } else { None };
+    let has_listener = LISTENERS.iter().any(|listener| listener.get(ctx).get().is_some());
+    let callback: raw::RedisModuleEventCallback = if has_listener { Some(on_event) } else { None };
     listen(ctx, raw::REDISMODULE_EVENT_EVENTLOOP, callback);
 }
 

@@ -187,14 +187,14 @@ pub(crate) fn listen_to_settings(
             let change = &*data.cast::<raw::RedisModuleConfigChangeV1>();
             std::slice::from_raw_parts(change.config_names, change.num_changes as usize)
         };
-        let is_wanted = |name: &*const c_char| {
+        let is_watched = |name: &*const c_char| {
             // SAFETY: as above.
             let name = unsafe { CStr::from_ptr(*name) };
-            let is_it = |wanted: &&CStr| wanted.to_bytes().eq_ignore_ascii_case(name.to_bytes());
+            let matches = |watched: &&CStr| watched.to_bytes().eq_ignore_ascii_case(name.to_bytes());
             // SAFETY: the context belongs to this callback.
-            unsafe { enter(ctx, |ctx| NAMES.get(ctx).get().iter().any(is_it)) == Some(true) }
+            unsafe { enter(ctx, |ctx| NAMES.get(ctx).get().iter().any(matches)) == Some(true) }
         };
-        if names.iter().any(is_wanted) {
+        if names.iter().any(is_watched) {
             // SAFETY: as above.
             unsafe { notify(&CHANGED, ctx, ()) };
         }

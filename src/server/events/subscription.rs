@@ -15,10 +15,14 @@ pub(crate) type Listener<T> = ServerCell<Cell<Option<fn(Ctx<'_>, T)>>>;
 ///
 /// # Safety
 /// `ctx` is the context of the running callback.
-pub(in crate::server) unsafe fn notify<T>(listener: &Listener<T>, ctx: *mut raw::RedisModuleCtx, what: T) {
+pub(in crate::server) unsafe fn notify<T>(
+    listener: &Listener<T>,
+    ctx: *mut raw::RedisModuleCtx,
+    event_data: T,
+) {
     let call = |ctx: Ctx<'_>| {
         if let Some(listener) = listener.get(ctx).get() {
-            listener(ctx, what);
+            listener(ctx, event_data);
         }
     };
     // SAFETY: guaranteed by the caller.

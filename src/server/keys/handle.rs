@@ -66,8 +66,8 @@ impl<'a> KeyHandle<'a> {
         unsafe { call!(RedisModule_ValueLength(self.raw)) }
     }
 
-    /// Calls `what` with the value of a hash field, or `None` if the field is missing.
-    pub(crate) fn with_field<T>(&self, field: &Str<'_>, what: impl FnOnce(Option<&[u8]>) -> T) -> T {
+    /// Calls `body` with the value of a hash field, or `None` if the field is missing.
+    pub(crate) fn with_field<T>(&self, field: &Str<'_>, body: impl FnOnce(Option<&[u8]>) -> T) -> T {
         let mut value: *mut raw::RedisModuleString = std::ptr::null_mut();
         // SAFETY: the key is open and holds a hash. The argument list ends with a null. The value is null or owned, and
         // freed after its last use.
@@ -75,9 +75,9 @@ impl<'a> KeyHandle<'a> {
             let (flags, end) = (raw::REDISMODULE_HASH_NONE, std::ptr::null_mut::<raw::RedisModuleString>());
             call!(RedisModule_HashGet(self.raw, flags.cast_signed(), field.as_ptr(), &raw mut value, end));
             if value.is_null() {
-                return what(None);
+                return body(None);
             }
-            let result = what(Some(string::bytes(value)));
+            let result = body(Some(string::bytes(value)));
             call!(RedisModule_FreeString(std::ptr::null_mut(), value));
             result
         }
@@ -137,9 +137,9 @@ impl<'a> KeyHandle<'a> {
             if visit_state.stopped {
                 return;
             }
-            let goes_on = crate::server::guard(|| (visit_state.visit)(field, value));
-            visit_state.panicked = goes_on.is_none();
-            visit_state.stopped = goes_on != Some(true);
+            let continues = crate::server::guard(|| (visit_state.visit)(field, value));
+            visit_state.panicked = continues.is_none();
+            visit_state.stopped = continues != Some(true);
         }
         if self.raw.is_null() {
             return;

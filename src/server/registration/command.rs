@@ -146,10 +146,10 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         argv: *mut *mut raw::RedisModuleString,
         argc: c_int,
     ) -> c_int {
-        let ran = |ctx: Ctx<'_>| {
+        let body = |ctx: Ctx<'_>| {
             let arity = const { C::SPEC.arguments.arity() };
-            let few = argc.unsigned_abs() < arity.unsigned_abs();
-            if few || (arity > 0 && argc != arity) {
+            let is_too_short = argc.unsigned_abs() < arity.unsigned_abs();
+            if is_too_short || (arity > 0 && argc != arity) {
                 return ctx.reply_wrong_arity();
             }
             // SAFETY: the server passes the arguments of the command, which live until it returns.
@@ -160,7 +160,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> bool {
         };
         // SAFETY: the context belongs to this callback.
         unsafe {
-            if enter(ctx, ran).is_none() {
+            if enter(ctx, body).is_none() {
                 enter(ctx, |ctx| ctx.reply_error(INTERNAL_ERROR));
             }
         }

@@ -71,9 +71,9 @@ fn is_only_module(ctx: Ctx<'_>) -> bool {
             return false;
         }
         let is_array = call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
-        let alone = is_array && call!(RedisModule_CallReplyLength(reply)) == 1;
+        let is_only = is_array && call!(RedisModule_CallReplyLength(reply)) == 1;
         call!(RedisModule_FreeCallReply(reply));
-        alone
+        is_only
     }
 }
 
