@@ -85,8 +85,8 @@ impl Command for Acquire {
             Outcome::Granted(reply) => match call.wanted.zip(call.request.id) {
                 // It was granted before: whether the replicas have it or not, it stands.
                 Some((wanted, request)) => {
-                    let (key, whose) = (call.key.as_bytes().to_vec(), HoldRef::Request(request));
-                    let standing = AwaitedHold { db: ctx.db(), key, whose };
+                    let (key, hold_ref) = (call.key.as_bytes().to_vec(), HoldRef::Request(request));
+                    let standing = AwaitedHold { db: ctx.db(), key, hold_ref };
                     return driver::block_until_acknowledged(ctx, wanted, standing);
                 }
                 None => driver::reply_grant(ctx, &reply),

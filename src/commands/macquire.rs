@@ -179,8 +179,8 @@ fn carry_out(
                 // It was granted before: whether the replicas have it or not, it stands.
                 Some((wanted, request)) => {
                     let keys = call.keys.iter().map(|key| key.as_bytes().to_vec()).collect();
-                    let whose = HoldRef::BundleRequest(keys, request);
-                    let standing = AwaitedHold { db: ctx.db(), key: Vec::new(), whose };
+                    let hold_ref = HoldRef::BundleRequest(keys, request);
+                    let standing = AwaitedHold { db: ctx.db(), key: Vec::new(), hold_ref };
                     driver::block_until_acknowledged(ctx, wanted, standing)?;
                 }
                 None => driver::reply_grants(ctx, &replies),

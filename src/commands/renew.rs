@@ -64,8 +64,8 @@ impl Command for Renew {
             ctx.reply_integer(holds);
             return Ok(());
         };
-        let whose = HoldRef::Owner(call.owner, holds);
-        let standing = AwaitedHold { db: ctx.db(), key: key.as_bytes().to_vec(), whose };
+        let hold_ref = HoldRef::Owner(call.owner, holds);
+        let standing = AwaitedHold { db: ctx.db(), key: key.as_bytes().to_vec(), hold_ref };
         driver::block_until_acknowledged(ctx, wanted, standing)
     }
 }
