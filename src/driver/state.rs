@@ -6,10 +6,7 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 
 use crate::config;
-use crate::core::{
-    ConnectionId, Decision, Hold, Known, LockManager, LockRef, MonoUs, Now, Patience, Request, RequestId,
-    Unseen, WaiterId,
-};
+use crate::core::{ConnectionId, Decision, LockManager, MonoUs, Now, WaiterId};
 use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
@@ -17,10 +14,8 @@ use crate::driver::messages::inboxes::Inboxes;
 use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaWaits};
 use crate::driver::timer::alarm::Alarm;
 use crate::driver::timer::recheck_schedule::{FragileRound, RecheckSchedule};
-use crate::keyspace::{granted, Memory};
 use crate::server::events::{event_loop, server_events};
-use crate::server::keys::key;
-use crate::server::{Ctx, InCallback, Obstacle, ServerCell, Str};
+use crate::server::{Ctx, InCallback, Obstacle, ServerCell};
 use crate::stats::Stats;
 
 /// While writes are impossible, the interval between attempts to announce a flush, in milliseconds.
@@ -307,52 +302,6 @@ impl Driver {
             self.rechecks.plan_fragile(now, self.fragile_round());
         }
     }
-}
-
-/// A lock that has been looked up in the core, so that it can be read and changed.
-#[derive(Clone, Copy)]
-pub(crate) struct Remembered<'a> {
-    ctx: Ctx<'a>,
-    pub(crate) lock: Known<'a>,
-}
-
-impl<'a> Remembered<'a> {
-    #[inline]
-    pub(crate) fn of(ctx: Ctx<'a>, lock: LockRef<'a>) -> Remembered<'a> {
-        Remembered { ctx, lock: with(ctx, |driver| driver.locks.look_up(lock)) }
-    }
-}
-
-impl Memory for Remembered<'_> {
-    fn ending(&self) -> usize {
-        with(self.ctx, |driver| driver.locks.ending(self.lock))
-    }
-
-    fn plain_hold(&self) -> Option<Hold> {
-        with(self.ctx, |driver| driver.locks.plain_hold(self.lock).cloned())
-    }
-}
-
-/// Queues a request without reading its lock, if the core is certain that the request has to wait.
-#[inline(always)]
-pub(crate) fn queue_unseen(
-    ctx: Ctx<'_>,
-    name: &Str<'_>,
-    remembered: &Remembered<'_>,
-    request: &Request,
-    patience: Patience,
-    now: Now,
-) -> Option<Unseen> {
-    if patience == Patience::Leaves {
-        return None;
-    }
-    // A field may expire before the lock's lease. The first waiter has to read when.
-    let must_read_first = key::fields_may_expire(ctx);
-    let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
-    with(ctx, |driver| {
-        driver.update_quarantine(now);
-        driver.locks.queue_unseen(remembered.lock, request, patience, (must_read_first, is_new), now)
-    })
 }
 
 /// Schedules a reread of fragile locks. Runs when the server has been woken up and has read nothing yet.

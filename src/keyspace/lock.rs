@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Foreseen, Holders, Now, Token};
+use crate::core::{Foreseen, Holders, Now};
 use crate::decimal::Digits;
 use crate::error::Error;
 use crate::keyspace::crowd::{self, HashShape};
@@ -12,7 +12,7 @@ use crate::keyspace::layout::{self, Field, WantedField};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::read_holders::{fence_field, read_fields};
 use crate::keyspace::records::Records;
-use crate::keyspace::stored::{PlainOwner, Stored};
+use crate::keyspace::stored::{single_owner_fields, PlainOwner, Stored};
 use crate::keyspace::{channel, reader_cache, redisson_fair};
 use crate::server::events::muted::muted;
 use crate::server::keys::handle::ValueKind;
@@ -308,11 +308,14 @@ impl<'a> Lock<'a> {
                 true
             }
             _ => {
+                let expires_at = self.stored_end.unwrap_or_default();
                 let (mut stored, before) = match std::mem::replace(&mut self.stored, Stored::Nothing) {
                     Stored::Nothing => (Vec::new(), Holders::Free),
-                    Stored::Plain(owner, holds) => self.single_owner_fields(owner.as_bytes(), holds, None),
+                    Stored::Plain(owner, holds) => {
+                        single_owner_fields(owner.as_bytes(), holds, None, expires_at)
+                    }
                     Stored::Fenced(owner, holds, token) => {
-                        self.single_owner_fields(owner.as_bytes(), holds, Some(token))
+                        single_owner_fields(owner.as_bytes(), holds, Some(token), expires_at)
                     }
                     Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
@@ -321,14 +324,6 @@ impl<'a> Lock<'a> {
                 self.set_fields(&mut stored, &before, propagation) || deleted
             }
         }
-    }
-
-    /// The fields of a hash with only this owner, and their holders.
-    fn single_owner_fields(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
-        let holders = layout::parse_single_owner(owner, holds, token, self.stored_end.unwrap_or_default());
-        let holders = holders.unwrap_or(Holders::Free);
-        let fields = layout::fields_for(&holders.iter().collect::<Vec<_>>());
-        (fields.into_iter().map(|wanted| wanted.field).collect(), holders)
     }
 
     /// Deletes the fields that the holders no longer have, as `HDEL`.

@@ -4,7 +4,7 @@
 
 use crate::core::{Holders, Token};
 use crate::keyspace::crowd::FoundCrowd;
-use crate::keyspace::layout::Field;
+use crate::keyspace::layout::{self, Field};
 use crate::server::Str;
 
 /// The owner with the only field.
@@ -37,4 +37,16 @@ pub(super) enum Stored<'a> {
     Fields(Vec<Field>, Holders),
     /// A crowd of readers. [`Holders`] has the readers, with the changes of the current step.
     Crowd(FoundCrowd),
+}
+
+/// The fields of a hash with only this owner, and their holders.
+pub(super) fn single_owner_fields(
+    owner: &[u8],
+    holds: i64,
+    token: Option<Token>,
+    expires_at: i64,
+) -> (Vec<Field>, Holders) {
+    let holders = layout::parse_single_owner(owner, holds, token, expires_at).unwrap_or(Holders::Free);
+    let fields = layout::fields_for(&holders.iter().collect::<Vec<_>>());
+    (fields.into_iter().map(|wanted| wanted.field).collect(), holders)
 }

@@ -5,3 +5,4 @@
 pub(super) mod commit;
 pub(super) mod deadlock;
 pub(super) mod reconcile;
+pub(super) mod remembered;

@@ -6,7 +6,8 @@ use foldhash::HashSet;
 
 use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try, Verdict, WaiterId};
 use crate::driver::locks::commit::store;
-use crate::driver::state::{with, Remembered};
+use crate::driver::locks::remembered::Remembered;
+use crate::driver::state::with;
 use crate::error::Error;
 use crate::keyspace::Lock;
 use crate::server::{calls, Ctx, Str};
