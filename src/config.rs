@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::decimal::GREATEST;
 use crate::error::shown;
-use crate::server::config::{load, register_choice, register_number};
-use crate::server::load::Args;
+use crate::server::registration::command::Args;
+use crate::server::registration::config::{load, register_choice, register_number};
 use crate::server::Ctx;
 
 /// The largest number of milliseconds that is accepted anywhere. It can be added to the time of day without overflow.
@@ -168,8 +168,8 @@ pub(crate) fn register(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), String> {
             Some(text) => number.parse(&text)?,
             None => number.default,
         };
-        let bounds = (number.min, number.max);
-        if !register_number(ctx, number.name, value, bounds, number.value) {
+        let range = number.min..=number.max;
+        if !register_number(ctx, number.name, value, range, number.value) {
             return Err(format!("the server refuses the setting {PREFIX}{}", text(number.name)));
         }
     }

@@ -40,8 +40,10 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
+use server::events::{selected_database, server_events, turn_end};
+use server::registration::{command, info, load, unloading};
 use server::version::{self, Version};
-use server::{load, Ctx};
+use server::{calls, Ctx};
 
 /// The module's memory is the server's, so that `INFO memory` and `maxmemory` see it.
 #[cfg(not(test))]
@@ -76,23 +78,23 @@ const ASKED: [(&CStr, &str); 2] = [
 ];
 
 /// Everything that the module registers.
-fn register(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
-    load::add_category(ctx);
+fn register(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
+    command::add_category(ctx);
     if !commands::register(ctx) {
         return Err("the server refuses a command, is another module with LOCK commands loaded?".to_owned());
     }
     config::register(ctx, args)?;
-    if !server::info::register::<driver::info::Section>(ctx)
-        || !server::events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::settings_changed)
+    if !info::register::<driver::info::Section>(ctx)
+        || !server_events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::on_settings_changed)
         || !driver::start(ctx)
-        || !server::selected_database::watch_copies(ctx)
+        || !selected_database::watch_copies(ctx)
     {
         return Err("the server refuses a subscription".to_owned());
     }
     Ok(())
 }
 
-fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
+fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
     let server = version::server_version().filter(|version| *version >= OLDEST_SERVER);
     let Some(server) = server else {
         let found =
@@ -103,12 +105,12 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     if !missing.is_empty() {
         return Err(format!("the server lacks {}", missing.join(", ")));
     }
-    if !load::knows_command(ctx, LOOKED_UP_WITH) {
+    if !calls::knows_command(ctx, LOOKED_UP_WITH) {
         return Err(
             "the server has no command COMMAND, which tells what others it has: do not rename it".to_owned()
         );
     }
-    if let Some(renamed) = REPLICATED.iter().find(|name| !load::knows_command(ctx, name)) {
+    if let Some(renamed) = REPLICATED.iter().find(|name| !calls::knows_command(ctx, name)) {
         let name = renamed.to_string_lossy().to_ascii_uppercase();
         return Err(format!(
             "the server has no command {name}, as which locks are replicated: do not rename it"
@@ -117,13 +119,13 @@ fn load(ctx: Ctx<'_>, args: load::Args<'_>) -> Result<(), String> {
     load::log_panics();
     defect::log_to(load::log_defect);
     load::set_options(ctx, server);
-    server::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
+    server::clients::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
     register(ctx, args)?;
-    for (name, without) in ASKED.iter().filter(|(name, _)| !load::knows_command(ctx, name)) {
+    for (name, without) in ASKED.iter().filter(|(name, _)| !calls::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
         ctx.warn(&format!("redis-lock: the server has no command {name}: {without}; do not rename it"));
     }
-    driver::info::warn_if_evicts(ctx);
+    driver::info::warn_about_eviction(ctx);
     Ok(())
 }
 
@@ -162,10 +164,10 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let unloads = |ctx: Ctx<'_>| {
-        let in_use = server::unloading::is_in_use(ctx);
-        let may_unload = !in_use || config::allow_unload() && !server::unloading::is_named_by_acl(ctx);
+        let in_use = unloading::is_in_use(ctx);
+        let may_unload = !in_use || config::allow_unload() && !unloading::is_named_by_acl(ctx);
         // The server is about to call us: in the next turn of its event loop it will have done so.
-        let unloads = may_unload && !server::turn::is_pending(ctx);
+        let unloads = may_unload && !turn_end::is_pending(ctx);
         if unloads {
             driver::stop(ctx);
         } else {
@@ -181,6 +183,6 @@ pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> 
     if unsafe { server::enter(ctx, unloads) } != Some(true) {
         return server::ERR;
     }
-    load::log_panics_no_more();
+    load::stop_logging_panics();
     server::OK
 }

@@ -11,10 +11,10 @@ use super::options::{
 };
 use crate::config;
 use crate::core::{Now, Outcome, Owner, Patience, Request, Unseen, WaiterId};
-use crate::driver::{self, Acknowledgement, Standing, Whose};
+use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
-use crate::server::arguments::{Argument, Arguments, Kind};
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Acquire;
@@ -26,7 +26,7 @@ struct Call<'a> {
     owner: Str<'a>,
     request: Request,
     how: How<'a>,
-    wanted: Option<Acknowledgement>,
+    wanted: Option<ReplicaRequirement>,
 }
 
 options! {
@@ -44,8 +44,11 @@ options! {
 }
 
 /// Who is to hold it.
-pub(super) const OWNER: Argument =
-    Argument::new(c"owner", Kind::Text, c"is who is to hold it, 1 to 1024 bytes; * makes a random one");
+pub(super) const OWNER: Argument = Argument::new(
+    c"owner",
+    ArgumentKind::Text,
+    c"is who is to hold it, 1 to 1024 bytes; * makes a random one",
+);
 
 impl Command for Acquire {
     const SPEC: Spec = Spec {
@@ -53,7 +56,7 @@ impl Command for Acquire {
         flags: c"write deny-oom blocking",
         categories: c"write slow blocking",
         key: Some(KeyUse::Write),
-        arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments{positional: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Takes a lock, or waits for it.",
         reply: "The owner's hold count, or nil if somebody else holds the lock, or 0 if a message will tell; a map with FENCE, and with * as \
                 the owner.",
@@ -69,7 +72,7 @@ impl Command for Acquire {
             How::Notified(..) => super::patience_of_notified(ctx),
         };
         let remembered = super::look_up(ctx, &call.key);
-        let unseen = driver::queue_unseen(ctx, (&call.key, &remembered), &call.request, patience, now);
+        let unseen = driver::queue_unseen(ctx, &call.key, &remembered, &call.request, patience, now);
         if let Some(Unseen { id, may_be_in_cycle, plans }) = unseen {
             let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
             return wait(ctx, &call, id, (now, plans));
@@ -82,13 +85,15 @@ impl Command for Acquire {
             Outcome::Granted(reply) => match call.wanted.zip(call.request.id) {
                 // It was granted before: whether the replicas have it or not, it stands.
                 Some((wanted, request)) => {
-                    let (key, whose) = (call.key.as_bytes().to_vec(), Whose::Request(request));
-                    let standing = Standing { db: ctx.db(), key, whose };
+                    let (key, hold_ref) = (call.key.as_bytes().to_vec(), HoldRef::Request(request));
+                    let standing = AwaitedHold { db: ctx.db(), key, hold_ref };
                     return driver::block_until_acknowledged(ctx, wanted, standing);
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) => return driver::block(ctx, id, call.wanted, (now, true)),
+            Outcome::InFlight(id) => {
+                return driver::block(ctx, id, call.wanted, WaitStart { now, needs_schedule: true })
+            }
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
@@ -109,9 +114,9 @@ impl Command for Acquire {
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
     if call.request.notify.is_none() {
-        return driver::block(ctx, id, call.wanted, (now, plans));
+        return driver::block(ctx, id, call.wanted, WaitStart { now, needs_schedule: plans });
     }
-    driver::await_message(ctx, (now, plans));
+    driver::await_message(ctx, WaitStart { now, needs_schedule: plans });
     ctx.reply_integer(0);
     Ok(())
 }
@@ -123,7 +128,7 @@ fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) 
     if !may_be_in_cycle || !(reported || driver::with(ctx, |driver| driver.locks.has_bundles())) {
         return Ok(now);
     }
-    match driver::deadlock_of(ctx, id, reported) {
+    match driver::find_deadlock(ctx, id, reported) {
         Some(cycle) => Err(Error::Deadlock(cycle)),
         None => Ok(ctx.now()),
     }
@@ -143,7 +148,7 @@ fn look_and_acquire<'a>(
             return Err(Error::FairLock);
         }
         let (outcome, in_hand) = driver::with(ctx, |driver| {
-            driver.keep_quarantine(now);
+            driver.update_quarantine(now);
             let (holders, records) = (&mut lock.holders, &mut lock.records);
             driver.locks.acquire(known, holders, records, &call.request, patience, now)
         });

@@ -7,8 +7,8 @@ use crate::core::{RequestId, Token};
 use crate::decimal::decimal;
 use crate::error::{shown, Error};
 use crate::keyspace::names;
-use crate::server::load::Args;
-use crate::server::{ask, Ctx, Str};
+use crate::server::registration::command::Args;
+use crate::server::{calls, Ctx, Str};
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 1024;
@@ -61,7 +61,7 @@ impl<'a> Cursor<'a> {
                 if key == other {
                     return Err(self.problem(format!("key '{}' is given twice", shown(key))));
                 }
-                if !names::are_apart(key, other) {
+                if !names::are_disjoint(key, other) {
                     return Err(self.problem(format!(
                         "keys '{}' and '{}' cannot be locked together, as what is stored beside one is in the way of the \
                          other,",
@@ -173,13 +173,13 @@ impl<'a> Cursor<'a> {
         asked: &[u8],
         id: &[u8],
     ) -> Result<RequestId, Error> {
-        self.is_here(ctx, "ID", key, || names::request(key.as_bytes(), asked, id))?;
+        self.is_here(ctx, "ID", key, || names::request_key(key.as_bytes(), asked, id))?;
         Ok(RequestId::new(asked, id, config::request_ttl()))
     }
 
     /// Fails in a cluster if the fencing counter, which this option needs, is not where its lock is.
     pub(super) fn has_counter_here(&self, ctx: Ctx<'_>, option: &str, key: &Str<'_>) -> Result<(), Error> {
-        self.is_here(ctx, option, key, || names::counter(key.as_bytes()))
+        self.is_here(ctx, option, key, || names::counter_key(key.as_bytes()))
     }
 
     fn is_here(
@@ -202,7 +202,7 @@ impl<'a> Cursor<'a> {
             )));
         }
         // While the slot migrates, what belongs to a lock may be here or there: a retry must not miss it.
-        if !ask::serves_slot_of(ctx, &[key, &Str::new(&derived)]) {
+        if !calls::serves_slot_of(ctx, &[key, &Str::new(&derived)]) {
             return Err(Error::TryAgain);
         }
         Ok(())
@@ -247,12 +247,12 @@ fn are_in_one_slot(ctx: Ctx<'_>, keys: &[Str<'_>]) -> Result<(), Error> {
     let (first, others) = (&keys[0], &keys[1..]);
     let is_elsewhere = |key: &Str<'_>| {
         !names::share_slot(first.as_bytes(), key.as_bytes())
-            && ask::slot_of(ctx, first) != ask::slot_of(ctx, key)
+            && calls::slot_of(ctx, first) != calls::slot_of(ctx, key)
     };
     if others.iter().any(is_elsewhere) {
         return Err(Error::CrossSlot);
     }
-    if !ask::serves_slot_of(ctx, &keys.iter().collect::<Vec<_>>()) {
+    if !calls::serves_slot_of(ctx, &keys.iter().collect::<Vec<_>>()) {
         return Err(Error::TryAgain);
     }
     Ok(())

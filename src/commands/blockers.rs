@@ -9,8 +9,8 @@ use crate::core::waits_for::Edge;
 use crate::core::{Owner, Waits};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Blockers;
@@ -21,7 +21,7 @@ impl Command for Blockers {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[OWNER], options: &[] },
+        arguments: Arguments { positional: &[OWNER], options: &[] },
         summary: c"Lists whom an owner waits for, nearest first, through owners that wait themselves.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N owners are found",

@@ -7,9 +7,9 @@ use super::options::KEY;
 use crate::core::LockRef;
 use crate::driver;
 use crate::error::{shown, shown_up_to, Error};
-use crate::server::arguments::Arguments;
-use crate::server::caller::Caller;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::clients::caller::Caller;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 /// How many bytes of a key its line in the log has.
@@ -23,7 +23,7 @@ impl Command for Break {
         flags: c"write",
         categories: c"write slow dangerous",
         key: Some(KeyUse::Write),
-        arguments: Arguments { places: &[KEY], options: &[] },
+        arguments: Arguments { positional: &[KEY], options: &[] },
         summary: c"Ends every hold on a lock, whoever has it, and hands the lock to the next in line.",
         reply: "How many owners lost the lock.",
         complexity: c"O(N) where N owners hold the lock",
@@ -33,7 +33,7 @@ impl Command for Break {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
         // The reply says how many there are, whatever somebody has written there by hand, unless there are thousands.
-        crate::keyspace::read_closely(ctx, &key);
+        crate::keyspace::force_full_read(ctx, &key);
         let lost = super::in_hand(ctx, (&key, None), now, |lock, known| {
             if lock.is_fair(now) {
                 return Err(Error::FairLock);

@@ -6,14 +6,14 @@ use super::args::Cursor;
 use super::options::{KEY, OWNER};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::{Argument, Arguments, Kind};
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Cancel;
 
 const REQUEST: Argument =
-    Argument::new(c"request", Kind::Text, c"is what LOCK.ACQUIRE had there").after(c"ID");
+    Argument::new(c"request", ArgumentKind::Text, c"is what LOCK.ACQUIRE had there").after(c"ID");
 
 impl Command for Cancel {
     const SPEC: Spec = Spec {
@@ -21,7 +21,7 @@ impl Command for Cancel {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arguments: Arguments { places: &[KEY, OWNER, REQUEST], options: &[] },
+        arguments: Arguments{positional: &[KEY, OWNER, REQUEST], options: &[] },
         summary: c"Undoes the acquire with a request id, whether it waits, was granted, or is still to come.",
         reply: "1 if there was anything to undo, otherwise 0.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
@@ -48,7 +48,7 @@ impl Command for Cancel {
             }))
         });
         if let Ok((_, beside)) = &done {
-            driver::take_back(ctx, beside);
+            driver::revoke_cancelled(ctx, beside);
         }
         driver::serve_bundles(ctx);
         let (undone, _) = done?;

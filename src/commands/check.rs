@@ -6,8 +6,8 @@ use super::args::Cursor;
 use super::claim::{Claim, CLAIM};
 use super::options::KEY;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Check;
@@ -18,7 +18,7 @@ impl Command for Check {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY, CLAIM], options: &[] },
+        arguments: Arguments { positional: &[KEY, CLAIM], options: &[] },
         summary: c"Tells whether an owner holds a lock, or whether no newer token than this one was granted.",
         reply: "The owner's hold count, or 1 for a token.",
         complexity: c"O(1); O(M) where up to 8 owners hold the lock shared",

@@ -7,7 +7,7 @@ use super::options::OWNER;
 use crate::core::Token;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::{Argument, Kind};
+use crate::server::registration::arguments::{Argument, ArgumentKind};
 use crate::server::{Ctx, Str};
 
 /// What a caller claims.
@@ -22,10 +22,10 @@ pub(super) enum Claim<'a> {
 pub(super) const CLAIM: Argument = {
     const HOLDS: Argument = OWNER.after(c"OWNER");
     const TOKEN: Argument =
-        Argument::new(c"token", Kind::Integer, c"is not older than the newest that was granted")
+        Argument::new(c"token", ArgumentKind::Integer, c"is not older than the newest that was granted")
             .after(c"TOKEN");
     let says = c"is what has to be true: that this owner holds the lock, or that no newer token than this one was granted";
-    Argument::new(c"claim", Kind::OneOf(&[HOLDS, TOKEN]), says)
+    Argument::new(c"claim", ArgumentKind::OneOf(&[HOLDS, TOKEN]), says)
 };
 
 /// What is so, as a claim that is true.
@@ -52,7 +52,7 @@ impl<'a> Claim<'a> {
     /// Looks whether it is true, without touching anything; works on a replica.
     pub(super) fn prove(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Proof, Error> {
         match self {
-            Claim::Owner(owner) => match keyspace::held_by(ctx, key, owner)? {
+            Claim::Owner(owner) => match keyspace::count_holds(ctx, key, owner)? {
                 0 => Err(Error::NotOwner),
                 holds => Ok(Proof { holds, ahead: None }),
             },

@@ -6,8 +6,8 @@ use std::ffi::CString;
 
 use super::COMMANDS;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::Ctx;
 
 /// How long a line gets at most, unless one word is longer.
@@ -57,7 +57,7 @@ fn lines() -> Vec<String> {
         lines.push(format!("{INDENT}{}", command.about()));
         lines.push(format!("{INDENT}Reply: {}", command.reply));
         for option in command.arguments.options {
-            let words = format!("{} {}.", option.title(), option.says());
+            let words = format!("{} {}.", option.title(), option.meaning());
             let mut words = words.split(' ').map(str::to_owned);
             let first = format!("{INDENT}{}", words.next().unwrap_or_default());
             wrapped(&mut lines, first, words);

@@ -9,7 +9,8 @@ use crate::config;
 use crate::core::{ConnectionId, Notify};
 use crate::driver;
 use crate::error::Error;
-use crate::server::{caller, Ctx};
+use crate::server::clients::caller;
+use crate::server::Ctx;
 
 /// What the rest of the call says.
 pub(super) struct Rest<'a> {
@@ -40,7 +41,7 @@ pub(super) fn notify(
     if rest.acknowledged {
         return Err(args.excluded("NOTIFY", "REPLICAS"));
     }
-    let Some(client) = caller::connection(ctx) else {
+    let Some(client) = caller::connection_id(ctx) else {
         return refuse("NOTIFY needs a connection, which a script does not have,");
     };
     Ok(Rc::new(Notify {

@@ -9,9 +9,10 @@ use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owne
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::{long_reply, Ctx};
+use crate::server::clients::long_reply::{self, Entries};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
 
 pub(crate) struct Info;
 
@@ -21,7 +22,7 @@ impl Command for Info {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY], options: &[] },
+        arguments: Arguments { positional: &[KEY], options: &[] },
         summary: c"Tells who holds a lock and how many wait for it.",
         reply: "nil if the lock is free, otherwise a map.",
         complexity: c"O(N) where N owners hold the lock",
@@ -30,7 +31,7 @@ impl Command for Info {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.info", args).key()?;
         let now = ctx.now();
-        let holders = keyspace::look_closely(ctx, &key, now)?;
+        let holders = keyspace::read_holders_fully(ctx, &key, now)?;
         if keyspace::redisson_fair::has_queue(ctx, &key, now) {
             return Err(Error::FairLock);
         }
@@ -66,7 +67,7 @@ impl Command for Info {
         let mut holds = holds.into_iter();
         let lock = LockRef { db: ctx.db(), key: key.as_bytes() }.to_id();
         let next = move |most| holds.by_ref().take(most).map(|held| (lock.clone(), held)).collect();
-        let entries = (len, next, entry as fn(Ctx<'_>, _) -> bool);
+        let entries = Entries { len, next, entry };
         long_reply::array_within(ctx, before, entries, move |ctx| {
             ctx.reply_bulk(b"waiters");
             ctx.reply_integer(super::count(waiters));

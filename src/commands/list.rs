@@ -10,9 +10,10 @@ use crate::core::{Contended, Holders, Mode};
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
-use crate::server::{long_reply, Ctx, Str};
+use crate::server::clients::long_reply;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, Spec};
+use crate::server::{Ctx, Str};
 
 pub(crate) struct List;
 
@@ -29,7 +30,7 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks that somebody waits for, longest queue first.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N locks are waited for",
@@ -74,7 +75,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
         (Some(Mode::Exclusive), 1)
     } else {
         // A key that holds something else is about to be noticed.
-        let holders = keyspace::look(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
+        let holders = keyspace::read_holders(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
         (holders.mode(), holders.len())
     };
     ctx.reply_map(5);

@@ -13,10 +13,10 @@ use crate::config;
 use crate::core::{
     Checked, Mode, MonoUs, NewBundle, Now, Owner, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
 };
-use crate::driver::{self, Acknowledgement, Standing, Whose};
+use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Macquire;
@@ -29,7 +29,7 @@ struct Call<'a> {
     /// What is asked of each lock.
     request: Request,
     block: Option<options::Patience>,
-    wanted: Option<Acknowledgement>,
+    wanted: Option<ReplicaRequirement>,
 }
 
 /// What becomes of a call, as all its locks were found.
@@ -68,7 +68,7 @@ impl Command for Macquire {
         flags: c"write deny-oom blocking",
         categories: c"write slow blocking",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments { places: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
         summary: c"Takes several locks at once, or none, or waits until all are to be had.",
         reply: "An array of what LOCK.ACQUIRE replies, in the order of the keys, or nil if somebody else holds one of them.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N waiters are queued for locks",
@@ -78,14 +78,16 @@ impl Command for Macquire {
         let call = parse(ctx, args)?;
         let now = ctx.now();
         let patience = super::patience(ctx, call.block, now);
-        let done = driver::in_several(ctx, || {
+        let done = driver::in_multi_lock_call(ctx, || {
             find(ctx, &call, patience, now).and_then(|found| carry_out(ctx, &call, found, patience, now))
         });
         match done {
-            Ok(Some(lead)) => match driver::deadlock_of(ctx, lead, config::deadlock_detection()) {
+            Ok(Some(lead)) => match driver::find_deadlock(ctx, lead, config::deadlock_detection()) {
                 Some(cycle) => Err(Error::Deadlock(cycle)),
                 // It passes on what was decided, too.
-                None => driver::block(ctx, lead, call.wanted, (ctx.now(), true)),
+                None => {
+                    driver::block(ctx, lead, call.wanted, WaitStart { now: ctx.now(), needs_schedule: true })
+                }
             },
             done => {
                 driver::dispatch(ctx, ctx.now());
@@ -105,7 +107,7 @@ fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<F
                     return Err(Error::FairLock);
                 }
                 Ok(driver::with(ctx, |driver| {
-                    driver.keep_quarantine(now);
+                    driver.update_quarantine(now);
                     let (holders, records) = (&mut lock.holders, &mut lock.records);
                     driver.locks.check(known, holders, records, &call.request, patience, now)
                 }))
@@ -140,7 +142,7 @@ fn carry_out(
     match found {
         Found::All if call.request.confirmed_later => {
             let (bundle, parts) = queue(ctx, call, None, now)?;
-            driver::grant_all(ctx, bundle.lead, &parts);
+            driver::grant_bundle(ctx, bundle.lead, &parts);
             Ok(Some(bundle.lead))
         }
         Found::All => {
@@ -177,8 +179,8 @@ fn carry_out(
                 // It was granted before: whether the replicas have it or not, it stands.
                 Some((wanted, request)) => {
                     let keys = call.keys.iter().map(|key| key.as_bytes().to_vec()).collect();
-                    let whose = Whose::RequestOf(keys, request);
-                    let standing = Standing { db: ctx.db(), key: Vec::new(), whose };
+                    let hold_ref = HoldRef::BundleRequest(keys, request);
+                    let standing = AwaitedHold { db: ctx.db(), key: Vec::new(), hold_ref };
                     driver::block_until_acknowledged(ctx, wanted, standing)?;
                 }
                 None => driver::reply_grants(ctx, &replies),

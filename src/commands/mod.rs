@@ -50,7 +50,7 @@ use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Patience, R
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace::Lock;
-use crate::server::load::{self, Command, Spec};
+use crate::server::registration::command::{self, Command, Spec};
 use crate::server::{Ctx, Str};
 
 /// Lists the commands, in the order in which they are told of.
@@ -61,7 +61,7 @@ macro_rules! commands {
 
         /// Registers all commands. False if the server refuses one.
         pub(crate) fn register(ctx: Ctx<'_>) -> bool {
-            ![$(load::register::<$command>(ctx)),*].contains(&false)
+            ![$(command::register::<$command>(ctx)),*].contains(&false)
         }
     };
 }
@@ -131,7 +131,7 @@ fn take_in_hand<'a, T>(
     match done {
         Ok(done) => done,
         Err(error) => {
-            driver::look_soon(ctx, key.as_bytes());
+            driver::recheck_soon(ctx, key.as_bytes());
             Err(error)
         }
     }

@@ -7,8 +7,8 @@ use super::options::{options, All, Id, KEYS, NUMKEYS, OWNER};
 use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrelease;
@@ -26,7 +26,7 @@ impl Command for Mrelease {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments { places: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
         summary: c"Gives back one hold of each of several locks, or all of them; nothing if the owner does not hold them all.",
         reply: "An array of the holds that are left, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N waiters are queued for locks",
@@ -46,7 +46,7 @@ impl Command for Mrelease {
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
         // One time for all of it: a lease that is found to run must not be over when its lock has its turn.
         let now = ctx.now();
-        let left = driver::in_several(ctx, || {
+        let left = driver::in_multi_lock_call(ctx, || {
             released_before(ctx, &keys, &owner, &call, now).and_then(|before| match before {
                 Some(left) => Ok(left),
                 None => keys.iter().map(|key| release(ctx, key, &owner, &call, now)).collect(),

@@ -8,8 +8,8 @@ use crate::config;
 use crate::core::{Now, Owner, Renewal};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::{Ctx, Str};
 
 pub(crate) struct Mrenew;
@@ -28,7 +28,7 @@ impl Command for Mrenew {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments { places: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
         summary: c"Sets the leases of several held locks anew; of none if the owner does not hold them all.",
         reply: "An array of the hold counts, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N locks are waited for",
@@ -51,7 +51,8 @@ impl Command for Mrenew {
         let renew_all = |()| {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
         };
-        let holds = driver::in_several(ctx, || holds_all(ctx, &keys, &owner, now).and_then(renew_all));
+        let holds =
+            driver::in_multi_lock_call(ctx, || holds_all(ctx, &keys, &owner, now).and_then(renew_all));
         driver::dispatch(ctx, ctx.now());
         let holds = holds?;
         ctx.reply_array(holds.len());

@@ -8,10 +8,12 @@ use std::num::{NonZeroU32, NonZeroU64};
 use super::args::Cursor;
 use crate::config::{self, MAX_MS};
 use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope, Wants};
-use crate::driver::{self, Acknowledgement};
+use crate::driver::{self, ReplicaRequirement};
 use crate::error::Error;
-use crate::server::arguments::{text, Argument, Kind};
-use crate::server::{caller, replication, Ctx};
+use crate::server::clients::caller;
+use crate::server::registration::arguments::{text, Argument, ArgumentKind};
+use crate::server::replication::replicas;
+use crate::server::Ctx;
 
 /// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
 const WITHIN_MS: u32 = 1000;
@@ -38,7 +40,7 @@ macro_rules! options {
         }
 
         impl<'a> $name<'a> {
-            const ARGUMENTS: &'static [$crate::server::arguments::Argument] =
+            const ARGUMENTS: &'static [$crate::server::registration::arguments::Argument] =
                 &[$(<$kind as $crate::commands::options::Opt<'a>>::ARGUMENT),*];
 
             /// Reads all arguments that are left.
@@ -71,7 +73,7 @@ macro_rules! word {
         }
 
         impl<'a> Opt<'a> for $name {
-            const ARGUMENT: Argument = Argument::word($arg, $token, $says).optional();
+            const ARGUMENT: Argument = Argument::keyword($arg, $token, $says).optional();
 
             #[inline]
             fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
@@ -103,11 +105,12 @@ impl Lease {
 impl<'a> Opt<'a> for Lease {
     const ARGUMENT: Argument = {
         const MS: Argument =
-            Argument::new(c"milliseconds", Kind::Integer, c"is the lease in milliseconds").after(c"PX");
+            Argument::new(c"milliseconds", ArgumentKind::Integer, c"is the lease in milliseconds")
+                .after(c"PX");
         const SECONDS: Argument =
-            Argument::new(c"seconds", Kind::Integer, c"is the lease in seconds").after(c"EX");
+            Argument::new(c"seconds", ArgumentKind::Integer, c"is the lease in seconds").after(c"EX");
         let says = c"sets the lease; lock.default-lease milliseconds unless given";
-        Argument::new(c"lease", Kind::OneOf(&[MS, SECONDS]), says).optional()
+        Argument::new(c"lease", ArgumentKind::OneOf(&[MS, SECONDS]), says).optional()
     };
 
     #[inline]
@@ -142,7 +145,7 @@ impl LeaseOfRest {
 
 impl<'a> Opt<'a> for LeaseOfRest {
     const ARGUMENT: Argument =
-        Lease::ARGUMENT.saying(c"sets the lease of the holds that are left; unless given, it runs on");
+        Lease::ARGUMENT.with_meaning(c"sets the lease of the holds that are left; unless given, it runs on");
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
@@ -172,16 +175,16 @@ impl Shared {
 impl<'a> Opt<'a> for Shared {
     const ARGUMENT: Argument = {
         const WORD: Argument =
-            Argument::word(c"with-others", c"SHARED", c"lets in other owners that say so too");
+            Argument::keyword(c"with-others", c"SHARED", c"lets in other owners that say so too");
         const LIMIT: Argument = Argument::new(
             c"n",
-            Kind::Integer,
+            ArgumentKind::Integer,
             c"is how many owners may hold the lock, the one that calls among them",
         )
         .after(c"LIMIT")
         .optional();
         let says = c"lets in other owners that say so too; with LIMIT it is granted while fewer than n hold the lock";
-        Argument::new(c"shared", Kind::Block(&[WORD, LIMIT]), says).optional()
+        Argument::new(c"shared", ArgumentKind::Block(&[WORD, LIMIT]), says).optional()
     };
 
     #[inline]
@@ -208,9 +211,12 @@ pub(super) struct Block(Option<Patience>);
 pub(super) struct Patience(pub(super) Option<u64>);
 
 impl Block {
-    const MILLISECONDS: Argument =
-        Argument::new(c"milliseconds", Kind::Integer, c"waits in the server for so long, 0 without limit")
-            .after(c"BLOCK");
+    const MILLISECONDS: Argument = Argument::new(
+        c"milliseconds",
+        ArgumentKind::Integer,
+        c"waits in the server for so long, 0 without limit",
+    )
+    .after(c"BLOCK");
 
     #[inline]
     pub(super) fn patience(&self) -> Option<Patience> {
@@ -268,21 +274,24 @@ impl<'a> Opt<'a> for Wait<'a> {
     const ARGUMENT: Argument = {
         const INBOX: Argument = Argument::new(
             c"inbox",
-            Kind::Text,
+            ArgumentKind::Text,
             c"tells of the grant by a message on lock:inbox:<inbox>, and replies 0 meanwhile",
         )
         .after(c"NOTIFY");
         const GRACE: Argument = Argument::new(
             c"milliseconds",
-            Kind::Integer,
+            ArgumentKind::Integer,
             c"is how long the grant waits for the same call to confirm it, 5000 unless given",
         )
         .after(c"GRACE")
         .optional();
-        const NOTIFY: Argument =
-            Argument::new(c"notify", Kind::Block(&[INBOX, GRACE]), c"waits without blocking this connection");
+        const NOTIFY: Argument = Argument::new(
+            c"notify",
+            ArgumentKind::Block(&[INBOX, GRACE]),
+            c"waits without blocking this connection",
+        );
         let says = c"waits if somebody else holds the lock: in the server for so long, 0 without limit; or until a message on lock:inbox:<inbox> tells of the grant, which waits for the same call to confirm it, 5000 ms unless GRACE is given";
-        Argument::new(c"wait", Kind::OneOf(&[Block::MILLISECONDS, NOTIFY]), says).optional()
+        Argument::new(c"wait", ArgumentKind::OneOf(&[Block::MILLISECONDS, NOTIFY]), says).optional()
     };
 
     #[inline]
@@ -326,7 +335,7 @@ impl Watchdog {
         if !watchdog && !ephemeral {
             return Ok(None);
         }
-        let Some(client) = caller::connection(ctx) else {
+        let Some(client) = caller::connection_id(ctx) else {
             let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
             return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
         };
@@ -337,17 +346,17 @@ impl Watchdog {
 
 impl<'a> Opt<'a> for Watchdog {
     const ARGUMENT: Argument = {
-        const WORD: Argument = Argument::word(
+        const WORD: Argument = Argument::keyword(
             c"renews",
             c"WATCHDOG",
             c"renews the lease as long as this connection is open, and until the hold is MAX old",
         );
         const MAX: Argument =
-            Argument::new(c"milliseconds", Kind::Integer, c"is how old the hold may become")
+            Argument::new(c"milliseconds", ArgumentKind::Integer, c"is how old the hold may become")
                 .after(c"MAX")
                 .optional();
         let says = c"renews the lease as long as this connection is open, and until the hold is MAX old";
-        Argument::new(c"watchdog", Kind::Block(&[WORD, MAX]), says).optional()
+        Argument::new(c"watchdog", ArgumentKind::Block(&[WORD, MAX]), says).optional()
     };
 
     #[inline]
@@ -384,7 +393,7 @@ impl Replicas {
         &self,
         ctx: Ctx<'_>,
         args: &Cursor<'_>,
-    ) -> Result<Option<Acknowledgement>, Error> {
+    ) -> Result<Option<ReplicaRequirement>, Error> {
         match self {
             Replicas { replicas: None, within_ms: None } => Ok(None),
             given => given.acknowledgement_of(ctx, args),
@@ -392,7 +401,11 @@ impl Replicas {
     }
 
     #[cold]
-    fn acknowledgement_of(&self, ctx: Ctx<'_>, args: &Cursor<'_>) -> Result<Option<Acknowledgement>, Error> {
+    fn acknowledgement_of(
+        &self,
+        ctx: Ctx<'_>,
+        args: &Cursor<'_>,
+    ) -> Result<Option<ReplicaRequirement>, Error> {
         let Some(replicas) = self.replicas else {
             return Err(args.problem("WITHIN needs REPLICAS".to_owned()));
         };
@@ -400,7 +413,7 @@ impl Replicas {
         if flags.denies_blocking() {
             return Err(args.problem("REPLICAS is not possible in MULTI, a script or a function,".to_owned()));
         }
-        if !replication::can_ask(ctx) {
+        if !replicas::can_ask(ctx) {
             return Err(
                 args.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
             );
@@ -409,31 +422,31 @@ impl Replicas {
             // One that accepts writes: what is granted there is nobody's promise.
             return Err(Error::Refused(Refusal::Replica));
         }
-        let online = replication::online(ctx);
+        let online = replicas::online(ctx);
         let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
         if online < of {
             driver::with(ctx, |driver| driver.stats.replicas_missed += 1);
             return Err(Error::TooFewReplicas { online, of });
         }
-        Ok(Some(Acknowledgement { replicas, within_ms: self.within_ms.unwrap_or(WITHIN_MS) }))
+        Ok(Some(ReplicaRequirement { replicas, within_ms: self.within_ms.unwrap_or(WITHIN_MS) }))
     }
 }
 
 impl<'a> Opt<'a> for Replicas {
     const ARGUMENT: Argument = {
         const NUMBER: Argument =
-            Argument::new(c"n", Kind::Integer, c"is how many replicas have to acknowledge it")
+            Argument::new(c"n", ArgumentKind::Integer, c"is how many replicas have to acknowledge it")
                 .after(c"REPLICAS");
         const WITHIN: Argument = Argument::new(
             c"milliseconds",
-            Kind::Integer,
+            ArgumentKind::Integer,
             c"is for how long they are waited for, 1000 unless given",
         )
         .after(c"WITHIN")
         .optional();
         let says =
             c"answers when so many replicas have acknowledged it, or, if they do not in time, with an error";
-        Argument::new(c"acknowledged", Kind::Block(&[NUMBER, WITHIN]), says).optional()
+        Argument::new(c"acknowledged", ArgumentKind::Block(&[NUMBER, WITHIN]), says).optional()
     };
 
     #[inline]
@@ -467,7 +480,7 @@ impl<'a> Id<'a> {
 impl<'a> Opt<'a> for Id<'a> {
     const ARGUMENT: Argument = Argument::new(
         c"request",
-        Kind::Text,
+        ArgumentKind::Text,
         c"makes a repeated call do nothing and get the first one's answer",
     )
     .after(c"ID")
@@ -504,10 +517,10 @@ impl Scope {
 
 impl<'a> Opt<'a> for Scope {
     const ARGUMENT: Argument = {
-        const SHARED: Argument = Argument::word(c"shared", c"SHARED", c"gives back a shared hold");
-        const ALL: Argument = Argument::word(c"all", c"ALL", c"gives back all holds");
+        const SHARED: Argument = Argument::keyword(c"shared", c"SHARED", c"gives back a shared hold");
+        const ALL: Argument = Argument::keyword(c"all", c"ALL", c"gives back all holds");
         let says = c"gives back a shared hold, or all; unless given, one, an exclusive one if there is any";
-        Argument::new(c"scope", Kind::OneOf(&[SHARED, ALL]), says).optional()
+        Argument::new(c"scope", ArgumentKind::OneOf(&[SHARED, ALL]), says).optional()
     };
 
     #[inline]
@@ -529,7 +542,7 @@ impl<'a> Match<'a> {
 impl<'a> Opt<'a> for Match<'a> {
     const ARGUMENT: Argument = Argument::new(
         c"pattern",
-        Kind::Pattern,
+        ArgumentKind::Pattern,
         c"leaves out the locks whose keys do not match, as KEYS does",
     )
     .after(c"MATCH")
@@ -563,7 +576,7 @@ macro_rules! count {
 
         impl<'a> Opt<'a> for $name {
             const ARGUMENT: Argument =
-                Argument::new(c"n", Kind::Integer, $says).after(c"COUNT").optional();
+                Argument::new(c"n", ArgumentKind::Integer, $says).after(c"COUNT").optional();
 
             fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
                 if !word.eq_ignore_ascii_case(b"COUNT") {
@@ -588,14 +601,15 @@ count!(
 );
 
 /// The lock of a command.
-pub(super) const KEY: Argument = Argument::new(c"key", Kind::Key, c"is the lock");
+pub(super) const KEY: Argument = Argument::new(c"key", ArgumentKind::Key, c"is the lock");
 
 /// How many locks a command is for.
 pub(super) const NUMKEYS: Argument =
-    Argument::new(c"numkeys", Kind::Integer, c"is how many locks there are, 1 to 64");
+    Argument::new(c"numkeys", ArgumentKind::Integer, c"is how many locks there are, 1 to 64");
 
 /// The locks of a command.
-pub(super) const KEYS: Argument = Argument::new(c"key", Kind::Key, c"is a lock").multiple();
+pub(super) const KEYS: Argument = Argument::new(c"key", ArgumentKind::Key, c"is a lock").multiple();
 
 /// Whom a command is about.
-pub(super) const OWNER: Argument = Argument::new(c"owner", Kind::Text, c"is who holds it, 1 to 1024 bytes");
+pub(super) const OWNER: Argument =
+    Argument::new(c"owner", ArgumentKind::Text, c"is who holds it, 1 to 1024 bytes");

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::COMMANDS;
-use crate::server::arguments::Argument;
-use crate::server::load::{Spec, SINCE};
+use crate::server::registration::arguments::Argument;
+use crate::server::registration::command::{Spec, SINCE};
 
 /// What stands between these is made.
 const HEAD: [&str; 2] = ["<!-- begin: made from the command's table -->", "<!-- end -->"];
@@ -76,14 +76,15 @@ fn head(command: &Spec) -> String {
 
 fn arguments(command: &Spec) -> String {
     let mut made = String::new();
-    for (title, list) in
-        [("Required arguments", command.arguments.places), ("Optional arguments", command.arguments.options)]
-    {
+    for (title, list) in [
+        ("Required arguments", command.arguments.positional),
+        ("Optional arguments", command.arguments.options),
+    ] {
         if !list.is_empty() {
             writeln!(made, "## {title}\n").unwrap();
             for argument in list {
-                let syntax = argument.bare();
-                writeln!(made, "{}", fill(&format!("* `{syntax}` {}.", argument.says()), "  ")).unwrap();
+                let syntax = argument.syntax_without_brackets();
+                writeln!(made, "{}", fill(&format!("* `{syntax}` {}.", argument.meaning()), "  ")).unwrap();
             }
             made.push('\n');
         }

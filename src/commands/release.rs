@@ -7,8 +7,8 @@ use super::options::{options, Id, LeaseOfRest, Scope, KEY, OWNER};
 use crate::core::{NotReleased, Owner, Release as Call};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Release;
@@ -27,7 +27,7 @@ impl Command for Release {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments{positional: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Gives back one hold of a lock, or all, and hands the lock to the next in line.",
         reply: "The holds that are left.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",

@@ -6,10 +6,10 @@ use super::args::Cursor;
 use super::options::{options, Ephemeral, Lease, Replicas, Watchdog, KEY, OWNER};
 use crate::config;
 use crate::core::{Owner, Renewal};
-use crate::driver::{self, Standing, Whose};
+use crate::driver::{self, AwaitedHold, HoldRef};
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
 
 pub(crate) struct Renew;
@@ -29,7 +29,7 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arguments: Arguments { places: &[KEY, OWNER], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[KEY, OWNER], options: Options::ARGUMENTS },
         summary: c"Sets the lease of a held lock anew, shorter or longer.",
         reply: "The hold count.",
         complexity:
@@ -64,8 +64,8 @@ impl Command for Renew {
             ctx.reply_integer(holds);
             return Ok(());
         };
-        let whose = Whose::Owner(call.owner, holds);
-        let standing = Standing { db: ctx.db(), key: key.as_bytes().to_vec(), whose };
+        let hold_ref = HoldRef::Owner(call.owner, holds);
+        let standing = AwaitedHold { db: ctx.db(), key: key.as_bytes().to_vec(), hold_ref };
         driver::block_until_acknowledged(ctx, wanted, standing)
     }
 }

@@ -10,12 +10,15 @@ use crate::core::LockRef;
 use crate::driver;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::arguments::{Argument, Arguments, Kind};
-use crate::server::load::{Args, Command, Spec};
-use crate::server::{ask, Ctx, Str};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
+use crate::server::registration::command::{Args, Command, Spec};
+use crate::server::{calls, Ctx, Str};
 
-const CURSOR: Argument =
-    Argument::new(c"cursor", Kind::Text, c"is 0 to begin with, then what the call before has replied");
+const CURSOR: Argument = Argument::new(
+    c"cursor",
+    ArgumentKind::Text,
+    c"is 0 to begin with, then what the call before has replied",
+);
 
 options! {
     Options {
@@ -32,7 +35,7 @@ impl Command for Scan {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[CURSOR], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[CURSOR], options: Options::ARGUMENTS },
         summary: c"Goes through the locks that are held, a few at each call.",
         reply: "The next cursor, 0 at the end, and an array of maps.",
         complexity: c"O(1) for every call; O(N) for all of them, where N keys are in the database",
@@ -44,12 +47,12 @@ impl Command for Scan {
         let mut given = Options::default();
         given.read(&mut args)?;
         let pattern = Str::new(given.pattern.get().unwrap_or(b"*"));
-        let (next, keys) = ask::scan(ctx, &cursor, &pattern, given.looks.get()).map_err(Error::Other)?;
+        let (next, keys) = calls::scan(ctx, &cursor, &pattern, given.looks.get()).map_err(Error::Other)?;
         let (db, now) = (ctx.db(), ctx.now());
         let locks: Vec<_> = keys
             .into_iter()
             .filter_map(|key| {
-                let holders = keyspace::look(ctx, &Str::new(&key), now).ok()?;
+                let holders = keyspace::read_holders(ctx, &Str::new(&key), now).ok()?;
                 let (ends, mode) = (holders.expires_at()?, holders.mode()?);
                 Some((key, mode, holders.len(), left(ends, now)))
             })

@@ -7,8 +7,8 @@ use super::options::{options, Most};
 use super::{count, milliseconds};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, Spec};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, Spec};
 use crate::server::Ctx;
 
 options! {
@@ -25,7 +25,7 @@ impl Command for Top {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { places: &[], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
         summary: c"Lists the locks that were waited for longest since the module was loaded.",
         reply: "An array of maps.",
         complexity: c"O(1)",

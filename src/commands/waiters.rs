@@ -8,9 +8,10 @@ use super::options::{options, Count, KEY};
 use crate::core::{LockRef, WaiterId};
 use crate::driver;
 use crate::error::Error;
-use crate::server::arguments::Arguments;
-use crate::server::load::{Args, Command, KeyUse, Spec};
-use crate::server::{long_reply, Ctx};
+use crate::server::clients::long_reply;
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::server::Ctx;
 
 pub(crate) struct Waiters;
 
@@ -26,7 +27,7 @@ impl Command for Waiters {
         flags: c"readonly",
         categories: c"read slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments { places: &[KEY], options: Options::ARGUMENTS },
+        arguments: Arguments { positional: &[KEY], options: Options::ARGUMENTS },
         summary: c"Lists who waits for a lock, first in line first.",
         reply: "An array of maps.",
         complexity: c"O(N) where N waiters are listed",

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
 
-//! The module's part of `INFO`, and what an operator is warned of.
+//! The module's section of `INFO`, and warnings for operators.
 
 use std::cell::Cell;
 use std::ffi::CStr;
 
-use super::state::with;
 use crate::core::{Counted, Times};
-use crate::keyspace::kept;
-use crate::server::ctx::now;
-use crate::server::info::{self, Info, InfoSection};
-use crate::server::{later, long_reply, Ctx, InCallback, ServerCell};
+use crate::driver::state::with;
+use crate::keyspace::reader_cache;
+use crate::server::callback::ctx::now;
+use crate::server::clients::{deferred, long_reply};
+use crate::server::registration::info::{Info, InfoSection};
+use crate::server::{version, Ctx, InCallback, ServerCell};
 
-/// `INFO lock`: every field is described in `docs/operations.md`.
+/// `INFO lock`; `docs/operations.md` describes every field.
 pub(crate) struct Section;
 
 impl InfoSection for Section {
@@ -31,8 +32,8 @@ impl InfoSection for Section {
             info.number(c"contended_locks_max", most_contended);
             info.number(c"known_held_locks", driver.locks.known_held());
             info.number(c"known_locks_max", driver.locks.most_locks());
-            for (name, what) in COUNTED {
-                info.number(name, counted.number(what));
+            for (name, counter) in COUNTED {
+                info.number(name, counted.number(counter));
             }
             let (notified, connections) = driver.locks.notified();
             info.number(c"notify_waits", notified);
@@ -65,15 +66,15 @@ impl InfoSection for Section {
                 info.number(table, size);
             }
         });
-        info.number(c"table_readers", kept::readers(proof));
+        info.number(c"table_readers", reader_cache::readers(proof));
         info.number(c"table_long_replies", long_reply::pending(proof));
-        info.number(c"table_scripts", later::pending(proof));
+        info.number(c"table_scripts", deferred::pending(proof));
         info.number(c"internal_errors", crate::server::panics() + crate::defect::count());
-        info.number(c"eviction", usize::from(evicts()));
+        info.number(c"eviction", usize::from(may_evict_locks()));
     }
 }
 
-/// What the core counts, as `INFO` calls it.
+/// The counters of the core, with their names in `INFO`.
 const COUNTED: [(&CStr, Counted); 16] = [
     (c"grants_at_once", Counted::GrantedAtOnce),
     (c"waiters_granted", Counted::GrantedAfterWaiting),
@@ -96,10 +97,10 @@ const COUNTED: [(&CStr, Counted); 16] = [
 const WAIT_US: [&CStr; 4] = [c"wait_us_p50", c"wait_us_p99", c"wait_us_p999", c"wait_us_max"];
 const HOLD_US: [&CStr; 4] = [c"hold_us_p50", c"hold_us_p99", c"hold_us_p999", c"hold_us_max"];
 
-/// How many guarded commands were carried out, and how many were not, as what was claimed was not so.
+/// Number of guarded commands that ran, and of those whose claim was refused.
 static GUARDS: ServerCell<[Cell<u64>; 2]> = ServerCell::new([const { Cell::new(0) }; 2]);
 
-/// A claim was looked at.
+/// Counts the result of checking a claim.
 #[inline]
 pub(crate) fn count_guard(ctx: Ctx<'_>, passed: bool) {
     let [yes, no] = GUARDS.get(ctx);
@@ -112,18 +113,18 @@ fn guards(proof: InCallback) -> (u64, u64) {
     (passed.get(), refused.get())
 }
 
-/// The settings that decide whether locks can be evicted, are granted at all, or are told of.
+/// Settings that decide whether locks can be evicted or granted, and whether their events are published.
 pub(crate) const SETTINGS: [&CStr; 4] =
     [c"maxmemory-policy", c"maxmemory", c"lock.quarantine", c"lock.events"];
 
-/// True if the server may evict lock keys when its memory is full, and so let two owners in.
-fn evicts() -> bool {
-    info::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
+/// Whether the server may evict lock keys when its memory is full, which would let in a second owner.
+fn may_evict_locks() -> bool {
+    version::server_field(c"memory", c"maxmemory_policy").is_some_and(|policy| policy != b"noeviction")
 }
 
-/// Warns an operator whose server may evict locks: at the start, and when that is set.
-pub(crate) fn warn_if_evicts(ctx: Ctx<'_>) {
-    if evicts() {
+/// Warns the operator if the server may evict locks. Called at load and when a setting changes.
+pub(crate) fn warn_about_eviction(ctx: Ctx<'_>) {
+    if may_evict_locks() {
         ctx.warn(
             "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
              owners hold one lock; set maxmemory-policy noeviction",

@@ -1,108 +1,104 @@
 // SPDX-License-Identifier: MIT
 
-//! The module at work in a server: the core, the clients that are blocked on its decisions, the connections that
-//! holds depend on, and its one timer.
+//! The module at work in a server: the core, the clients that it blocks, the connections that holds depend on, and the
+//! timer.
 //!
 //! How a decision reaches its client:
 //!
-//! 1. A command, the timer, or a look at a lock that has changed changes the core, writes the lock ([`commit()`]), and calls
-//!    [`dispatch`]. That passes each decision to its waiter: the client is unblocked, and the timer is set for
-//!    what comes next.
-//! 2. In the same turn of the event loop the server lets [`clients`] answer the client, if it is still
-//!    there, and tells us in any case that it is done.
-//! 3. A client that is gone by then does not keep its grant, and neither does one that has hung up without the
-//!    server having read so (the socket is asked). One that the server has decided to close may still look
-//!    alive in step 2 and be freed right after, without getting the answer: so a grant is final only when the
-//!    turn is over and its client was not freed so ([`delivery`]).
+//! 1. A command, the timer, or the reread of a changed lock passes an input to the core, writes the lock
+//!    ([`commit()`]), and calls [`dispatch`]. This delivers each decision to its waiter: the client is unblocked, and
+//!    the timer is set for the next deadline.
+//! 2. In the same turn of the event loop, the server calls [`clients::blocking`] to reply to the client if it is still
+//!    connected. In any case it reports that it is done with the client.
+//! 3. A client that has disconnected by then does not keep its grant, even if the server has not noticed the disconnect
+//!    (the socket is checked). A client that the server has decided to close may still look alive in step 2 and be
+//!    freed right after, without its reply. So a grant is final only when that turn is over and its client was not
+//!    freed in that way ([`clients::deliveries`]).
 //!
-//! Nothing is written from where the server tells us that a key was changed ([`subscriptions`]), as the replicas
-//! would get our write before the change that led to it: the lock is marked as ready, and reconciled in a timer that
-//! fires at once.
+//! Nothing is written inside a keyspace event ([`subscriptions`]): the replicas would get the write before the change
+//! that led to it. The lock is marked as ready, and a timer that fires at once reconciles it.
 
-mod acknowledgements;
-mod alarm;
-mod blocked;
 mod clients;
-mod commit;
-mod deadlock;
-mod delivery;
-mod inboxes;
+mod events;
 pub(crate) mod info;
-mod looks;
-mod news;
-mod on_timer;
-mod owners;
+mod locks;
+mod messages;
 mod quarantine;
-mod reconcile;
 mod replicas;
 mod state;
-mod subscriptions;
-mod turn_ends;
-mod waiting_clients;
+mod timer;
 
-pub(crate) use acknowledgements::{Acknowledgement, Standing, Whose};
-pub(crate) use clients::{block, block_until_acknowledged, reply_grant, reply_grants};
-pub(crate) use commit::commit;
-pub(crate) use deadlock::{blockers_of, deadlock_of, in_several, may_be_in_cycle};
-pub(crate) use news::{await_message, inbox};
-pub(crate) use reconcile::{grant_all, serve_bundles, take_back};
-pub(crate) use state::{dispatch, queue_unseen, with, Remembered};
+pub(crate) use clients::blocking::{block, block_until_acknowledged, reply_grant, reply_grants};
+pub(crate) use locks::commit::commit;
+pub(crate) use locks::deadlock::{blockers_of, find_deadlock, in_multi_lock_call, may_be_in_cycle};
+pub(crate) use locks::reconcile::{grant_bundle, revoke_cancelled, serve_bundles};
+pub(crate) use locks::remembered::{queue_unseen, Remembered};
+pub(crate) use messages::inbox_publisher::{await_message, inbox};
+pub(crate) use replicas::replica_waits::{AwaitedHold, HoldRef, ReplicaRequirement};
+pub(crate) use state::{dispatch, with, WaitStart};
 
 use crate::config;
 use crate::core::{KeyChange, LockRef};
-use crate::keyspace::kept;
-use crate::server::{events, replication, string, turn, unloading, Ctx};
-use subscriptions::KeyEvents;
+use crate::keyspace::reader_cache;
+use crate::server::events::{server_events, turn_end};
+use crate::server::keys::string;
+use crate::server::registration::unloading;
+use crate::server::replication::replicas as server_replicas;
+use crate::server::Ctx;
+use events::subscriptions::{self, KeyEvents};
+use messages::{inbox_publisher, owner_events};
+use replicas::completion;
+use timer::on_timer;
 
-/// Starts to listen to what external clients have to be told of, whether a lock was used here or not. False if the
-/// server refuses.
+/// Subscribes to the events that external clients are notified of, even before the first use of a lock. Returns false
+/// if the server refuses.
 pub(crate) fn start(ctx: Ctx<'_>) -> bool {
     with(ctx, |driver| {
-        driver.alarm.calls(on_timer::on_timer);
-        driver.acknowledgements.calls(replicas::turn_ends);
-        driver.inboxes.calls(news::turn_ends);
+        driver.alarm.set_callback(on_timer::on_timer);
+        driver.replica_waits.set_callback(completion::on_turn_end);
+        driver.inboxes.set_callback(inbox_publisher::on_turn_end);
     });
-    owners::follow_setting(ctx);
-    quarantine::start(ctx);
+    owner_events::apply_setting(ctx);
+    quarantine::on_load(ctx);
     let in_time = config::quarantine().is_none() || {
-        subscriptions::listen_to_role(ctx);
-        events::listen_to_loading(ctx, quarantine::loaded)
+        subscriptions::subscribe_to_role(ctx);
+        server_events::listen_to_loading(ctx, quarantine::on_data_loaded)
     };
-    // The first tick says that the module has been loaded: see `unloading`.
-    events::listen_to_cron(ctx, |ctx, ()| unloading::begin(ctx));
-    unloading::watch(ctx) && events::listen_to_databases::<KeyEvents>(ctx) && in_time
+    // The first tick shows that loading is complete; see `unloading`.
+    server_events::listen_to_cron(ctx, |ctx, ()| unloading::mark_in_use(ctx));
+    unloading::watch_shutdown(ctx) && server_events::listen_to_databases::<KeyEvents>(ctx) && in_time
 }
 
-/// `CONFIG SET` has set what matters to operators.
-pub(crate) fn settings_changed(ctx: Ctx<'_>, (): ()) {
-    info::warn_if_evicts(ctx);
+/// Applies settings that `CONFIG SET` has changed.
+pub(crate) fn on_settings_changed(ctx: Ctx<'_>, (): ()) {
+    info::warn_about_eviction(ctx);
     if config::quarantine().is_some() {
-        subscriptions::listen_to_role(ctx);
+        subscriptions::subscribe_to_role(ctx);
     }
-    owners::follow_setting(ctx);
-    // Who waits for the end of a quarantine may have to wait no more.
+    owner_events::apply_setting(ctx);
+    // The quarantine may have ended for waiters.
     with(ctx, |driver| {
-        driver.keep_quarantine(ctx.now());
-        driver.plan(ctx);
+        driver.update_quarantine(ctx.now());
+        driver.schedule(ctx);
     });
 }
 
-/// Drops all state. The server unloads a module only when no client is blocked by it and it has no timer.
+/// Drops all state. The server unloads a module only if the module blocks no client and has no timer.
 pub(crate) fn stop(ctx: Ctx<'_>) {
-    state::drop_all(ctx);
-    kept::forget_all(ctx);
-    turn::stop(ctx);
-    string::forget_lasting(ctx);
-    replication::forget(ctx);
+    state::drop_state(ctx);
+    reader_cache::invalidate_all(ctx);
+    turn_end::stop(ctx);
+    string::forget_cached(ctx);
+    server_replicas::forget_online(ctx);
     subscriptions::forget(ctx);
 }
 
-/// A command found something else than a lock: if somebody waits for it, that is looked at.
-pub(crate) fn look_soon(ctx: Ctx<'_>, key: &[u8]) {
+/// Rereads a key soon if it has waiters. Called when a command has found a value that is not a lock.
+pub(crate) fn recheck_soon(ctx: Ctx<'_>, key: &[u8]) {
     with(ctx, |driver| {
         let at = LockRef { db: ctx.db(), key };
         if driver.locks.key_changed(at, KeyChange::Changed, ctx.now()) {
-            driver.plan(ctx);
+            driver.schedule(ctx);
         }
     });
 }

@@ -1,117 +1,122 @@
 // SPDX-License-Identifier: MIT
 
-//! Many readers of one lock: how they are found in its hash, and how what a step changes is written without a look at the others.
+//! A lock with many readers: reading its hash, and writing the changes of a step without touching the other readers.
 //!
-//! They are kept from one call to the next ([`kept`]), as long as the key bears them out. What is compared, in O(1): how many
-//! fields the hash has, its TTL with the last lease, the caller's own field, and the field of another reader, the one whose
-//! lease is the longest. From that follows what matters:
+//! The readers are cached between calls ([`reader_cache`]). A cached crowd is used only if the key agrees with it,
+//! which takes O(1) to check. The check compares the number of fields and the TTL, which is the last lease. It also
+//! compares the caller's own field, and the field of the other reader with the longest lease. It ensures the following:
 //!
-//! * That other reader holds the lock, so no exclusive hold stands in the hash, and none is granted.
-//! * A step can end some holds besides the caller's: those of connections that have closed, and grants that are revoked. They
-//!   are counted beforehand, and so many others must be left that none of them can get the lock alone.
-//! * Before the field of a reader is deleted whose lease is over, or who does not call, it is compared too.
+//! * The other reader holds the lock, so the hash has no exclusive hold, and none is granted.
+//! * A step can end other holds than the caller's: those of closed connections, and revoked grants. They are counted
+//!   beforehand, and enough readers must remain that none of them can get the lock alone.
+//! * The field of a reader that has expired or does not call is also compared before it is deleted.
 //!
-//! Whatever differs: all fields are read. What goes unnoticed is that somebody overwrites the field of a third reader by hand,
-//! or replaces it by another one, until that reader calls or its lease is over.
+//! If anything differs, all fields are read. One change goes unnoticed: a foreign write that overwrites or replaces the
+//! field of a third reader, until that reader calls or its lease ends.
 
 use std::rc::Rc;
 
 use crate::core::{Crowd, Hold, Holders, LockRef, Now, Touched};
 use crate::keyspace::memory::Memory;
-use crate::keyspace::{kept, layout};
-use crate::server::key::Key;
-use crate::server::propagation::Propagation;
-use crate::server::{notify, Ctx, Str};
+use crate::keyspace::reader_cache::CacheKey;
+use crate::keyspace::{layout, reader_cache};
+use crate::server::keys::key::Key;
+use crate::server::replication::keyspace_events;
+use crate::server::replication::propagation::Propagation;
+use crate::server::{Ctx, Str};
 
-/// A hash with more fields than this is read as a crowd, if it is one.
-pub(super) const MANY: usize = 8;
+/// A hash with more fields than this is read as a crowd if it only has readers.
+pub(super) const SMALL_HASH_FIELDS: usize = 8;
 
-/// How many fields of readers whose lease is over a step deletes: thousands at once would stall the server.
-const PORTION: usize = 256;
+/// Maximum number of expired fields that a step deletes. Deleting thousands at once would stall the server.
+const EXPIRED_PER_STEP: usize = 256;
 
-/// So many must hold the lock, besides those whose holds a step can end: when the caller is gone too, each of them still has
-/// another one beside it.
-const LEFT: usize = 3;
+/// Minimum number of readers besides those whose holds a step can end. Even without the caller, each of them then has
+/// another reader beside it.
+const MIN_OTHER_READERS: usize = 3;
 
-/// How a crowd was found.
-pub(super) struct Found {
-    db: i32,
-    /// The name under which it was kept; none if it was read.
-    name: Option<Box<[u8]>>,
-    /// It can be kept.
-    lasts: bool,
+/// The size and the TTL of a hash.
+#[derive(Clone, Copy)]
+pub(super) struct HashShape {
+    pub(super) fields: usize,
+    /// Milliseconds since the epoch.
+    pub(super) expires_at: i64,
 }
 
-/// What was written of a crowd.
-pub(super) struct Written {
+/// The origin of a crowd that was read.
+pub(super) struct FoundCrowd {
+    db: i32,
+    /// The name of the cache entry; `None` if the crowd was read from the key.
+    name: Option<Box<[u8]>>,
+    /// The crowd may be cached.
+    is_cacheable: bool,
+}
+
+/// The result of writing a crowd.
+pub(super) struct CrowdWrite {
     pub(super) changed: bool,
-    /// The lease that is the last of all was set.
+    /// The last lease of all was set.
     pub(super) renewed_last: bool,
 }
 
-/// The readers that a hash with so many fields stands for, to be changed; `None` if it is no crowd.
+/// Reads the readers of a hash for a change, from the cache if possible; `None` if the hash is not a crowd.
 pub(super) fn open(
     ctx: Ctx<'_>,
     key: &Key<'_>,
-    (fields, expires_at): (usize, i64),
+    shape: HashShape,
     caller: Option<&Str<'_>>,
     memory: &impl Memory,
     now: Now,
-) -> Option<(Found, Holders)> {
+) -> Option<(FoundCrowd, Holders)> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
-    let lasts = !key.may_have_field_ends(ctx);
-    if let Some((name, mut crowd)) = kept::take(ctx, at) {
-        if lasts && is_true(key, &crowd, (fields, expires_at), caller) {
+    let is_cacheable = !key.may_have_expiring_fields(ctx);
+    if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
+        if is_cacheable && matches_key(key, &crowd, shape, caller) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
-            if crowd.len() >= memory.ending() + LEFT {
-                let found = Found { db: at.db, name: Some(name), lasts };
+            if crowd.len() >= memory.ending() + MIN_OTHER_READERS {
+                let found = FoundCrowd { db: at.db, name: Some(name), is_cacheable };
                 return Some((found, Holders::from_crowd(crowd)));
             }
         }
     }
-    let holders = read(key, (fields, expires_at), now)?;
-    Some((Found { db: at.db, name: None, lasts }, holders))
+    let holders = read_all(key, shape, now)?;
+    Some((FoundCrowd { db: at.db, name: None, is_cacheable }, holders))
 }
 
-/// The readers that a hash with so many fields stands for, to look at; they may be those that are kept.
-pub(super) fn look(ctx: Ctx<'_>, key: &Key<'_>, found: (usize, i64), now: Now) -> Option<Holders> {
+/// Reads the readers of a hash, from the cache if possible; `None` if the hash is not a crowd.
+pub(super) fn read_cached(ctx: Ctx<'_>, key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
     let at = LockRef { db: ctx.db(), key: key.name().as_bytes() };
-    if let Some((name, mut crowd)) = kept::take(ctx, at) {
-        if !key.may_have_field_ends(ctx) && is_true(key, &crowd, found, None) {
+    if let Some((name, mut crowd)) = reader_cache::take(ctx, at) {
+        if !key.may_have_expiring_fields(ctx) && matches_key(key, &crowd, shape, None) {
             Rc::make_mut(&mut crowd).judge_as_of(now.wall);
-            kept::put(ctx, (at.db, name), Rc::clone(&crowd), now.wall);
-            if crowd.len() >= LEFT {
+            reader_cache::insert(ctx, CacheKey { db: at.db, name }, Rc::clone(&crowd), now.wall);
+            if crowd.len() >= MIN_OTHER_READERS {
                 return Some(Holders::from_crowd(crowd));
             }
         }
     }
-    look_closely(key, found, now)
+    read_all(key, shape, now)
 }
 
-/// The same by all fields.
-pub(super) fn look_closely(key: &Key<'_>, found: (usize, i64), now: Now) -> Option<Holders> {
-    read(key, found, now)
-}
-
-/// Who holds the lock by these fields. They are no crowd if few are left of many: what is stored of them is that alone, and all
-/// else goes with the key.
-fn read(key: &Key<'_>, (fields, expires_at): (usize, i64), now: Now) -> Option<Holders> {
-    let mut all = Vec::with_capacity(fields);
-    all_readers(key, expires_at, &mut |hold| all.push(hold))?;
-    let over = all.iter().filter(|hold| hold.expires_at < now.wall).count();
-    if all.len() - over <= MANY && over > PORTION {
+/// Reads the holders from all fields. If nearly all of many readers have expired, the rest is not a crowd: only the
+/// rest is stored again. The other fields are deleted with the key.
+pub(super) fn read_all(key: &Key<'_>, shape: HashShape, now: Now) -> Option<Holders> {
+    let mut all = Vec::with_capacity(shape.fields);
+    all_readers(key, shape.expires_at, &mut |hold| all.push(hold))?;
+    let expired = all.iter().filter(|hold| hold.expires_at < now.wall).count();
+    if all.len() - expired <= SMALL_HASH_FIELDS && expired > EXPIRED_PER_STEP {
         all.retain(|hold| hold.expires_at >= now.wall);
         return Holders::from_holds(all);
     }
     Some(Holders::from_crowd(Rc::new(Crowd::new(all, now.wall))))
 }
 
-/// Shows every reader of a hash; `None` if there is any other field.
-fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Option<()> {
+/// Calls `show` with every reader of a hash; `None` if it has any other field.
+fn all_readers(key: &Key<'_>, expires_at: i64, visit: &mut dyn FnMut(Hold)) -> Option<()> {
     let mut all = true;
     key.for_each_field(&mut |field, value| {
-        match layout::parse_reader((field, value), expires_at) {
-            Some(hold) => show(hold),
+        match layout::parse_reader(field, value, expires_at) {
+            Some(hold) => visit(hold),
             None => all = false,
         }
         all
@@ -119,22 +124,17 @@ fn all_readers(key: &Key<'_>, expires_at: i64, show: &mut dyn FnMut(Hold)) -> Op
     all.then_some(())
 }
 
-/// True if the key bears out what was kept.
-fn is_true(
-    key: &Key<'_>,
-    crowd: &Crowd,
-    (fields, expires_at): (usize, i64),
-    caller: Option<&Str<'_>>,
-) -> bool {
+/// True if the key agrees with the cached crowd.
+fn matches_key(key: &Key<'_>, crowd: &Crowd, shape: HashShape, caller: Option<&Str<'_>>) -> bool {
     let caller = caller.map(Str::as_bytes);
-    crowd.fields() == fields
-        && crowd.last_end() == Some(expires_at)
-        && caller.is_none_or(|caller| has(key, caller, crowd.field(caller)))
-        && crowd.last_but(caller).is_some_and(|hold| has(key, hold.owner.as_bytes(), Some(hold)))
+    crowd.fields() == shape.fields
+        && crowd.last_end() == Some(shape.expires_at)
+        && caller.is_none_or(|caller| field_matches(key, caller, crowd.field(caller)))
+        && crowd.last_but(caller).is_some_and(|hold| field_matches(key, hold.owner.as_bytes(), Some(hold)))
 }
 
-/// True if the field of this reader says just this, or is not there.
-fn has(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
+/// True if the reader's field stands for exactly this hold, or is missing for `None`.
+fn field_matches(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
     key.with_field(&Str::new(&layout::reader_field(owner)), |value| match (value, hold) {
         (Some(value), Some(hold)) => layout::is_value_of(value, hold),
         (None, None) => true,
@@ -142,8 +142,8 @@ fn has(key: &Key<'_>, owner: &[u8], hold: Option<&Hold>) -> bool {
     })
 }
 
-impl Found {
-    /// Writes what a step has changed of the crowd, and deletes some of the fields whose lease is over.
+impl FoundCrowd {
+    /// Writes the changes of a step, and deletes some of the expired fields.
     pub(super) fn store(
         &mut self,
         key: &mut Key<'_>,
@@ -151,20 +151,20 @@ impl Found {
         caller: Option<&Str<'_>>,
         propagation: Propagation<'_>,
         raise: impl Fn(&std::ffi::CStr),
-    ) -> Written {
-        let was_kept = self.name.is_some();
-        let (mut gone, mut set, mut renewed_last) = (Vec::new(), Vec::new(), false);
+    ) -> CrowdWrite {
+        let was_cached = self.name.is_some();
+        let (mut deleted, mut set, mut renewed_last) = (Vec::new(), Vec::new(), false);
         for Touched { owner, before } in crowd.take_touched() {
             let owner = owner.as_bytes();
             let calls = caller.is_some_and(|caller| caller.as_bytes() == owner);
-            if was_kept && !calls && !has(key, owner, before.as_ref()) {
-                // The field is somebody else's work.
-                self.lasts = false;
+            if was_cached && !calls && !field_matches(key, owner, before.as_ref()) {
+                // The field was changed by a foreign write.
+                self.is_cacheable = false;
                 continue;
             }
             match (crowd.field(owner), before) {
                 (None, None) => {}
-                (None, Some(_)) => gone.push(layout::reader_field(owner)),
+                (None, Some(_)) => deleted.push(layout::reader_field(owner)),
                 (Some(hold), before) => {
                     if hold.renewed || before.as_ref() != Some(hold) {
                         set.push(Str::new(&layout::reader_field(owner)));
@@ -175,21 +175,21 @@ impl Found {
             }
             crowd.is_written(owner);
         }
-        let ended: Vec<Hold> = crowd.ended(PORTION).cloned().collect();
+        let ended: Vec<Hold> = crowd.ended(EXPIRED_PER_STEP).cloned().collect();
         for hold in ended {
             let owner = hold.owner.as_bytes();
-            if was_kept && !has(key, owner, Some(&hold)) {
-                self.lasts = false;
+            if was_cached && !field_matches(key, owner, Some(&hold)) {
+                self.is_cacheable = false;
                 break;
             }
-            gone.push(layout::reader_field(owner));
+            deleted.push(layout::reader_field(owner));
             crowd.forget(owner);
         }
-        gone.sort_unstable();
-        let gone: Vec<Str<'_>> = gone.iter().map(|field| Str::new(field)).collect();
-        if !gone.is_empty() {
-            gone.iter().for_each(|field| key.delete_field(field));
-            let args: Vec<&Str<'_>> = std::iter::once(key.name()).chain(&gone).collect();
+        deleted.sort_unstable();
+        let deleted: Vec<Str<'_>> = deleted.iter().map(|field| Str::new(field)).collect();
+        if !deleted.is_empty() {
+            deleted.iter().for_each(|field| key.delete_field(field));
+            let args: Vec<&Str<'_>> = std::iter::once(key.name()).chain(&deleted).collect();
             propagation.send(c"HDEL", &args);
             raise(c"hdel");
         }
@@ -199,20 +199,21 @@ impl Found {
             propagation.send(c"HSET", &args);
             raise(c"hset");
         }
-        Written { changed: !(gone.is_empty() && set.is_empty()), renewed_last }
+        CrowdWrite { changed: !(deleted.is_empty() && set.is_empty()), renewed_last }
     }
 
-    /// Keeps a crowd that is stored, on a primary: at a replica the stream from the primary changes it.
-    pub(super) fn keep(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
-        if self.lasts && !crowd.is_touched() && crowd.fields() > MANY && ctx.is_primary() {
+    /// Caches a stored crowd. Only on a primary: on a replica, the replication stream changes the crowd.
+    pub(super) fn cache(&mut self, ctx: Ctx<'_>, key: &Key<'_>, crowd: &mut Rc<Crowd>) {
+        if self.is_cacheable && !crowd.is_touched() && crowd.fields() > SMALL_HASH_FIELDS && ctx.is_primary()
+        {
             let to_keep = Rc::make_mut(crowd);
             to_keep.free_spare();
             to_keep.is_kept();
             let name = self.name.take().unwrap_or_else(|| key.name().as_bytes().into());
-            kept::put(ctx, (self.db, name), Rc::clone(crowd), ctx.now().wall);
+            reader_cache::insert(ctx, CacheKey { db: self.db, name }, Rc::clone(crowd), ctx.now().wall);
         }
     }
 }
 
-/// What `raise` of [`Found::store`] is told is of this class.
-pub(super) const CLASS: std::ffi::c_int = notify::HASH;
+/// Class of the events that [`FoundCrowd::store`] raises.
+pub(super) const CLASS: std::ffi::c_int = keyspace_events::HASH;

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: MIT
 
-//! How the holders of a lock stand in its hash.
+//! The representation of a lock's holders in its hash.
 //!
 //! | field | value | |
 //! |---|---|---|
 //! | *owner* | *holds* | the exclusive holds of the only owner; the key's TTL is its lease |
-//! | `#fence` | *token* | the fencing token of that owner, if it asked for one |
-//! | `#shared:`*owner* | *holds*`:`*end* or *holds*`:`*end*`:`*token* | the shared holds of one of many owners, when its lease ends (milliseconds since the epoch), and its token |
+//! | `#fence` | *token* | the fencing token of that owner, if requested |
+//! | `#shared:`*owner* | *holds*`:`*end*, or *holds*`:`*end*`:`*token* | shared holds, end of the lease, token |
 //!
-//! The TTL of the key is the longest lease. To a Redisson client whose field is not there, every such hash is a
-//! lock that somebody else holds.
+//! The end of a lease is in milliseconds since the epoch. The TTL of the key is the longest lease. For a Redisson
+//! client without a field in such a hash, it is a lock with another owner.
 
 use smallvec::SmallVec;
 
 use crate::core::{Hold, Holders, Owner, Token};
 use crate::decimal::{decimal, Digits, GREATEST};
 
-pub(super) const FENCE: &[u8] = b"#fence";
-const SHARED: &[u8] = b"#shared:";
+pub(super) const FENCE_FIELD: &[u8] = b"#fence";
+const SHARED_PREFIX: &[u8] = b"#shared:";
 
-/// No integer has more digits; one that has no more fits into 64 bits without a sign.
-const LONGEST_NUMBER: usize = 19;
+/// Maximum number of digits of an integer. Every number with at most as many digits fits into 64 bits without a sign.
+const MAX_DIGITS: usize = 19;
 
-/// The name or the value of a field; on the stack, unless an owner is long.
+/// The name or the value of a field; on the stack unless an owner is long.
 pub(super) type Text = SmallVec<[u8; 64]>;
 
 /// A field and its value.
 pub(super) type Field = (Text, Text);
 
-/// The holders that these fields stand for, in a hash that expires at `expires_at`; `None` if it is no lock.
+/// The holders that these fields stand for, in a hash that expires at `expires_at`; `None` if the hash is not a lock.
 pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
     for (name, value) in fields {
-        if **name == *FENCE {
+        if **name == *FENCE_FIELD {
             fence = Some(positive(value).filter(|token| *token <= GREATEST)?);
-        } else if let Some(owner) = name.strip_prefix(SHARED).filter(|owner| is_owner(owner)) {
+        } else if let Some(owner) = name.strip_prefix(SHARED_PREFIX).filter(|owner| is_owner(owner)) {
             holds.push(parse_shared(owner, value, expires_at)?);
         } else if is_owner(name) && exclusive.is_none() {
             exclusive = Some(exclusive_hold(name, positive(value)?, expires_at));
@@ -48,25 +48,30 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
             if let Some(at) = holds.iter().position(|hold| hold.owner == exclusive.owner) {
                 exclusive.shared = holds.swap_remove(at).shared;
             }
-            // Fields of other owners beside an exclusive hold are left over from leases that have ended.
+            // Fields of other owners beside an exclusive hold are left over from ended leases.
             holds.retain(|hold| hold.expires_at >= expires_at);
             holds.push(exclusive);
         }
-        // The token is what somebody has left who took away its owner: nobody holds the lock.
+        // A token without its owner is left over from a foreign delete: the lock is free.
         None if holds.is_empty() && !fields.is_empty() && fence.is_none() => return None,
         None => {}
     }
     Holders::from_holds(holds)
 }
 
-/// Who holds the lock by a hash with this field alone, and maybe the token's; `None` if it has to be looked at more closely.
-pub(super) fn alone(name: &[u8], holds: i64, token: Option<Token>, expires_at: i64) -> Option<Holders> {
-    is_alone(name, holds, token)
+/// The holders of a hash with only this field and possibly a token; `None` if all fields have to be read.
+pub(super) fn parse_single_owner(
+    name: &[u8],
+    holds: i64,
+    token: Option<Token>,
+    expires_at: i64,
+) -> Option<Holders> {
+    is_single_owner(name, holds, token)
         .then(|| Holders::Exclusive(Hold { token, ..exclusive_hold(name, holds, expires_at) }))
 }
 
-/// True if a hash with this field alone, and maybe the token's, is a lock that this owner holds.
-pub(super) fn is_alone(name: &[u8], holds: i64, token: Option<Token>) -> bool {
+/// True if a hash with only this field and possibly a token is a lock with this owner.
+pub(super) fn is_single_owner(name: &[u8], holds: i64, token: Option<Token>) -> bool {
     is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=GREATEST).contains(&token))
 }
 
@@ -74,20 +79,20 @@ fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
     Hold { owner: Owner::new(owner), exclusive, shared: 0, expires_at, token: None, renewed: false }
 }
 
-/// The hold that a reader's field stands for, in a hash that expires at `expires_at`; `None` if it is none.
-pub(super) fn parse_reader((name, value): (&[u8], &[u8]), expires_at: i64) -> Option<Hold> {
-    let owner = name.strip_prefix(SHARED).filter(|owner| is_owner(owner))?;
+/// The hold of a reader's field, in a hash that expires at `expires_at`; `None` if the field is not a reader's.
+pub(super) fn parse_reader(name: &[u8], value: &[u8], expires_at: i64) -> Option<Hold> {
+    let owner = name.strip_prefix(SHARED_PREFIX).filter(|owner| is_owner(owner))?;
     parse_shared(owner, value, expires_at)
 }
 
-/// The name of this owner's field as a reader.
+/// The name of the field of this owner's shared holds.
 pub(super) fn reader_field(owner: &[u8]) -> Text {
-    let mut name = SmallVec::from_slice(SHARED);
+    let mut name = SmallVec::from_slice(SHARED_PREFIX);
     name.extend_from_slice(owner);
     name
 }
 
-/// The value of this reader's field.
+/// The value of the field of these shared holds.
 pub(super) fn reader_value(hold: &Hold) -> Text {
     let mut value = text(hold.shared);
     for number in [Some(hold.expires_at), hold.token].into_iter().flatten() {
@@ -103,7 +108,7 @@ pub(super) fn is_value_of(value: &[u8], hold: &Hold) -> bool {
     hold.exclusive == 0 && shared_value(value) == Some(expected)
 }
 
-/// How many holds a reader has, when its lease ends, and its token.
+/// Parses a reader's value: number of holds, end of the lease, token.
 fn shared_value(value: &[u8]) -> Option<(i64, i64, Option<i64>)> {
     let mut parts = value.split(|byte| *byte == b':');
     let shared = positive(parts.next()?)?;
@@ -117,36 +122,40 @@ fn shared_value(value: &[u8]) -> Option<(i64, i64, Option<i64>)> {
 
 fn parse_shared(owner: &[u8], value: &[u8], key_expires_at: i64) -> Option<Hold> {
     let (shared, end, token) = shared_value(value)?;
-    // If somebody has shortened it by the key's TTL, that is to be written, so that it stays so.
+    // If the key's TTL has shortened the lease, the new end is written so that it stays.
     let (expires_at, renewed) = (end.min(key_expires_at), end > key_expires_at);
     Some(Hold { owner: Owner::new(owner), exclusive: 0, shared, expires_at, token, renewed })
 }
 
-/// A field as it shall be, and whether it is to be written even if it is so already.
-pub(super) struct Wanted {
+/// A field to be stored. With `renewed`, it is written even if its value is unchanged.
+pub(super) struct WantedField {
     pub(super) field: Field,
     pub(super) renewed: bool,
 }
 
 /// The fields for these holds.
-pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
+pub(super) fn fields_for(holds: &[&Hold]) -> Vec<WantedField> {
     let mut wanted = Vec::with_capacity(holds.len());
     for hold in holds {
         let owner = hold.owner.as_bytes();
         if hold.exclusive > 0 {
-            wanted.push(Wanted { field: (Text::from_slice(owner), text(hold.exclusive)), renewed: false });
+            wanted
+                .push(WantedField { field: (Text::from_slice(owner), text(hold.exclusive)), renewed: false });
             if let Some(token) = hold.token {
-                wanted.push(Wanted { field: (Text::from_slice(FENCE), text(token)), renewed: false });
+                wanted.push(WantedField {
+                    field: (Text::from_slice(FENCE_FIELD), text(token)),
+                    renewed: false,
+                });
             }
         }
         if hold.shared > 0 {
-            // Of an owner who holds it exclusively besides, the token stands in its own field.
+            // The token of an owner with exclusive and shared holds is stored in its own field.
             let value = match hold.exclusive {
                 0 => reader_value(hold),
                 _ => reader_value(&Hold { token: None, ..(*hold).clone() }),
             };
             let field = (reader_field(owner), value);
-            wanted.push(Wanted { field, renewed: hold.renewed });
+            wanted.push(WantedField { field, renewed: hold.renewed });
         }
     }
     wanted
@@ -154,10 +163,10 @@ pub(super) fn fields(holds: &[&Hold]) -> Vec<Wanted> {
 
 /// True if these holders have a field of this name.
 pub(super) fn has_field(holders: &Holders, name: &[u8]) -> bool {
-    if name == FENCE {
+    if name == FENCE_FIELD {
         return matches!(holders, Holders::Exclusive(hold) if hold.token.is_some());
     }
-    match name.strip_prefix(SHARED) {
+    match name.strip_prefix(SHARED_PREFIX) {
         Some(owner) => holders.of(owner).is_some_and(|hold| hold.shared > 0),
         None => holders.of(name).is_some_and(|hold| hold.exclusive > 0),
     }
@@ -167,14 +176,14 @@ fn text(number: i64) -> Text {
     Text::from_slice(Digits::of(number).as_bytes())
 }
 
-/// A field that can be an owner: a name that begins with `#` is kept for what else is stored about a lock.
+/// True if the field can be an owner: names that begin with `#` are reserved for other data of a lock.
 fn is_owner(field: &[u8]) -> bool {
     !field.is_empty() && field[0] != b'#'
 }
 
-/// A positive number as `HINCRBY` writes it.
+/// Parses a positive number in the format of `HINCRBY`.
 fn positive(value: &[u8]) -> Option<i64> {
-    if !matches!(value, [b'1'..=b'9', ..]) || value.len() > LONGEST_NUMBER {
+    if !matches!(value, [b'1'..=b'9', ..]) || value.len() > MAX_DIGITS {
         return None;
     }
     decimal(value)?.try_into().ok()
@@ -182,16 +191,19 @@ fn positive(value: &[u8]) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{alone, fields, has_field, parse, positive, Field, Hold, Holders};
+    use super::{fields_for, has_field, parse, parse_single_owner, positive, Field, Hold, Holders};
 
     fn hash(fields: &[(&str, &str)]) -> Vec<Field> {
         fields.iter().map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into())).collect()
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
-        assert_eq!(alone(b"a", 3, None, 500), parse(&hash(&[("a", "3")]), 500));
-        assert_eq!(alone(b"a", 3, Some(77), 500), parse(&hash(&[("a", "3"), ("#fence", "77")]), 500));
+    fn written_fields_are_read_back() {
+        assert_eq!(parse_single_owner(b"a", 3, None, 500), parse(&hash(&[("a", "3")]), 500));
+        assert_eq!(
+            parse_single_owner(b"a", 3, Some(77), 500),
+            parse(&hash(&[("a", "3"), ("#fence", "77")]), 500)
+        );
         for stored in [
             hash(&[("a", "3")]),
             hash(&[("a", "3"), ("#fence", "77")]),
@@ -201,7 +213,7 @@ mod tests {
         ] {
             let holders = parse(&stored, 500).unwrap_or_else(|| panic!("{stored:?} is a lock"));
             let holds: Vec<&Hold> = holders.iter().collect();
-            let mut written: Vec<Field> = fields(&holds).into_iter().map(|wanted| wanted.field).collect();
+            let mut written: Vec<Field> = fields_for(&holds).into_iter().map(|wanted| wanted.field).collect();
             assert!(written.iter().all(|(name, _)| has_field(&holders, name)), "{written:?}");
             assert!(!has_field(&holders, b"b") && !has_field(&holders, b"#shared:b"), "{written:?}");
             written.sort_by_key(|field| stored.iter().position(|other| other == field));
@@ -211,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_lock_is_refused() {
+    fn invalid_fields_are_refused() {
         for stored in [
             hash(&[("#fence", "0")]),
             hash(&[("a", "1"), ("b", "1")]),
@@ -232,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_as_far_as_64_bits_go() {
+    fn positive_numbers_of_64_bits_are_parsed() {
         for number in [1, 10, i64::MAX - 1, i64::MAX] {
             assert_eq!(positive(number.to_string().as_bytes()), Some(number));
         }
@@ -244,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_without_its_owner_is_a_free_lock() {
+    fn a_token_without_owner_means_free() {
         assert_eq!(parse(&hash(&[("#fence", "7")]), 500), Some(Holders::Free));
         let readers = parse(&hash(&[("#fence", "7"), ("#shared:a", "1:500")]), 500);
         assert_eq!(readers, parse(&hash(&[("#shared:a", "1:500")]), 500));

@@ -1,77 +1,46 @@
 // SPDX-License-Identifier: MIT
 
-//! One lock, from the key that is opened to what is written of it.
+//! A lock, from opening its key to writing its changes.
 
 use std::ffi::{c_int, CStr};
 
-use crate::core::{Foreseen, Hold, Holders, Now, Token};
+use crate::core::{Foreseen, Holders, Now};
 use crate::decimal::Digits;
 use crate::error::Error;
-use crate::keyspace::crowd::{self, Found};
-use crate::keyspace::layout::{self, Field, Wanted};
+use crate::keyspace::crowd::{self, HashShape};
+use crate::keyspace::layout::{self, Field, WantedField};
 use crate::keyspace::memory::Memory;
+use crate::keyspace::read_holders::{fence_field, read_fields};
 use crate::keyspace::records::Records;
-use crate::keyspace::{channel, kept, redisson_fair};
-use crate::server::key::{Key, Kind};
-use crate::server::muted::muted;
-use crate::server::propagation::Propagation;
-use crate::server::{notify, Ctx, Str};
+use crate::keyspace::stored::{single_owner_fields, PlainOwner, Stored};
+use crate::keyspace::{channel, reader_cache, redisson_fair};
+use crate::server::events::muted::muted;
+use crate::server::keys::handle::ValueKind;
+use crate::server::keys::key::Key;
+use crate::server::replication::keyspace_events;
+use crate::server::replication::propagation::Propagation;
+use crate::server::{Ctx, Str};
 
-/// A lock of the selected database that is open to be read and written.
+/// A lock of the selected database that is open for reading and writing.
 pub(crate) struct Lock<'a> {
     ctx: Ctx<'a>,
     key: Key<'a>,
-    /// The owner that calls, if one does.
+    /// The calling owner, if any.
     caller: Option<&'a Str<'a>>,
     stored: Stored<'a>,
     stored_end: Option<i64>,
-    /// Who shall hold it.
+    /// The holders that the lock will have.
     pub(crate) holders: Holders,
-    /// What is stored beside it.
+    /// The data that is stored beside the lock.
     pub(crate) records: Records<'a>,
-    /// If it is free, that is not announced yet.
-    pub(crate) withholds: bool,
+    /// If the lock is free, this is not announced yet.
+    pub(crate) withholds_announcement: bool,
 }
-
-/// The owner whose field is the only one.
-enum PlainOwner<'a> {
-    Caller(&'a Str<'a>),
-    Other(Str<'static>),
-}
-
-impl PlainOwner<'_> {
-    fn name(&self) -> &Str<'_> {
-        match self {
-            PlainOwner::Caller(name) => name,
-            PlainOwner::Other(name) => name,
-        }
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        self.name().as_bytes()
-    }
-}
-
-/// The hash of a lock as it was found.
-enum Stored<'a> {
-    Nothing,
-    /// The exclusive holds of this owner, and nothing else.
-    Plain(PlainOwner<'a>, i64),
-    /// The exclusive holds of the caller with a fencing token, and nothing else.
-    Fenced(&'a Str<'a>, i64, Token),
-    /// All fields, with what leases that are over have left behind, and who holds the lock by them.
-    Fields(Vec<Field>, Holders),
-    /// A crowd of readers, who are the holders, with what the step at hand changes of them.
-    Crowd(Found),
-}
-
-/// A hash with more fields than this is looked at by those of its readers that are kept, if they are.
-const CLOSELY: usize = 1000;
 
 impl<'a> Lock<'a> {
-    /// Opens a lock, on a primary, for as long as `body` runs; a lease that is over has ended then. [`Error::WrongType`] if the
-    /// key holds anything but a lock. It is read faster if nobody but `caller` holds it.
-    // A lock is large: it is put together where it stays.
+    /// Opens a lock on a primary while `body` runs. Expired leases are ended. Fails with [`Error::WrongType`] if the
+    /// key does not hold a lock. Reading is faster if only `caller` holds the lock.
+    // A lock is large: inlining builds it in place.
     #[inline(always)]
     pub(crate) fn open<T>(
         ctx: Ctx<'a>,
@@ -89,25 +58,25 @@ impl<'a> Lock<'a> {
             stored_end: None,
             holders: Holders::Free,
             records: Records::of(ctx, name),
-            withholds: false,
+            withholds_announcement: false,
         };
         lock.read(memory, now)?;
         Ok(body(&mut lock))
     }
 
-    /// Reads what is stored, until when, and who holds the lock by that. Anything that is not exactly a lock, with a TTL, is
-    /// not ours to touch, even where it looks alike.
+    /// Reads the stored holders and their expiry. A value that is not exactly a lock with a TTL is never touched, even
+    /// if it is similar.
     fn read(&mut self, memory: &impl Memory, now: Now) -> Result<(), Error> {
         let (ctx, key) = (self.ctx, &self.key);
         let kind = key.kind();
-        let fields = if kind == Kind::Hash { key.len() } else { 0 };
-        if fields <= crowd::MANY {
-            kept::forget(ctx, key.name().as_bytes());
+        let fields = if kind == ValueKind::Hash { key.len() } else { 0 };
+        if fields <= crowd::SMALL_HASH_FIELDS {
+            reader_cache::invalidate(ctx, key.name().as_bytes());
         }
         match kind {
-            Kind::Empty => return Ok(()),
-            Kind::Hash => {}
-            Kind::String | Kind::Other => return Err(Error::WrongType),
+            ValueKind::Empty => return Ok(()),
+            ValueKind::Hash => {}
+            ValueKind::String | ValueKind::Other => return Err(Error::WrongType),
         }
         if fields == 1 && self.read_remembered(memory, now) {
             return Ok(());
@@ -115,13 +84,13 @@ impl<'a> Lock<'a> {
         let key = &self.key;
         let expires_at = key.expires_at().ok_or(Error::WrongType)?;
         self.stored_end = Some(expires_at);
-        if fields <= 2 && self.read_callers(expires_at) {
+        if fields <= 2 && self.read_callers_hold(expires_at) {
             return Ok(());
         }
         let key = &self.key;
-        if fields > crowd::MANY {
-            let found = crowd::open(ctx, key, (fields, expires_at), self.caller, memory, now);
-            if let Some((found, holders)) = found {
+        if fields > crowd::SMALL_HASH_FIELDS {
+            let shape = HashShape { fields, expires_at };
+            if let Some((found, holders)) = crowd::open(ctx, key, shape, self.caller, memory, now) {
                 self.stored = Stored::Crowd(found);
                 self.holders = holders;
                 return Ok(());
@@ -133,16 +102,16 @@ impl<'a> Lock<'a> {
         Ok(())
     }
 
-    /// The same for a hash with one field, if that is the one that is remembered.
+    /// Reads a hash with one field, if it is the remembered one.
     fn read_remembered(&mut self, memory: &impl Memory, now: Now) -> bool {
-        // If its lease is over and the key is still there, the key has another TTL, whatever was told.
+        // If its lease is over and the key still exists, the key has another TTL, even without an event.
         let remembered = memory.plain_hold().filter(|hold| hold.expires_at >= now.wall);
         let Some(hold) = remembered else { return false };
         let owner = match self.caller.filter(|caller| caller.as_bytes() == hold.owner.as_bytes()) {
             Some(caller) => PlainOwner::Caller(caller),
             None => PlainOwner::Other(Str::new(hold.owner.as_bytes())),
         };
-        if self.key.number(owner.name()) != Some(hold.exclusive) {
+        if self.key.integer_field(owner.name()) != Some(hold.exclusive) {
             return false;
         }
         self.stored = Stored::Plain(owner, hold.exclusive);
@@ -151,11 +120,15 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// Reads a hash with no other fields than the caller's exclusive holds, and maybe their token.
-    fn read_callers(&mut self, expires_at: i64) -> bool {
+    /// Reads a hash that has only the caller's exclusive holds and possibly their token.
+    fn read_callers_hold(&mut self, expires_at: i64) -> bool {
         let Some(caller) = self.caller else { return false };
-        let Some((holds, token)) = self.key.only_numbers(caller, fence_field(self.ctx)) else { return false };
-        let Some(holders) = layout::alone(caller.as_bytes(), holds, token, expires_at) else { return false };
+        let Some((holds, token)) = self.key.only_integer_fields(caller, fence_field(self.ctx)) else {
+            return false;
+        };
+        let Some(holders) = layout::parse_single_owner(caller.as_bytes(), holds, token, expires_at) else {
+            return false;
+        };
         self.stored = match token {
             None => Stored::Plain(PlainOwner::Caller(caller), holds),
             Some(token) => Stored::Fenced(caller, holds, token),
@@ -164,7 +137,7 @@ impl<'a> Lock<'a> {
         true
     }
 
-    /// True if somebody waits for it as for a fair lock of Redisson.
+    /// True if a client waits for the lock as a fair lock of Redisson.
     pub(crate) fn is_fair(&self, now: Now) -> bool {
         redisson_fair::has_queue(self.ctx, self.key.name(), now)
     }
@@ -173,8 +146,8 @@ impl<'a> Lock<'a> {
         self.key.name()
     }
 
-    /// The end of the first lease, if the lock will be free earlier than external clients may have read: they would sleep too
-    /// long. They have read the stored TTL, unless `foreseen` says more.
+    /// The end of the first lease, if the lock will be free earlier than external clients know: they would sleep too
+    /// long. They know the stored TTL, unless `foreseen` says more.
     #[inline(always)]
     pub(crate) fn shortened_to(&self, foreseen: Foreseen) -> Option<i64> {
         let first_end = self.holders.first_end()?;
@@ -186,69 +159,76 @@ impl<'a> Lock<'a> {
         is_shortened.then_some(first_end)
     }
 
-    /// When the first field of its holders ends by a TTL of its own, which a stranger has given it. It may be over.
-    pub(crate) fn first_field_end(&self) -> Option<i64> {
+    /// The first expiry of a holder's field that a foreign write has given a TTL, possibly in the past.
+    pub(crate) fn first_field_expiry(&self) -> Option<i64> {
         let holds = || self.holders.iter().collect::<Vec<_>>();
-        let names = || layout::fields(&holds()).into_iter().map(|wanted| wanted.field.0.into_vec()).collect();
+        let names =
+            || layout::fields_for(&holds()).into_iter().map(|wanted| wanted.field.0.into_vec()).collect();
         if self.holders.is_free() {
             return None;
         }
-        self.key.first_field_end(self.ctx, names)
+        self.key.first_field_expiry(self.ctx, names)
     }
 
-    /// True if the owner whose lease is set has a field that ends by itself: to set it anew ends that, too.
+    /// True if an owner whose lease is set has a field with a TTL of its own, which writing the field removes.
     fn renews_fields(&self) -> bool {
-        self.holders.iter().any(|hold| hold.renewed) && self.first_field_end().is_some()
+        self.holders.iter().any(|hold| hold.renewed) && self.first_field_expiry().is_some()
     }
 
-    /// Writes what has changed; nothing if nothing has. If that ends the last hold, those who wait elsewhere
-    /// are told, unless that is withheld; returns how many heard it, if anything was said or withheld.
+    /// Writes the changes, if any. If this ends the last hold, announces the free lock unless the announcement is
+    /// withheld. Returns the number of receivers if the lock was announced or the announcement was withheld.
     pub(crate) fn store(&mut self) -> Option<usize> {
         let announce = self.records.announce;
-        let was_there = !matches!(self.stored, Stored::Nothing);
+        let was_stored = !matches!(self.stored, Stored::Nothing);
         let is_free = self.holders.is_free();
-        if !was_there && is_free && !announce && !self.records.has_changed() {
+        if !was_stored && is_free && !announce && !self.records.has_changed() {
             return None;
         }
         let propagation = Propagation::of(self.ctx);
         let changed = self.store_holders(propagation);
         if changed {
-            notify::signal_modified(self.ctx, self.key.name());
+            keyspace_events::signal_modified(self.ctx, self.key.name());
         }
         if self.records.store(propagation) || changed {
-            propagation.count();
+            propagation.count_change();
         }
-        let is_freed = (changed && was_there && is_free) || announce;
-        let withheld = self.withholds;
-        is_freed.then(|| if withheld { 0 } else { channel::freed(self.ctx, propagation, self.key.name()) })
+        let is_freed = (changed && was_stored && is_free) || announce;
+        let withheld = self.withholds_announcement;
+        is_freed.then(|| {
+            if withheld {
+                0
+            } else {
+                channel::publish_free(self.ctx, propagation, self.key.name())
+            }
+        })
     }
 
-    /// Returns whether anything has changed.
+    /// Writes the holders. Returns whether anything has changed.
     fn store_holders(&mut self, propagation: Propagation<'_>) -> bool {
         let name = self.key.name();
         let mut changed = false;
         let stays = |owner: &[u8]| self.holders.of(owner).is_some();
-        let somebody_stays = match &self.stored {
+        let any_owner_stays = match &self.stored {
             Stored::Nothing => true,
             Stored::Plain(owner, _) => stays(owner.as_bytes()),
             Stored::Fenced(owner, ..) => stays(owner.as_bytes()),
             Stored::Fields(_, before) => before.iter().any(|hold| stays(hold.owner.as_bytes())),
-            // One of them alone, or none: their fields are not deleted one by one.
+            // At most one reader is left: the fields are not deleted one by one.
             Stored::Crowd(_) => self.holders.crowd().is_some(),
         };
-        // Handed over, the key stays, with another field. To everybody else it is as if it were made anew.
-        let replaced = if somebody_stays { None } else { self.take_replaced() };
-        if !somebody_stays {
+        // On a hand-over the key stays and gets another field. To every observer, the key is deleted and created again.
+        let replaced = if any_owner_stays { None } else { self.take_replaceable_field() };
+        if !any_owner_stays {
             match (&self.stored, &replaced) {
                 (_, Some(_)) => {}
-                // There may be thousands of fields.
+                // The hash may have thousands of fields.
                 (Stored::Crowd(_), None) => self.key.unlink(),
                 (_, None) => self.key.delete(),
             }
             self.stored = Stored::Nothing;
             self.stored_end = None;
             propagation.send(c"DEL", &[name]);
-            self.raise(propagation, notify::GENERIC, c"del");
+            self.raise(propagation, keyspace_events::GENERIC, c"del");
             changed = true;
         }
         let renewed_last;
@@ -265,15 +245,15 @@ impl<'a> Lock<'a> {
             if renewed_last || self.stored_end != Some(end) {
                 self.key.set_expires_at(end);
                 propagation.send_number(c"PEXPIREAT", name, end);
-                self.raise(propagation, notify::GENERIC, c"expire");
+                self.raise(propagation, keyspace_events::GENERIC, c"expire");
                 changed = true;
             }
         }
         changed
     }
 
-    /// The field of the owner who held the lock, if it is the only one, and the next owner has one field, too.
-    fn take_replaced(&mut self) -> Option<PlainOwner<'a>> {
+    /// The field of the previous owner, if it is the only one and the next owner has only one field, too.
+    fn take_replaceable_field(&mut self) -> Option<PlainOwner<'a>> {
         self.holders.alone().filter(|(_, token)| token.is_none())?;
         match std::mem::replace(&mut self.stored, Stored::Nothing) {
             Stored::Plain(owner, _) => Some(owner),
@@ -285,11 +265,11 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Sets the fields that the holders have; in place of one that was `replaced`, if it still stands there.
+    /// Sets the fields of the holders, in place of the `replaced` field if it still exists.
     fn store_fields(&mut self, replaced: Option<&Str<'_>>, propagation: Propagation<'_>) -> bool {
         match (&self.stored, self.holders.alone()) {
             (Stored::Nothing, _) if self.holders.is_free() => false,
-            // Who holds it stays the same, or it was deleted.
+            // The owner is unchanged; a previous owner would have been deleted.
             (Stored::Plain(_, before), Some((hold, None)))
                 if *before == hold.exclusive && !self.renews_fields() =>
             {
@@ -304,7 +284,7 @@ impl<'a> Lock<'a> {
                         &own
                     }
                 };
-                let value = match Str::of_small(self.ctx, hold.exclusive) {
+                let value = match Str::cached_digit(self.ctx, hold.exclusive) {
                     Some(value) => value,
                     None => {
                         number = Str::from_number(hold.exclusive);
@@ -324,51 +304,48 @@ impl<'a> Lock<'a> {
                         propagation.send(c"HSET", &[self.key.name(), field, value, fence, &token]);
                     }
                 }
-                self.raise(propagation, notify::HASH, c"hset");
+                self.raise(propagation, keyspace_events::HASH, c"hset");
                 true
             }
             _ => {
+                let expires_at = self.stored_end.unwrap_or_default();
                 let (mut stored, before) = match std::mem::replace(&mut self.stored, Stored::Nothing) {
                     Stored::Nothing => (Vec::new(), Holders::Free),
-                    Stored::Plain(owner, holds) => self.found(owner.as_bytes(), holds, None),
-                    Stored::Fenced(owner, holds, token) => self.found(owner.as_bytes(), holds, Some(token)),
+                    Stored::Plain(owner, holds) => {
+                        single_owner_fields(owner.as_bytes(), holds, None, expires_at)
+                    }
+                    Stored::Fenced(owner, holds, token) => {
+                        single_owner_fields(owner.as_bytes(), holds, Some(token), expires_at)
+                    }
                     Stored::Fields(fields, before) => (fields, before),
                     Stored::Crowd(_) => (Vec::new(), Holders::Free),
                 };
-                let deleted = self.delete_others(&stored, propagation);
+                let deleted = self.delete_obsolete_fields(&stored, propagation);
                 self.set_fields(&mut stored, &before, propagation) || deleted
             }
         }
     }
 
-    /// The fields of a hash that has no others than these, and the hold that they stand for.
-    fn found(&self, owner: &[u8], holds: i64, token: Option<Token>) -> (Vec<Field>, Holders) {
-        let holders = layout::alone(owner, holds, token, self.stored_end.unwrap_or_default());
-        let holders = holders.unwrap_or(Holders::Free);
-        let fields = layout::fields(&holders.iter().collect::<Vec<_>>());
-        (fields.into_iter().map(|wanted| wanted.field).collect(), holders)
-    }
-
-    /// `HDEL` for the fields that shall not be there.
-    fn delete_others(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
-        let others = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
-        let mut others: Vec<&[u8]> = others.map(|(field, _)| &**field).collect();
-        if others.is_empty() {
+    /// Deletes the fields that the holders no longer have, as `HDEL`.
+    fn delete_obsolete_fields(&mut self, stored: &[Field], propagation: Propagation<'_>) -> bool {
+        let obsolete = stored.iter().filter(|(field, _)| !layout::has_field(&self.holders, field));
+        let mut obsolete: Vec<&[u8]> = obsolete.map(|(field, _)| &**field).collect();
+        if obsolete.is_empty() {
             return false;
         }
-        others.sort_unstable();
-        let others: Vec<Str<'_>> = others.into_iter().map(Str::new).collect();
-        others.iter().for_each(|field| self.key.delete_field(field));
-        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&others).collect();
+        obsolete.sort_unstable();
+        let obsolete: Vec<Str<'_>> = obsolete.into_iter().map(Str::new).collect();
+        obsolete.iter().for_each(|field| self.key.delete_field(field));
+        let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&obsolete).collect();
         propagation.send(c"HDEL", &args);
-        self.raise(propagation, notify::HASH, c"hdel");
+        self.raise(propagation, keyspace_events::HASH, c"hdel");
         true
     }
 
-    /// `HSET` for the fields that are not as they shall be.
+    /// Sets the fields that differ from the holders, as `HSET`.
     fn set_fields(&mut self, stored: &mut [Field], before: &Holders, propagation: Propagation<'_>) -> bool {
-        let wanted = layout::fields(&self.holders.changed_since(before));
-        // Mostly one is looked for; for many, order pays.
+        let wanted = layout::fields_for(&self.holders.changed_since(before));
+        // Usually there is a single lookup; sorting pays off only for many.
         let many = wanted.len() > 8;
         if many {
             stored.sort_unstable();
@@ -380,10 +357,10 @@ impl<'a> Lock<'a> {
             };
             at.map(|at| &stored[at].1)
         };
-        let anew = !stored.is_empty() && self.renews_fields();
+        let rewrites_all = !stored.is_empty() && self.renews_fields();
         let mut args = Vec::new();
-        for Wanted { field: (name, value), renewed } in &wanted {
-            if *renewed || anew || value_of(name) != Some(value) {
+        for WantedField { field: (name, value), renewed } in &wanted {
+            if *renewed || rewrites_all || value_of(name) != Some(value) {
                 args.push(Str::new(name));
                 args.push(Str::new(value));
             }
@@ -396,7 +373,7 @@ impl<'a> Lock<'a> {
         }
         let args: Vec<&Str<'_>> = std::iter::once(self.key.name()).chain(&args).collect();
         propagation.send(c"HSET", &args);
-        self.raise(propagation, notify::HASH, c"hset");
+        self.raise(propagation, keyspace_events::HASH, c"hset");
         true
     }
 
@@ -408,94 +385,14 @@ impl<'a> Lock<'a> {
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
         if let (Stored::Crowd(found), Some(crowd)) = (&mut self.stored, self.holders.kept_crowd()) {
-            // What a panic has left may be half written.
+            // After a panic, the crowd may be half written.
             if !std::thread::panicking() {
-                found.keep(self.ctx, &self.key, crowd);
+                found.cache(self.ctx, &self.key, crowd);
             }
         }
     }
 }
 
 fn raise(ctx: Ctx<'_>, propagation: Propagation<'_>, class: c_int, event: &CStr, name: &Str<'_>) {
-    muted(ctx, || propagation.event(class, event, name));
-}
-
-/// Reads a lock without touching it; works on a replica.
-pub(crate) fn look(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
-    let key = Key::open_for_read(ctx, name);
-    if let Some(found) = crowd_size(&key) {
-        if let Some(holders) = crowd::look(ctx, &key, found, now) {
-            return Ok(holders);
-        }
-    }
-    read_all(&key, now)
-}
-
-/// How many holds an owner has, of both kinds. Works on a replica.
-pub(crate) fn held_by(ctx: Ctx<'_>, name: &Str<'_>, owner: &Str<'_>) -> Result<i64, Error> {
-    let key = Key::open_for_read(ctx, name);
-    let alone = (key.kind() == Kind::Hash).then(|| key.only_numbers(owner, fence_field(ctx))).flatten();
-    if let Some((holds, token)) = alone {
-        if layout::is_alone(owner.as_bytes(), holds, token) {
-            return key.expires_at().map(|_| holds).ok_or(Error::WrongType);
-        }
-    }
-    drop(key);
-    let holders = look(ctx, name, ctx.now())?;
-    Ok(holders.of(owner.as_bytes()).map_or(0, Hold::total))
-}
-
-/// Reads a lock by all of its fields, unless there are thousands.
-pub(crate) fn look_closely(ctx: Ctx<'_>, name: &Str<'_>, now: Now) -> Result<Holders, Error> {
-    let key = Key::open_for_read(ctx, name);
-    match crowd_size(&key) {
-        Some(found) if found.0 > CLOSELY => look(ctx, name, now),
-        Some(found) => crowd::look_closely(&key, found, now).map_or_else(|| read_all(&key, now), Ok),
-        None => read_all(&key, now),
-    }
-}
-
-/// Has a lock of the selected database be opened by all of its fields, unless there are thousands.
-pub(crate) fn read_closely(ctx: Ctx<'_>, name: &Str<'_>) {
-    let found = crowd_size(&Key::open_for_read(ctx, name));
-    if found.is_none_or(|(fields, _)| fields <= CLOSELY) {
-        kept::forget(ctx, name.as_bytes());
-    }
-}
-
-/// How many fields there are and until when, if that can be a crowd.
-fn crowd_size(key: &Key<'_>) -> Option<(usize, i64)> {
-    let fields = Some(key).filter(|key| key.kind() == Kind::Hash)?.len();
-    Some((fields, key.expires_at()?)).filter(|_| fields > crowd::MANY)
-}
-
-fn read_all(key: &Key<'_>, now: Now) -> Result<Holders, Error> {
-    match key.kind() {
-        Kind::Empty => Ok(Holders::Free),
-        Kind::Hash => {
-            let expires_at = key.expires_at().ok_or(Error::WrongType)?;
-            read_fields(key, expires_at, now).map(|(_, holders)| holders)
-        }
-        Kind::String | Kind::Other => Err(Error::WrongType),
-    }
-}
-
-/// The same for any hash, field by field.
-fn read_fields(key: &Key<'_>, expires_at: i64, now: Now) -> Result<(Vec<Field>, Holders), Error> {
-    let mut stored = Vec::new();
-    let mut plain = 0;
-    key.for_each_field(&mut |field, value| {
-        stored.push((layout::Text::from_slice(field), layout::Text::from_slice(value)));
-        // Whatever else it is, it may be large.
-        plain += usize::from(!field.starts_with(b"#"));
-        plain <= 1
-    });
-    let mut holders = layout::parse(&stored, expires_at).ok_or(Error::WrongType)?;
-    holders.end_leases(now.wall);
-    Ok((stored, holders))
-}
-
-/// The name of the field with the token.
-fn fence_field(ctx: Ctx<'_>) -> &'static Str<'static> {
-    Str::of_field(ctx, layout::FENCE)
+    muted(ctx, || propagation.raise_event(class, event, name));
 }

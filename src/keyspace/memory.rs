@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-//! What reading a lock needs to know that is not in its key.
+//! Information for reading a lock that its key does not contain.
 
 use crate::core::Hold;
 
-/// What is remembered about a lock besides its key, as far as it helps to read that.
+/// The remembered state of a lock that helps to read its key.
 pub(crate) trait Memory {
-    /// How many holds end with the next step, at most, besides the one that a call gives back.
+    /// Maximum number of holds that end with the next step, besides the caller's.
     fn ending(&self) -> usize;
-    /// The hold that was alone on the lock, plain and exclusive, when it was written last, if nothing is known to have changed
-    /// since: its lease has not, as each change of a TTL is told.
+    /// The last written hold, if it was a single exclusive hold without a token and nothing has reported a change
+    /// since. Its lease is unchanged, too, because every change of a TTL raises an event.
     fn plain_hold(&self) -> Option<Hold>;
 }

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: MIT
 
-//! A lock as a Redis hash: [`layout`] says which fields it has. [`crowd`] is for one with many readers.
+//! A lock as a Redis hash. [`layout`] defines its fields, and [`crowd`] handles locks with many readers.
 //!
-//! [`Lock::open`] reads it, the core changes [`Lock::holders`] and [`Lock::records`], and [`Lock::store`] writes
-//! the difference: to the keyspace, to replicas and the AOF as plain commands with absolute times, as keyspace
-//! events, and to `WATCH` and client-side caches, all in the words of the plain commands that make the same
-//! change. What else hears of it, stands in [`channel`].
+//! [`Lock::open`] reads the lock, the core changes [`Lock::holders`] and [`Lock::records`], and [`Lock::store`] writes
+//! the difference. The changes go to the keyspace, and as plain commands with absolute times to replicas and the AOF.
+//! They also raise keyspace events, and are reported to `WATCH` and client-side caches. All of this is the same as for
+//! the plain commands that make the same change. [`channel`] publishes messages.
 
 pub(crate) mod channel;
 mod crowd;
-pub(crate) mod kept;
 mod layout;
 mod lock;
 mod memory;
 pub(crate) mod names;
-mod record;
+mod read_holders;
+pub(crate) mod reader_cache;
 mod records;
 pub(crate) mod redisson_fair;
+mod request_record;
+mod stored;
 
-pub(crate) use lock::{held_by, look, look_closely, read_closely, Lock};
+pub(crate) use lock::Lock;
 pub(crate) use memory::Memory;
+pub(crate) use read_holders::{count_holds, force_full_read, read_holders, read_holders_fully};
 pub(crate) use records::{granted, lower_counter, newest_token, raise_counter};

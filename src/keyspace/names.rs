@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 
-//! The names of the keys and channels that belong to a lock, as Redisson makes them.
+//! The names of the keys and channels of a lock, in the format of Redisson.
 
 use smallvec::{smallvec, SmallVec};
 
-/// The name of a key or a channel; on the stack, unless it is long.
+/// The name of a key or a channel; on the stack unless it is long.
 pub(crate) type Name = SmallVec<[u8; ON_STACK]>;
 
-/// The longest name that is kept on the stack.
+/// The longest name that is stored on the stack.
 const ON_STACK: usize = 128;
 
-/// `prefix:{key}`; a key that has a brace is taken as it is, `prefix:key`, so that it keeps its own hash tag. The prefix is
-/// given with its `:{`, as a whole so that it costs little to copy.
-pub(crate) fn derived<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name {
+/// Returns `prefix:{key}`, or `prefix:key` for a key that contains a brace, so that it keeps its own hash tag. The
+/// prefix is passed with its `:{`, so that it is copied as a whole.
+pub(crate) fn derived_name<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name {
     let has_tag = key.contains(&b'{');
     let start = if has_tag { LEN - 1 } else { LEN };
     let len = start + key.len() + usize::from(!has_tag);
@@ -25,13 +25,13 @@ pub(crate) fn derived<const LEN: usize>(prefix: &[u8; LEN], key: &[u8]) -> Name 
     name
 }
 
-/// The string with the last fencing token.
-pub(crate) fn counter(key: &[u8]) -> Name {
-    derived(b"redisson_lock_token:{", key)
+/// The name of the string with the last fencing token.
+pub(crate) fn counter_key(key: &[u8]) -> Name {
+    derived_name(b"redisson_lock_token:{", key)
 }
 
-/// The string with the reply to a request.
-pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
+/// The name of the string with the replies to a request.
+pub(crate) fn request_key(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
     const PREFIX: &[u8; 14] = b"lock_request:{";
     let (prefix, brace) =
         if key.contains(&b'{') { (&PREFIX[..13], &b""[..]) } else { (&PREFIX[..], &b"}"[..]) };
@@ -46,29 +46,28 @@ pub(crate) fn request(key: &[u8], owner: &[u8], request: &[u8]) -> Name {
     name
 }
 
-/// True if neither what is stored of one of two locks nor what is stored beside it can be what is stored of the other, or beside
-/// that.
-pub(crate) fn are_apart(a: &[u8], b: &[u8]) -> bool {
-    // Nearly all are, at a glance.
+/// True if the keys of two locks are disjoint, including the keys that are stored beside each lock.
+pub(crate) fn are_disjoint(a: &[u8], b: &[u8]) -> bool {
+    // The common case.
     let is_plain =
         |key: &[u8]| !key.starts_with(b"{") && !key.starts_with(b"redisson_") && !key.starts_with(b"lock_");
     if is_plain(a) && is_plain(b) {
         return true;
     }
     let is_beside = |name: &[u8], lock: &[u8]| {
-        let requests = request(lock, b"", b"");
-        name == &*counter(lock) || name.starts_with(requests.strip_suffix(b":").unwrap_or(&requests))
+        let requests = request_key(lock, b"", b"");
+        name == &*counter_key(lock) || name.starts_with(requests.strip_suffix(b":").unwrap_or(&requests))
     };
-    counter(a) != counter(b) && !is_beside(a, b) && !is_beside(b, a)
+    counter_key(a) != counter_key(b) && !is_beside(a, b) && !is_beside(b, a)
 }
 
-/// True if both are in one slot of a cluster whatever they are hashed to, because the same part of them is.
+/// True if both keys are in one slot of a cluster because their hashed parts are equal.
 pub(crate) fn share_slot(a: &[u8], b: &[u8]) -> bool {
-    hashed(a) == hashed(b)
+    hash_tag(a) == hash_tag(b)
 }
 
-/// The part of a key that decides its slot: what is between the first `{` and the next `}`, if that is not empty.
-fn hashed(key: &[u8]) -> &[u8] {
+/// The part of a key that determines its slot: the text between the first `{` and the next `}`, if not empty.
+fn hash_tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
     let rest = &key[open + 1..];
     match rest.iter().position(|byte| *byte == b'}') {
@@ -79,10 +78,10 @@ fn hashed(key: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use super::{are_apart, counter, request, share_slot};
+    use super::{are_disjoint, counter_key, request_key, share_slot};
 
     #[test]
-    fn two_locks_are_apart_unless_one_can_overwrite_what_belongs_to_the_other() {
+    fn locks_with_overlapping_keys_are_not_apart() {
         for (a, b) in [
             ("k", "{k}"),
             ("k", "redisson_lock_token:{k}"),
@@ -92,7 +91,7 @@ mod tests {
             ("a{b}", "lock_request:a{b}:"),
         ] {
             assert!(
-                !are_apart(a.as_bytes(), b.as_bytes()) && !are_apart(b.as_bytes(), a.as_bytes()),
+                !are_disjoint(a.as_bytes(), b.as_bytes()) && !are_disjoint(b.as_bytes(), a.as_bytes()),
                 "{a} {b}"
             );
         }
@@ -105,29 +104,29 @@ mod tests {
             ("lock_a", "lock_b"),
         ] {
             assert!(
-                are_apart(a.as_bytes(), b.as_bytes()) && are_apart(b.as_bytes(), a.as_bytes()),
+                are_disjoint(a.as_bytes(), b.as_bytes()) && are_disjoint(b.as_bytes(), a.as_bytes()),
                 "{a} {b}"
             );
         }
     }
 
     #[test]
-    fn a_derived_key_has_the_lock_as_its_hash_tag() {
-        assert_eq!(*counter(b"k"), *b"redisson_lock_token:{k}");
-        assert_eq!(counter(b"a{k}").as_slice(), b"redisson_lock_token:a{k}");
-        assert_eq!(counter(b"a{").as_slice(), b"redisson_lock_token:a{");
+    fn derived_keys_use_the_lock_as_hash_tag() {
+        assert_eq!(*counter_key(b"k"), *b"redisson_lock_token:{k}");
+        assert_eq!(counter_key(b"a{k}").as_slice(), b"redisson_lock_token:a{k}");
+        assert_eq!(counter_key(b"a{").as_slice(), b"redisson_lock_token:a{");
         for len in 90..130 {
             let key = vec![b'k'; len];
             let name = [b"redisson_lock_token:{", &key[..], b"}"].concat();
-            assert_eq!(counter(&key).as_slice(), name);
+            assert_eq!(counter_key(&key).as_slice(), name);
         }
-        assert_eq!(counter(b"\xff\0").as_slice(), b"redisson_lock_token:{\xff\0}");
-        assert_eq!(request(b"k", b"o:1", b"r").as_slice(), b"lock_request:{k}:o:1:r");
-        assert_eq!(request(b"a{k}", b"o", b"r").as_slice(), b"lock_request:a{k}:o:r");
+        assert_eq!(counter_key(b"\xff\0").as_slice(), b"redisson_lock_token:{\xff\0}");
+        assert_eq!(request_key(b"k", b"o:1", b"r").as_slice(), b"lock_request:{k}:o:1:r");
+        assert_eq!(request_key(b"a{k}", b"o", b"r").as_slice(), b"lock_request:a{k}:o:r");
     }
 
     #[test]
-    fn some_names_would_leave_their_slot() {
+    fn keys_that_leave_their_slot_are_detected() {
         for (key, stays) in [
             ("k", true),
             ("a{k}", true),
@@ -137,7 +136,7 @@ mod tests {
             ("a{", false),
             ("", false),
         ] {
-            assert_eq!(share_slot(key.as_bytes(), &counter(key.as_bytes())), stays, "{key}");
+            assert_eq!(share_slot(key.as_bytes(), &counter_key(key.as_bytes())), stays, "{key}");
         }
     }
 }

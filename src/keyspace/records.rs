@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! What is stored beside a lock: its fencing counter, and the replies to requests that may come again.
+//! The data that is stored beside a lock: its fencing counter, and the replies to requests that may be repeated.
 //!
-//! Nothing is read before the core asks for it, and what has changed is written with the lock, in the same step.
+//! Nothing is read before the core asks for it. Changes are written with the lock, in the same step.
 
 use std::cell::Cell;
 
@@ -12,57 +12,59 @@ use smallvec::SmallVec;
 use crate::config;
 use crate::core::{self, Now, Refusal, Reply, RequestId, Token};
 use crate::decimal::{Digits, GREATEST};
-use crate::keyspace::names::Name;
-use crate::keyspace::record::{integer, Granted, Record};
-use crate::keyspace::{channel, names};
-use crate::server::key::{Kind, OwnKey};
-use crate::server::muted::muted;
-use crate::server::propagation::Propagation;
-use crate::server::{ask, notify, Ctx, ServerCell, Str};
+use crate::keyspace::channel;
+use crate::keyspace::names::{self, Name};
+use crate::keyspace::request_record::{integer, Granted, Record};
+use crate::server::events::muted::muted;
+use crate::server::keys::handle::ValueKind;
+use crate::server::keys::key::OwnedKey;
+use crate::server::replication::keyspace_events;
+use crate::server::replication::propagation::Propagation;
+use crate::server::{calls, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
     ctx: Ctx<'a>,
     lock: &'a Str<'a>,
     counter: Option<Counter<'a>>,
-    requests: SmallVec<[Open<'a>; 1]>,
-    /// Where they are, if there are many.
-    places: Option<Box<Places>>,
-    /// Those who wait elsewhere are to be told that the lock is free.
+    requests: SmallVec<[OpenRecord<'a>; 1]>,
+    /// Index of the records, if there are many.
+    index: Option<Box<RequestIndex>>,
+    /// The lock has to be announced as free.
     pub(super) announce: bool,
 }
 
-/// With so many requests in one step they are looked up, and not looked for.
-const MANY: usize = 16;
+/// Number of requests in one step from which they are indexed.
+const INDEX_THRESHOLD: usize = 16;
 
-/// Where the records of requests are, by what the requests are and by what the records are called: the first of each.
+/// Index of the records by request and by name; contains the first of each.
 #[derive(Default)]
-struct Places {
+struct RequestIndex {
     by_id: HashMap<RequestId, usize>,
     by_name: HashMap<Name, usize>,
 }
 
-/// The fencing counter, as far as it was asked for.
+/// The fencing counter, after its first use.
 struct Counter<'a> {
-    /// Open from when it is read until it is written.
-    key: OwnKey<'a>,
+    /// Open from reading the counter until writing it.
+    key: OwnedKey<'a>,
     value: Option<Token>,
-    /// It is there, and somebody made it so that it stays.
+    /// The counter exists, and a foreign write has removed its TTL.
     permanent: bool,
     changed: bool,
 }
 
-/// What is remembered of one request, as far as it was asked for.
-struct Open<'a> {
+/// The record of one request, after its first use.
+struct OpenRecord<'a> {
     record: Record,
-    /// Open from when it is read until it is written; `None` if another request has a record of the same name.
-    key: Option<OwnKey<'a>>,
+    /// Open from reading the record until writing it; `None` if another request has a record of the same name.
+    key: Option<OwnedKey<'a>>,
     changed: bool,
 }
 
 impl<'a> Records<'a> {
     pub(super) fn of(ctx: Ctx<'a>, lock: &'a Str<'a>) -> Records<'a> {
-        Records { ctx, lock, counter: None, requests: SmallVec::new(), places: None, announce: false }
+        Records { ctx, lock, counter: None, requests: SmallVec::new(), index: None, announce: false }
     }
 
     /// True if there is anything to write.
@@ -71,7 +73,7 @@ impl<'a> Records<'a> {
             || self.requests.iter().any(|open| open.changed)
     }
 
-    /// Writes what has changed. Returns whether anything has.
+    /// Writes the changes. Returns whether there were any.
     pub(super) fn store(&mut self, propagation: Propagation<'_>) -> bool {
         if !self.has_changed() {
             return false;
@@ -80,13 +82,13 @@ impl<'a> Records<'a> {
         if let Some(Counter { key, value: Some(token), permanent, changed: true }) = &mut self.counter {
             let retention = config::fence_retention().filter(|_| !*permanent);
             let expires_at = retention.map(|ms| ctx.now().wall.saturating_add(ms));
-            set(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
+            set_string(ctx, propagation, key, Digits::of(*token).as_bytes(), expires_at);
         }
-        for Open { record, key, .. } in self.requests.iter_mut().filter(|open| open.changed) {
-            let mut key = key.take().unwrap_or_else(|| open(ctx, &record.name(lock)));
+        for OpenRecord { record, key, .. } in self.requests.iter_mut().filter(|open| open.changed) {
+            let mut key = key.take().unwrap_or_else(|| open_muted(ctx, &record.name(lock)));
             match record.end() {
-                Some(end) => set(ctx, propagation, &mut key, &record.encode(), Some(end)),
-                None if record.stored => delete(ctx, propagation, &mut key),
+                Some(end) => set_string(ctx, propagation, &mut key, &record.encode(), Some(end)),
+                None if record.stored => delete_string(ctx, propagation, &mut key),
                 None => {}
             }
         }
@@ -97,10 +99,10 @@ impl<'a> Records<'a> {
         let counter = match self.counter.take() {
             Some(counter) => counter,
             None => {
-                let name = names::counter(self.lock.as_bytes());
-                let key = open(self.ctx, &name);
-                let value = token_in(&key)?;
-                if value.is_none() && has_moved(self.ctx, &name) {
+                let name = names::counter_key(self.lock.as_bytes());
+                let key = open_muted(self.ctx, &name);
+                let value = counter_value(&key)?;
+                if value.is_none() && is_at_another_node(self.ctx, &name) {
                     return Err(Refusal::CounterMoved);
                 }
                 let permanent = value.is_some() && key.expires_at().is_none();
@@ -110,74 +112,74 @@ impl<'a> Records<'a> {
         Ok(self.counter.insert(counter))
     }
 
-    fn record(&mut self, id: &RequestId) -> Result<&mut Open<'a>, Refusal> {
-        let at = match self.place_of(id) {
+    fn record(&mut self, id: &RequestId) -> Result<&mut OpenRecord<'a>, Refusal> {
+        let at = match self.index_of(id) {
             Some(at) => at,
             None => {
                 let lock = self.lock.as_bytes();
                 let empty = Record::empty(id, lock);
                 let name = empty.name(lock);
-                // What one of the two writes, the other must not have open.
-                let twin = self.place_of_name(&name).and_then(|at| self.requests.get_mut(at));
-                let alone = twin.is_none_or(|twin| {
-                    twin.key = None;
+                // Two records of one name must not have the key open at the same time, because each of them writes it.
+                let same_name = self.index_of_name(&name).and_then(|at| self.requests.get_mut(at));
+                let is_only = same_name.is_none_or(|same_name| {
+                    same_name.key = None;
                     false
                 });
-                let key = open(self.ctx, &name);
+                let key = open_muted(self.ctx, &name);
                 let record = match key.kind() {
-                    Kind::Empty => Some(empty),
-                    Kind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
+                    ValueKind::Empty => Some(empty),
+                    ValueKind::String => empty.decode(&key.text()).ok_or(Refusal::NoRecord)?,
                     _ => return Err(Refusal::NoRecord),
                 };
                 let record = record.ok_or(Refusal::OthersRecord)?;
-                self.push(Open { record, key: alone.then_some(key), changed: false })
+                self.push(OpenRecord { record, key: is_only.then_some(key), changed: false })
             }
         };
         self.requests.get_mut(at).ok_or(Refusal::NoRecord)
     }
 
-    fn place_of(&self, id: &RequestId) -> Option<usize> {
-        match &self.places {
+    fn index_of(&self, id: &RequestId) -> Option<usize> {
+        match &self.index {
             None => self.requests.iter().position(|open| open.record.id == *id),
-            Some(places) => places.by_id.get(id).copied(),
+            Some(index) => index.by_id.get(id).copied(),
         }
     }
 
-    fn place_of_name(&self, name: &Name) -> Option<usize> {
-        match &self.places {
+    fn index_of_name(&self, name: &Name) -> Option<usize> {
+        match &self.index {
             None => {
                 let lock = self.lock.as_bytes();
                 self.requests.iter().position(|open| open.record.name(lock) == *name)
             }
-            Some(places) => places.by_name.get(name).copied(),
+            Some(index) => index.by_name.get(name).copied(),
         }
     }
 
-    /// Adds a record. Returns where it is.
-    fn push(&mut self, open: Open<'a>) -> usize {
+    /// Adds a record and returns its position.
+    fn push(&mut self, open: OpenRecord<'a>) -> usize {
         self.requests.push(open);
         let (len, lock) = (self.requests.len(), self.lock.as_bytes());
-        if len >= MANY {
-            // From the first that has no place: all of them, at first.
-            let from = if self.places.is_some() { len - 1 } else { 0 };
-            let places = self.places.get_or_insert_default();
-            for (at, Open { record, .. }) in self.requests.iter().enumerate().skip(from) {
-                places.by_id.entry(record.id.clone()).or_insert(at);
-                places.by_name.entry(record.name(lock)).or_insert(at);
+        if len >= INDEX_THRESHOLD {
+            // Indexes all records at first, then each new one.
+            let from = if self.index.is_some() { len - 1 } else { 0 };
+            let index = self.index.get_or_insert_default();
+            for (at, OpenRecord { record, .. }) in self.requests.iter().enumerate().skip(from) {
+                index.by_id.entry(record.id.clone()).or_insert(at);
+                index.by_name.entry(record.name(lock)).or_insert(at);
             }
         }
         len - 1
     }
 
-    fn remember(&mut self, id: &RequestId, what: impl FnOnce(&mut Record)) {
+    fn remember(&mut self, id: &RequestId, change: impl FnOnce(&mut Record)) {
         if self.record(id).is_err() {
-            // The call was let through before somebody put something else there: what it got counts.
+            // A foreign write came after the call was admitted: the reply of the call takes precedence.
             let mut record = Record::empty(id, self.lock.as_bytes());
             record.stored = true;
-            self.push(Open { record, key: None, changed: false });
+            self.push(OpenRecord { record, key: None, changed: false });
         }
         if let Ok(open) = self.record(id) {
-            what(&mut open.record);
+            change(&mut open.record);
             open.changed = true;
         }
     }
@@ -185,7 +187,7 @@ impl<'a> Records<'a> {
 
 impl core::Records for Records<'_> {
     fn next_token(&mut self, above: Option<Token>) -> Result<Token, Refusal> {
-        let now = time_us(self.ctx);
+        let now = next_time_us(self.ctx);
         let counter = self.counter()?;
         let next = counter.next(above, now)?;
         (counter.value, counter.changed) = (Some(next), true);
@@ -193,7 +195,7 @@ impl core::Records for Records<'_> {
     }
 
     fn has_next_token(&mut self, above: Option<Token>) -> Result<(), Refusal> {
-        let now = time_us(self.ctx);
+        let now = next_time_us(self.ctx);
         self.counter()?.next(above, now).map(|_| ())
     }
 
@@ -267,7 +269,7 @@ impl core::Records for Records<'_> {
     }
 
     fn has_listeners(&mut self) -> bool {
-        channel::has_listeners(self.ctx, self.lock)
+        channel::has_subscribers(self.ctx, self.lock)
     }
 
     fn announce(&mut self) {
@@ -276,7 +278,7 @@ impl core::Records for Records<'_> {
 }
 
 impl Counter<'_> {
-    /// The token that is greater than all that were taken before, and than `above`.
+    /// The next token, greater than all previous ones and than `above`.
     #[inline]
     fn next(&self, above: Option<Token>, now: Token) -> Result<Token, Refusal> {
         let next = match self.value.max(above) {
@@ -290,84 +292,85 @@ impl Counter<'_> {
     }
 }
 
-/// The newest token that was granted for a lock, as far as that is known. Works on a replica.
+/// The newest token of a lock, as far as it is known. Works on a replica.
 pub(crate) fn newest_token(ctx: Ctx<'_>, lock: &Str<'_>) -> Result<Option<Token>, Refusal> {
-    let name = Str::new(&names::counter(lock.as_bytes()));
-    token_in(&muted(ctx, || OwnKey::open_for_read(ctx, name)))
+    let name = Str::new(&names::counter_key(lock.as_bytes()));
+    counter_value(&muted(ctx, || OwnedKey::open_for_read(ctx, name)))
 }
 
-/// The reply to this acquire, if it was made before and was not cancelled. On a primary.
+/// The reply to an earlier acquire with this id, unless it was cancelled. On a primary only.
 pub(crate) fn granted(ctx: Ctx<'_>, lock: &Str<'_>, id: &RequestId) -> Result<Option<Reply>, Refusal> {
     core::Records::granted(&mut Records::of(ctx, lock), id)
 }
 
-/// What a counter was at before it was raised, and when it was to be forgotten.
-pub(crate) struct Before {
+/// The value and the expiry of a counter before it was raised.
+pub(crate) struct PreviousCounter {
     value: Token,
     expires_at: Option<i64>,
 }
 
-/// No token that is granted from now on is less than this one. Returns what the counter was, if that has changed it.
-pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Option<Before> {
+/// Ensures that all future tokens are at least `token`. Returns the previous counter if this has changed it.
+pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Option<PreviousCounter> {
     let mut records = Records::of(ctx, lock);
     let counter = records.counter().ok().filter(|counter| counter.value < Some(token))?;
-    let before = counter.value.map(|value| Before { value, expires_at: counter.key.expires_at() });
+    let before = counter.value.map(|value| PreviousCounter { value, expires_at: counter.key.expires_at() });
     (counter.value, counter.changed) = (Some(token), true);
     let propagation = Propagation::of(ctx);
     if records.store(propagation) {
-        propagation.count();
-        // Who watches the lock for a token that it has checked, has lost it.
-        notify::signal_modified(ctx, lock);
+        propagation.count_change();
+        // A client that watches the lock because of a checked token has lost it.
+        keyspace_events::signal_modified(ctx, lock);
     }
     before
 }
 
-/// Sets a counter that was raised to a token back to its value before that, unless a grant has raised it further.
-pub(crate) fn lower_counter(ctx: Ctx<'_>, lock: &Str<'_>, raised: Token, before: Before) {
-    let Before { value, expires_at } = before;
+/// Restores a raised counter, because the guarded command did nothing. A counter that a grant has raised further stays.
+pub(crate) fn lower_counter(ctx: Ctx<'_>, lock: &Str<'_>, raised: Token, previous: PreviousCounter) {
+    let PreviousCounter { value, expires_at } = previous;
     let propagation = Propagation::of(ctx);
-    let mut key = open(ctx, &names::counter(lock.as_bytes()));
-    if token_in(&key) != Ok(Some(raised)) {
+    let mut key = open_muted(ctx, &names::counter_key(lock.as_bytes()));
+    if counter_value(&key) != Ok(Some(raised)) {
         return;
     }
-    set(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
-    propagation.count();
+    set_string(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
+    propagation.count_change();
 }
 
-/// What a fencing counter is at.
-fn token_in(counter: &OwnKey<'_>) -> Result<Option<Token>, Refusal> {
+/// The value of a fencing counter.
+fn counter_value(counter: &OwnedKey<'_>) -> Result<Option<Token>, Refusal> {
     match counter.kind() {
-        Kind::Empty => Ok(None),
-        Kind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
-        Kind::Hash | Kind::Other => Err(Refusal::NoCounter),
+        ValueKind::Empty => Ok(None),
+        ValueKind::String => integer(&counter.text()).map(Some).ok_or(Refusal::NoCounter),
+        ValueKind::Hash | ValueKind::Other => Err(Refusal::NoCounter),
     }
 }
 
-/// The time of day in microseconds, but never the same twice, and never earlier than before: so a token is
-/// greater than the last one even if its counter was deleted and the clock set back.
-fn time_us(ctx: Ctx<'_>) -> i64 {
+/// The time of day in microseconds, always greater than the previous result. So a token is greater than the last one
+/// even if its counter was deleted and the clock was set back.
+fn next_time_us(ctx: Ctx<'_>) -> i64 {
     static LATEST: ServerCell<Cell<i64>> = ServerCell::new(Cell::new(0));
     let latest = LATEST.get(ctx);
     latest.set(ctx.time_us().max(latest.get().saturating_add(1)));
     latest.get()
 }
 
-/// True if a key that is not here is at another node, or will be: its slot leaves key by key, and the lock may leave later than
-/// what belongs to it. Whoever waits may be granted the lock meanwhile, and what would be written here would be there twice.
-fn has_moved(ctx: Ctx<'_>, name: &[u8]) -> bool {
-    ctx.is_cluster() && muted(ctx, || !ask::serves_slot_of(ctx, &[&Str::new(name)]))
+/// True if a missing key is at another node or will be. A slot migrates key by key, and the lock may leave later than
+/// its other keys. Until then, a waiter may be granted the lock, and a key that is written here would exist twice.
+fn is_at_another_node(ctx: Ctx<'_>, name: &[u8]) -> bool {
+    ctx.is_cluster() && muted(ctx, || !calls::serves_slot_of(ctx, &[&Str::new(name)]))
 }
 
-/// Opens a key to read and write it. If it has expired, the event that the server raises for it is none of a lock's.
-fn open<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnKey<'a> {
-    muted(ctx, || OwnKey::open_for_write(ctx, Str::new(name)))
+/// Opens a key for reading and writing. If it has expired, the server's event is muted, because it does not concern a
+/// lock.
+fn open_muted<'a>(ctx: Ctx<'a>, name: &[u8]) -> OwnedKey<'a> {
+    muted(ctx, || OwnedKey::open_for_write(ctx, Str::new(name)))
 }
 
-/// `SET key value PXAT expires_at`, or without a TTL.
-fn set(
+/// Sets the value like `SET key value PXAT expires_at`, or without a TTL.
+fn set_string(
     ctx: Ctx<'_>,
     propagation: Propagation<'_>,
-    key: &mut OwnKey<'_>,
+    key: &mut OwnedKey<'_>,
     value: &[u8],
     expires_at: Option<i64>,
 ) {
@@ -378,20 +381,20 @@ fn set(
             None => key.persist(),
         }
         propagation.send_set(key.name(), value, expires_at);
-        propagation.event(notify::STRING, c"set", key.name());
+        propagation.raise_event(keyspace_events::STRING, c"set", key.name());
         if expires_at.is_some() {
-            propagation.event(notify::GENERIC, c"expire", key.name());
+            propagation.raise_event(keyspace_events::GENERIC, c"expire", key.name());
         }
     });
-    notify::signal_modified(ctx, key.name());
+    keyspace_events::signal_modified(ctx, key.name());
 }
 
-/// `DEL key`.
-fn delete(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnKey<'_>) {
+/// Deletes the key like `DEL key`.
+fn delete_string(ctx: Ctx<'_>, propagation: Propagation<'_>, key: &mut OwnedKey<'_>) {
     muted(ctx, || {
         key.delete();
         propagation.send(c"DEL", &[key.name()]);
-        propagation.event(notify::GENERIC, c"del", key.name());
+        propagation.raise_event(keyspace_events::GENERIC, c"del", key.name());
     });
-    notify::signal_modified(ctx, key.name());
+    keyspace_events::signal_modified(ctx, key.name());
 }

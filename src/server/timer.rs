@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT
 
-//! The module's one timer.
+//! Timers of the server.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::ctx::enter;
+use crate::server::callback::ctx::enter;
 use crate::server::Ctx;
 
 /// A timer that is set; see [`set`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// Calls `fired` in this many milliseconds; once. The timer is gone when it fires: whoever keeps its id forgets it first thing
-/// then, as stopping the firing timer would free it twice.
+/// Calls `fired` once, after this many milliseconds. The timer no longer exists when it fires, and stopping it then
+/// would free it twice. So `fired` must first forget the id.
 pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerId {
     unsafe extern "C" fn trampoline(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
         // SAFETY: `data` is the function pointer that `set` passed.
         let fired = unsafe { std::mem::transmute::<*mut c_void, fn(Ctx<'_>)>(data) };
-        // SAFETY: the context is that of this callback.
+        // SAFETY: the context belongs to this callback.
         unsafe { enter(ctx, fired) };
     }
     let period = i64::try_from(milliseconds).unwrap_or_default();
-    // SAFETY: the data is a function, valid as long as the module is loaded; a module with a timer cannot be
+    // SAFETY: the data is a function, which is valid while the module is loaded. A module with a timer cannot be
     // unloaded.
     let id = unsafe {
         call!(RedisModule_CreateTimer(ctx.as_ptr(), period, Some(trampoline), fired as *mut c_void))
@@ -34,6 +34,6 @@ pub(crate) fn set(ctx: Ctx<'_>, milliseconds: u64, fired: fn(Ctx<'_>)) -> TimerI
 
 /// Stops a timer that has not fired yet.
 pub(crate) fn stop(ctx: Ctx<'_>, timer: TimerId) {
-    // SAFETY: the timer has not fired, see `set`; the data is no allocation.
+    // SAFETY: the timer has not fired, see `set`. The data is not an allocation.
     unsafe { call!(RedisModule_StopTimer(ctx.as_ptr(), timer.0, ptr::null_mut())) };
 }

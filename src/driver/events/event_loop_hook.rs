@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+
+//! Registration of a callback at the end of each turn of the event loop.
+//!
+//! The hook costs every turn, and registering and unregistering it costs more. So it is registered with the first work
+//! to do, and the timer unregisters it.
+
+use crate::server::events::event_loop;
+use crate::server::Ctx;
+
+pub(crate) struct EventLoopHook {
+    purpose: event_loop::Purpose,
+    /// Called at the end of each turn.
+    callback: Option<fn(Ctx<'_>, ())>,
+    registered: bool,
+}
+
+impl EventLoopHook {
+    pub(crate) fn new(purpose: event_loop::Purpose) -> EventLoopHook {
+        EventLoopHook { purpose, callback: None, registered: false }
+    }
+
+    /// Sets the callback.
+    pub(crate) fn set_callback(&mut self, on_turn_end: fn(Ctx<'_>, ())) {
+        self.callback = Some(on_turn_end);
+    }
+
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registered
+    }
+
+    pub(crate) fn register(&mut self, ctx: Ctx<'_>) {
+        let Some(on_turn_end) = self.callback else { return };
+        if !std::mem::replace(&mut self.registered, true) {
+            event_loop::listen_to_turns(ctx, self.purpose, on_turn_end);
+        }
+    }
+
+    /// Must not be called from an event: the server uses the subscription after the event.
+    pub(crate) fn unregister(&mut self, ctx: Ctx<'_>) {
+        if std::mem::take(&mut self.registered) {
+            event_loop::ignore_turns(ctx, self.purpose);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+
+//! Subscriptions to the server's events about keys, databases and its role, most of them made on the first use of a
+//! lock.
+
+use std::cell::Cell;
+
+use crate::config;
+use crate::core::{Happened, KeyChange, LockRef};
+use crate::driver::quarantine;
+use crate::driver::state::with;
+use crate::keyspace::reader_cache;
+use crate::server::events::server_events::{self, KeyspaceEvents, Role};
+use crate::server::replication::{keyspace_events, propagation, replica_messages};
+use crate::server::{version, Ctx, ServerCell};
+
+/// Whether [`subscribe`] has run: a lock has been used.
+static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// Whether the module is subscribed to events of hash fields.
+static SUBSCRIBED_TO_FIELDS: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
+
+/// Receiver of keyspace events.
+pub(crate) struct KeyEvents;
+
+impl KeyspaceEvents for KeyEvents {
+    fn key(ctx: Ctx<'_>, event: &[u8], key: &[u8]) {
+        reader_cache::invalidate(ctx, key);
+        // These events end every hold on the key, also by putting another value in its place.
+        let change = match event {
+            b"expired" => KeyChange::Gone(Happened::Expired),
+            b"evicted" => KeyChange::Gone(Happened::Evicted),
+            b"del" | b"rename_from" | b"move_from" | b"rename_to" | b"move_to" | b"restore" | b"copy_to" => {
+                KeyChange::Gone(Happened::Deleted)
+            }
+            _ => KeyChange::Changed,
+        };
+        with(ctx, |driver| {
+            // The common case, in which the event costs nothing else: there are no waiters.
+            if driver.locks.ignores(change) {
+                return;
+            }
+            if driver.locks.key_changed(LockRef { db: ctx.db(), key }, change, ctx.now()) {
+                driver.schedule(ctx);
+            }
+        });
+    }
+
+    fn database(ctx: Ctx<'_>, db: Option<i32>) {
+        reader_cache::invalidate_all(ctx);
+        with(ctx, |driver| {
+            driver.flush_unannounced = ctx.is_primary();
+            driver.locks.database_changed(db);
+            driver.schedule(ctx);
+        });
+    }
+}
+
+/// Subscribes to every event that is needed once a lock is used. A server without locks does not pay for these.
+pub(crate) fn subscribe(ctx: Ctx<'_>) {
+    if SUBSCRIBED.get(ctx).replace(true) {
+        return;
+    }
+    // Data that is loaded from now on comes from a primary.
+    server_events::ignore_loading(ctx);
+    subscribe_to_role(ctx);
+    if !server_events::listen_to_keys::<KeyEvents>(ctx) {
+        ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
+    }
+    subscribe_to_fields(ctx);
+    // From now on, commands and events without a receiver are skipped, as far as the server reports its receivers.
+    if let Some(server) = version::server_version() {
+        keyspace_events::skip_unreceived(ctx, server);
+        propagation::skip_unfollowed(ctx, server);
+    }
+    crate::server::registration::unloading::mark_in_use(ctx);
+    with(ctx, |driver| {
+        driver.in_cluster = ctx.is_cluster();
+        if driver.in_cluster {
+            driver.locks.forget_holds();
+        }
+        if !driver.alarm.is_watched() {
+            server_events::ignore_cron(ctx);
+        }
+    });
+}
+
+/// Subscribes to foreign writes to the fields of locks, once a lock has been used and `lock.events` is on. The owners
+/// are notified of them.
+pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
+    let begins =
+        config::events() && SUBSCRIBED.get(ctx).get() && !SUBSCRIBED_TO_FIELDS.get(ctx).replace(true);
+    if begins && !server_events::listen_to_fields::<KeyEvents>(ctx) {
+        ctx.warn("redis-lock: the server refuses a subscription; owners are told late of fields that others remove");
+    }
+}
+
+/// Subscribes to changes of this server's role.
+pub(crate) fn subscribe_to_role(ctx: Ctx<'_>) {
+    if !server_events::listen_to_role(ctx, on_role_change) {
+        ctx.warn("redis-lock: the server refuses a subscription; who waits hears nothing of a failover");
+    }
+}
+
+/// Forgets all subscriptions: the server drops them when it unloads the module.
+pub(crate) fn forget(ctx: Ctx<'_>) {
+    server_events::forget(ctx);
+    replica_messages::discard(ctx);
+    SUBSCRIBED.get(ctx).set(false);
+    SUBSCRIBED_TO_FIELDS.get(ctx).set(false);
+}
+
+/// Adapts to this server's new role.
+fn on_role_change(ctx: Ctx<'_>, role: Role) {
+    reader_cache::invalidate_all(ctx);
+    with(ctx, |driver| {
+        if role == Role::Primary {
+            driver.promote(ctx);
+            quarantine::on_promotion(ctx);
+        } else {
+            // Some servers do not end the waits themselves (Valkey 9 in a cluster), and others do so before or after
+            // this event.
+            driver.locks.demote();
+            driver.deliver_decisions(ctx);
+        }
+        driver.schedule(ctx);
+    });
+}

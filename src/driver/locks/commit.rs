@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+
+//! Writes a lock after a step of the core and notifies external clients.
+
+use crate::core::{InHand, LockRef, WallMs};
+use crate::driver::events::subscriptions;
+use crate::driver::state::with;
+use crate::keyspace::{channel, Lock};
+use crate::server::replication::propagation::Propagation;
+use crate::server::Ctx;
+
+/// Writes a lock that a command has opened and the core has changed. `found_free` says whether the lock was free before
+/// the step.
+pub(crate) fn commit(ctx: Ctx<'_>, at: LockRef<'_>, in_hand: InHand, lock: &mut Lock<'_>, found_free: bool) {
+    subscriptions::subscribe(ctx);
+    let shortened = lock.shortened_to(in_hand.foreseen);
+    store(ctx, at, in_hand, lock, found_free, shortened);
+}
+
+/// Writes a lock and notifies external clients if it is free, even if this was only noticed now. Also notifies them if
+/// its first lease ends earlier than they know (`shortened`).
+#[inline(always)]
+pub(crate) fn store(
+    ctx: Ctx<'_>,
+    at: LockRef<'_>,
+    in_hand: InHand,
+    lock: &mut Lock<'_>,
+    found_free: bool,
+    shortened: Option<WallMs>,
+) {
+    let name = lock.name();
+    let unannounced = in_hand.unannounced && found_free && lock.holders.is_free();
+    lock.withholds_announcement = in_hand.is_reserved;
+    let receivers =
+        lock.store().or_else(|| unannounced.then(|| channel::publish_free(ctx, Propagation::of(ctx), name)));
+    let receivers = if in_hand.is_reserved {
+        if receivers.is_some() {
+            with(ctx, |driver| driver.locks.was_withheld(in_hand));
+        }
+        None
+    } else {
+        receivers
+    };
+    // For most locks, nothing is remembered and no subscriber listens.
+    if let Some(receivers) = receivers.filter(|receivers| *receivers > 0 || in_hand.is_known()) {
+        with(ctx, |driver| driver.locks.announced(at, in_hand, receivers > 0, ctx.now()));
+    }
+    if in_hand.watches_lease {
+        if let Some(end) = lock.first_field_expiry() {
+            with(ctx, |driver| driver.locks.field_ends(in_hand, end, ctx.now()));
+        }
+    }
+    if let Some(end) = shortened.filter(|_| channel::has_subscribers(ctx, name)) {
+        with(ctx, |driver| driver.locks.lease_shortened(at, in_hand, end));
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+
+//! Reconciles locks that may have changed without a call, and grants bundles.
+
+use foldhash::HashSet;
+
+use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try, Verdict, WaiterId};
+use crate::driver::locks::commit::store;
+use crate::driver::locks::remembered::Remembered;
+use crate::driver::state::with;
+use crate::error::Error;
+use crate::keyspace::Lock;
+use crate::server::{calls, Ctx, Str};
+
+/// Reads a lock that may have become free, and grants it to the first waiter.
+pub(crate) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
+    reconcile_without_bundles(ctx, lock);
+    serve_bundles(ctx);
+}
+
+/// Revokes the grants of a cancelled call for these locks. Call it while no lock is open.
+pub(crate) fn revoke_cancelled(ctx: Ctx<'_>, locks: &[LockId]) {
+    locks.iter().for_each(|lock| reconcile_without_bundles(ctx, lock));
+}
+
+fn reconcile_without_bundles(ctx: Ctx<'_>, lock: &LockId) {
+    ctx.select_db(lock.db);
+    let name = Str::new(&lock.key);
+    let refuse = |decision| with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &decision));
+    // A key that is gone because its slot migrates was not released.
+    if ctx.is_cluster() && !calls::serves_slot_of(ctx, &[&name]) {
+        return refuse(Decision::Moved);
+    }
+    let now = ctx.now();
+    let read = with_lock(ctx, lock, &name, now, |locks, known, open| {
+        ((), locks.reconcile(known, &mut open.holders, &mut open.records, now))
+    });
+    if read.is_err() {
+        refuse(Decision::WrongType);
+    }
+}
+
+/// Grants every waiting bundle whose locks are all available. Call it while no lock is open, in the same command as the
+/// change that made them available.
+#[inline]
+pub(crate) fn serve_bundles(ctx: Ctx<'_>) {
+    // Usually no bundle waits.
+    if with(ctx, |driver| driver.locks.any_due()) {
+        serve_due(ctx);
+    }
+}
+
+#[cold]
+fn serve_due(ctx: Ctx<'_>) {
+    let mut failed: HashSet<WaiterId> = HashSet::default();
+    while let Some(Try { lead, parts }) = with(ctx, |driver| driver.locks.next_try()) {
+        let db = parts.first().map_or_else(|| ctx.db(), |(lock, _)| lock.db);
+        let blocked_at = ctx.in_db(db, || {
+            let blocked_at = try_bundle(ctx, lead, &parts);
+            for lock in with(ctx, |driver| driver.locks.was_tried(blocked_at)) {
+                reconcile_without_bundles(ctx, &lock);
+            }
+            blocked_at
+        });
+        // The bundle was due because this lock was available.
+        if blocked_at.is_some_and(|part| failed.contains(&part)) {
+            return defect!("a lock is to be had, and then it is not");
+        }
+        failed.extend(blocked_at);
+    }
+}
+
+/// Grants a bundle if all of its locks are available. Returns the first member whose lock is not.
+fn try_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)]) -> Option<WaiterId> {
+    let end = |decision| {
+        with(ctx, |driver| driver.locks.end_bundle(lead, decision));
+        None
+    };
+    let names: Vec<Str<'_>> = parts.iter().map(|(lock, _)| Str::new(&lock.key)).collect();
+    if ctx.is_cluster() && !calls::serves_slot_of(ctx, &names.iter().collect::<Vec<_>>()) {
+        return end(Decision::Moved);
+    }
+    let now = ctx.now();
+    for (name, (lock, part)) in names.iter().zip(parts) {
+        let found = with_lock(ctx, lock, name, now, |locks, known, open| {
+            locks.try_part(known, &mut open.holders, &mut open.records, *part, now)
+        });
+        match found {
+            Ok(Some(Verdict::May)) => {}
+            Ok(Some(Verdict::Busy { .. })) => return Some(*part),
+            Ok(Some(Verdict::Refused(refusal))) => return end(Decision::Refused(refusal)),
+            Ok(Some(Verdict::Repeats(_)) | None) => return None,
+            Err(_) => {
+                with(ctx, |driver| driver.locks.refuse_all(lock.as_ref(), &Decision::WrongType));
+                return None;
+            }
+        }
+    }
+    grant_members(ctx, lead, parts, Recipient::Waiter);
+    None
+}
+
+/// Grants a call for several locks of the selected database, all of which are available. The grant can be revoked like
+/// that of a waiter.
+pub(crate) fn grant_bundle(ctx: Ctx<'_>, lead: WaiterId, parts: &[WaiterId]) {
+    let with_lock = |id: &WaiterId| with(ctx, |driver| Some((driver.locks.lock_of(*id)?, *id)));
+    let parts: Vec<(LockId, WaiterId)> = parts.iter().filter_map(with_lock).collect();
+    grant_members(ctx, lead, &parts, Recipient::Caller);
+}
+
+/// The client that a bundle is granted to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recipient {
+    /// The client has waited.
+    Waiter,
+    /// The client's call is running.
+    Caller,
+}
+
+/// Grants every member of a bundle whose locks are all available.
+fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], recipient: Recipient) {
+    let waits = recipient == Recipient::Waiter;
+    let now = ctx.now();
+    let granted = |(lock, part): &(LockId, WaiterId)| {
+        let granted = with_lock(ctx, lock, &Str::new(&lock.key), now, |locks, known, open| {
+            locks.grant_part(known, &mut open.holders, &mut open.records, (*part, waits), now)
+        });
+        granted.ok().flatten()
+    };
+    match parts.iter().map(granted).collect::<Option<Vec<Reply>>>() {
+        Some(replies) => with(ctx, |driver| driver.locks.granted_all(lead, replies)),
+        None => defect!("a lock is not to be had any more that was so in the same step"),
+    }
+}
+
+/// Opens a lock of the selected database, lets `step` change it, and writes it.
+fn with_lock<T>(
+    ctx: Ctx<'_>,
+    lock: &LockId,
+    name: &Str<'_>,
+    now: Now,
+    step: impl FnOnce(&mut LockManager, Known<'_>, &mut Lock<'_>) -> (T, InHand),
+) -> Result<T, Error> {
+    let remembered = Remembered::of(ctx, lock.as_ref());
+    Lock::open(ctx, name, None, &remembered, now, |open| {
+        let found_free = open.holders.is_free();
+        let (found, in_hand) = with(ctx, |driver| step(&mut driver.locks, remembered.lock, open));
+        // The length of a lease that a foreign write has ended is unknown.
+        let shortened =
+            if found_free { open.holders.first_end() } else { open.shortened_to(in_hand.foreseen) };
+        store(ctx, lock.as_ref(), in_hand, open, found_free, shortened);
+        found
+    })
+}

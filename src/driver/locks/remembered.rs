@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+
+//! Locks as the core remembers them, and queueing a request without reading its lock.
+
+use crate::core::{Hold, Known, LockRef, Now, Patience, Request, RequestId, Unseen};
+use crate::driver::state::with;
+use crate::keyspace::{granted, Memory};
+use crate::server::keys::key;
+use crate::server::{Ctx, Str};
+
+/// A lock that has been looked up in the core, so that it can be read and changed.
+#[derive(Clone, Copy)]
+pub(crate) struct Remembered<'a> {
+    ctx: Ctx<'a>,
+    pub(crate) lock: Known<'a>,
+}
+
+impl<'a> Remembered<'a> {
+    #[inline]
+    pub(crate) fn of(ctx: Ctx<'a>, lock: LockRef<'a>) -> Remembered<'a> {
+        Remembered { ctx, lock: with(ctx, |driver| driver.locks.look_up(lock)) }
+    }
+}
+
+impl Memory for Remembered<'_> {
+    fn ending(&self) -> usize {
+        with(self.ctx, |driver| driver.locks.ending(self.lock))
+    }
+
+    fn plain_hold(&self) -> Option<Hold> {
+        with(self.ctx, |driver| driver.locks.plain_hold(self.lock).cloned())
+    }
+}
+
+/// Queues a request without reading its lock, if the core is certain that the request has to wait.
+#[inline(always)]
+pub(crate) fn queue_unseen(
+    ctx: Ctx<'_>,
+    name: &Str<'_>,
+    remembered: &Remembered<'_>,
+    request: &Request,
+    patience: Patience,
+    now: Now,
+) -> Option<Unseen> {
+    if patience == Patience::Leaves {
+        return None;
+    }
+    // A field may expire before the lock's lease. The first waiter has to read when.
+    let must_read_first = key::fields_may_expire(ctx);
+    let is_new = |id: &RequestId| matches!(granted(ctx, name, id), Ok(None));
+    with(ctx, |driver| {
+        driver.update_quarantine(now);
+        driver.locks.queue_unseen(remembered.lock, request, patience, (must_read_first, is_new), now)
+    })
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT
+
+//! The module's timer: when it fires and what it does.
+
+pub(super) mod alarm;
+pub(super) mod on_timer;
+pub(super) mod recheck_schedule;

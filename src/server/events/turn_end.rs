@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+
+//! Callback after a turn of the event loop: all replies have been sent, and all clients that were to be closed are
+//! freed.
+//!
+//! A subscription to the event loop would cost some thousand instructions per turn, because the server makes and frees
+//! a context for each event. Instead, the callback is sent through the pipe that wakes the server up. The pipe is
+//! written in one turn and read in the next.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+
+use redis_module::raw;
+
+use crate::server::{enter, Ctx, InCallback, ServerCell};
+
+/// A context that outlives callbacks. The server's pipe provides none.
+static CONTEXT: ServerCell<Cell<*mut raw::RedisModuleCtx>> = ServerCell::new(Cell::new(ptr::null_mut()));
+
+type Callback = fn(Ctx<'_>);
+
+/// The scheduled callback.
+static SCHEDULED: ServerCell<Cell<Option<Callback>>> = ServerCell::new(Cell::new(None));
+
+/// Calls `callback` once after this turn of the event loop. By then, later input of the clients may have been read, but
+/// no client that closes its connection then has been freed.
+pub(crate) fn schedule(ctx: Ctx<'_>, callback: Callback) {
+    unsafe extern "C" fn on_turn_end(_data: *mut c_void) {
+        // SAFETY: the server calls this from its event loop.
+        let proof = unsafe { InCallback::claim() };
+        if let Some(callback) = SCHEDULED.get(proof).take() {
+            // SAFETY: the context belongs to the module, and no other callback is running.
+            unsafe { enter(CONTEXT.get(proof).get(), callback) };
+        }
+    }
+    if CONTEXT.get(ctx).get().is_null() {
+        // SAFETY: the context belongs to the running callback.
+        CONTEXT.get(ctx).set(unsafe { call!(RedisModule_GetDetachedThreadSafeContext(ctx.as_ptr())) });
+    }
+    if SCHEDULED.get(ctx).replace(Some(callback)).is_none() {
+        // SAFETY: the function has the type that the server expects. The module is not unloaded before the call; see
+        // `is_pending`.
+        unsafe { call!(RedisModule_EventLoopAddOneShot(Some(on_turn_end), ptr::null_mut())) };
+    }
+}
+
+/// True if the server is going to call the module, so that its code must stay.
+pub(crate) fn is_pending(proof: impl Into<InCallback>) -> bool {
+    SCHEDULED.get(proof).get().is_some()
+}
+
+/// Frees the context. No callback may be pending.
+pub(crate) fn stop(ctx: Ctx<'_>) {
+    let context = CONTEXT.get(ctx).replace(ptr::null_mut());
+    if !context.is_null() {
+        // SAFETY: the context belongs to the module and is no longer used.
+        unsafe { call!(RedisModule_FreeThreadSafeContext(context)) };
+    }
+}

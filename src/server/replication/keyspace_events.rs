@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+
+//! Whether keyspace events have receivers.
+//!
+//! Raising an event is not free even without receivers, because the server looks up the subscriptions of this module.
+//! An event can have two kinds of other receivers. Subscribers need `notify-keyspace-events`, which the server reports
+//! with every call. Other modules were there at the start, or the server reports when one is loaded.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+
+use redis_module::raw;
+
+use crate::server::callback::ctx::enter;
+use crate::server::calls::{self, reply_type};
+use crate::server::events::subscription;
+use crate::server::version::{is_known_version, Version};
+use crate::server::{Ctx, ServerCell, Str};
+
+/// Class of events that can free a lock: `del`, `rename_from`, `expire` and so on.
+pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;
+/// Class of `hset` and so on; raised, and only subscribed to with `lock.events`.
+pub(crate) const HASH: c_int = raw::REDISMODULE_NOTIFY_HASH;
+/// Class of `set` and so on; raised, but never subscribed to.
+pub(crate) const STRING: c_int = raw::REDISMODULE_NOTIFY_STRING;
+
+static OTHER_MODULES: ServerCell<Cell<OtherModules>> = ServerCell::new(Cell::new(OtherModules::Possible));
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherModules {
+    /// This is the only module.
+    None,
+    Possible,
+    /// The server has to be asked.
+    Unknown,
+}
+
+/// From now on, events without receivers are not raised, unless the server is not known to report all receivers.
+pub(crate) fn skip_unreceived(ctx: Ctx<'_>, server: Version) {
+    unsafe extern "C" fn changed(
+        ctx: *mut raw::RedisModuleCtx,
+        _event: raw::RedisModuleEvent,
+        _subevent: u64,
+        _data: *mut c_void,
+    ) {
+        // SAFETY: the context belongs to this callback.
+        unsafe { enter(ctx, |ctx| OTHER_MODULES.get(ctx).set(OtherModules::Unknown)) };
+    }
+    let fixed = calls::setting(ctx, c"enable-module-command").is_some_and(|value| value == b"no");
+    let change = raw::REDISMODULE_EVENT_MODULE_CHANGE;
+    let is_reported = is_known_version(server) && (fixed || subscription::listen(ctx, change, Some(changed)));
+    OTHER_MODULES.get(ctx).set(if is_reported { OtherModules::Unknown } else { OtherModules::Possible });
+}
+
+/// True if an event may have a receiver.
+pub(in crate::server) fn has_receivers(ctx: Ctx<'_>) -> bool {
+    let other_modules = OTHER_MODULES.get(ctx);
+    if other_modules.get() == OtherModules::Unknown {
+        other_modules.set(if is_only_module(ctx) { OtherModules::None } else { OtherModules::Possible });
+    }
+    // SAFETY: the function only reads a setting.
+    other_modules.get() != OtherModules::None || unsafe { call!(RedisModule_GetNotifyKeyspaceEvents()) } != 0
+}
+
+fn is_only_module(ctx: Ctx<'_>) -> bool {
+    // SAFETY: "c" takes a C string. The reply is null or valid.
+    unsafe {
+        let reply =
+            call!(RedisModule_Call(ctx.as_ptr(), c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr()));
+        if reply.is_null() {
+            return false;
+        }
+        let is_array = call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ARRAY);
+        let is_only = is_array && call!(RedisModule_CallReplyLength(reply)) == 1;
+        call!(RedisModule_FreeCallReply(reply));
+        is_only
+    }
+}
+
+/// Reports to `WATCH` and client-side caches that the key has changed.
+pub(crate) fn signal_modified(ctx: Ctx<'_>, key: &Str<'_>) {
+    // SAFETY: the context and the key outlive the call.
+    unsafe { call!(RedisModule_SignalModifiedKey(ctx.as_ptr(), key.as_ptr())) };
+}
