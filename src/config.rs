@@ -9,14 +9,14 @@ use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::decimal::GREATEST;
-use crate::error::shown;
+use crate::decimal::MAX_SAFE_INTEGER;
+use crate::error::printable;
 use crate::server::config::{load, register_choice, register_number};
 use crate::server::load::Args;
 use crate::server::Ctx;
 
 /// The largest number of milliseconds that is accepted anywhere. It can be added to the time of day without overflow.
-pub(crate) const MAX_MS: i64 = GREATEST;
+pub(crate) const MAX_MS: i64 = MAX_SAFE_INTEGER;
 
 /// What every setting's name begins with.
 const PREFIX: &str = "lock.";
@@ -200,7 +200,7 @@ impl Number {
                     text(self.name),
                     self.min,
                     self.max,
-                    shown(given)
+                    printable(given)
                 )
             })
     }
@@ -217,7 +217,7 @@ impl Choice {
                 let (last, others) = words
                     .split_last()
                     .map_or(("", String::new()), |(last, others)| (&**last, others.join(", ")));
-                format!("{PREFIX}{} must be {others} or {last}, not '{}'", text(self.name), shown(given))
+                format!("{PREFIX}{} must be {others} or {last}, not '{}'", text(self.name), printable(given))
             })
     }
 }
@@ -239,7 +239,7 @@ fn parse_args(args: Args<'_>) -> Result<Vec<(String, Vec<u8>)>, String> {
         let name = String::from_utf8_lossy(pair[0]).to_ascii_lowercase();
         let known = name.strip_prefix(PREFIX).filter(|name| names().any(|known| known == *name));
         let Some(known) = known else {
-            return Err(format!("unknown module argument '{}'; {}", shown(pair[0]), usage()));
+            return Err(format!("unknown module argument '{}'; {}", printable(pair[0]), usage()));
         };
         let Some(value) = pair.get(1) else {
             return Err(format!("module argument {PREFIX}{known} has no value; {}", usage()));

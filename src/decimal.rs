@@ -3,7 +3,7 @@
 //! Numbers as text.
 
 /// The greatest number that every client can represent, also one that has only floating point: 2^53 − 1.
-pub(crate) const GREATEST: i64 = (1 << 53) - 1;
+pub(crate) const MAX_SAFE_INTEGER: i64 = (1 << 53) - 1;
 
 /// The decimal form of a number, on the stack.
 pub(crate) struct Digits {

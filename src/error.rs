@@ -211,12 +211,12 @@ impl fmt::Display for Error {
 }
 
 /// Bytes of a client, fit for an error text: printable, on one line, and not too long.
-pub(crate) fn shown(bytes: &[u8]) -> String {
-    shown_up_to(bytes, 64)
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    printable_up_to(bytes, 64)
 }
 
 /// The same with another length.
-pub(crate) fn shown_up_to(bytes: &[u8], longest: usize) -> String {
+pub(crate) fn printable_up_to(bytes: &[u8], longest: usize) -> String {
     let mut text =
         bytes.iter().take(longest).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
     if bytes.len() > longest {

@@ -5,7 +5,7 @@
 use crate::config::{self, MAX_MS};
 use crate::core::{RequestId, Token};
 use crate::decimal::decimal;
-use crate::error::{shown, Error};
+use crate::error::{printable, Error};
 use crate::keyspace::names;
 use crate::server::load::Args;
 use crate::server::{ask, Ctx, Str};
@@ -59,14 +59,14 @@ impl<'a> Cursor<'a> {
             for other in &keys[..at] {
                 let other = other.as_bytes();
                 if key == other {
-                    return Err(self.problem(format!("key '{}' is given twice", shown(key))));
+                    return Err(self.problem(format!("key '{}' is given twice", printable(key))));
                 }
                 if !names::are_apart(key, other) {
                     return Err(self.problem(format!(
                         "keys '{}' and '{}' cannot be locked together, as what is stored beside one is in the way of the \
                          other,",
-                        shown(key),
-                        shown(other)
+                        printable(key),
+                        printable(other)
                     )));
                 }
             }
@@ -129,7 +129,7 @@ impl<'a> Cursor<'a> {
         };
         let starts_well = matches!(digits, [b'1'..=b'9', ..]) || text == b"0";
         let Some(number) = decimal(digits).filter(|_| starts_well) else {
-            return Err(self.problem(format!("{name} is not an integer, but '{}',", shown(text))));
+            return Err(self.problem(format!("{name} is not an integer, but '{}',", printable(text))));
         };
         // One that is too long for this wraps, and is out of range anyway.
         let number = number.cast_signed();
@@ -197,8 +197,8 @@ impl<'a> Cursor<'a> {
             return Err(self.problem(format!(
                 "{option} is not possible for key '{}' in a cluster, as its braces would put '{}' into another \
                  slot,",
-                shown(key.as_bytes()),
-                shown(&derived)
+                printable(key.as_bytes()),
+                printable(&derived)
             )));
         }
         // While the slot migrates, what belongs to a lock may be here or there: a retry must not miss it.
@@ -215,7 +215,7 @@ impl<'a> Cursor<'a> {
 
     /// The error for a word that is neither of two.
     pub(super) fn neither(&self, word: &[u8], one: &str, other: &str) -> Error {
-        self.problem(format!("syntax error, expected {one} or {other}, not '{}',", shown(word)))
+        self.problem(format!("syntax error, expected {one} or {other}, not '{}',", printable(word)))
     }
 
     /// Fails if there are more arguments.
@@ -233,7 +233,7 @@ impl<'a> Cursor<'a> {
 
     /// The error for an option that the command does not have.
     pub(super) fn unknown(&self, option: &[u8]) -> Error {
-        self.problem(format!("syntax error, unknown option '{}'", shown(option)))
+        self.problem(format!("syntax error, unknown option '{}'", printable(option)))
     }
 
     pub(super) fn problem(&self, problem: String) -> Error {

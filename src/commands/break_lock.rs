@@ -6,7 +6,7 @@ use super::args::Cursor;
 use super::options::KEY;
 use crate::core::LockRef;
 use crate::driver;
-use crate::error::{shown, shown_up_to, Error};
+use crate::error::{printable, printable_up_to, Error};
 use crate::server::arguments::Arguments;
 use crate::server::caller::Caller;
 use crate::server::load::{Args, Command, KeyUse, Spec};
@@ -54,15 +54,15 @@ impl Command for Break {
 /// Whoever lost a lock will want to know by whom.
 fn note(ctx: Ctx<'_>, lock: LockRef<'_>, lost: usize) {
     let caller = Caller::of(ctx);
-    let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", shown(user)));
+    let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", printable(user)));
     let address = match caller.address() {
-        Some(address) => format!("at {}", shown(address)),
+        Some(address) => format!("at {}", printable(address)),
         None => "in a script".to_owned(),
     };
     let owners = if lost == 1 { "1 owner".to_owned() } else { format!("{lost} owners") };
     ctx.note(&format!(
         "redis-lock: LOCK.BREAK of {} in database {} by {user} {address}: {owners} lost it",
-        shown_up_to(lock.key, LONGEST_KEY),
+        printable_up_to(lock.key, LONGEST_KEY),
         lock.db
     ));
 }

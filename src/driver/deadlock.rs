@@ -8,7 +8,7 @@ use super::state::{dispatch, with};
 use crate::config;
 use crate::core::waits_for::{Edge, Step, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
-use crate::error::shown;
+use crate::error::printable;
 use crate::keyspace;
 use crate::server::caller::Caller;
 use crate::server::{Ctx, Str};
@@ -207,7 +207,7 @@ fn describe(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     let readable: Vec<bool> = cycle.iter().map(may_read).collect();
     // Each edge leads to an owner, who is named by that edge's lock and by the next one's.
     let known = |at: usize| at + 1 == cycle.len() || readable[at] || readable[at + 1];
-    let name = |owner: &Owner, known| if known { shown(owner.as_bytes()) } else { "somebody".to_owned() };
+    let name = |owner: &Owner, known| if known { printable(owner.as_bytes()) } else { "somebody".to_owned() };
     let mut text = String::new();
     let mut from = name(&last.owner, true);
     for (at, edge) in cycle.iter().enumerate() {
@@ -221,7 +221,7 @@ fn describe(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
             let verb = if at == 0 { "waits for" } else { "for" };
             let comma = if at == 0 { "" } else { ", " };
             let lock = if readable[at] {
-                format!("lock {}", shown(&edge.lock.key))
+                format!("lock {}", printable(&edge.lock.key))
             } else {
                 "a lock that you may not read".to_owned()
             };

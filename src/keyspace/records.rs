@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::config;
 use crate::core::{self, Now, Refusal, Reply, RequestId, Token};
-use crate::decimal::{Digits, GREATEST};
+use crate::decimal::{Digits, MAX_SAFE_INTEGER};
 use crate::keyspace::names::Name;
 use crate::keyspace::record::{integer, Granted, Record};
 use crate::keyspace::{channel, names};
@@ -283,7 +283,7 @@ impl Counter<'_> {
             Some(last) => last.checked_add(1).ok_or(Refusal::CounterFull)?.max(now),
             None => now,
         };
-        if next > GREATEST {
+        if next > MAX_SAFE_INTEGER {
             return Err(Refusal::CounterFull);
         }
         Ok(next)
