@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The pages of `docs/commands`: what is between their marks is made from the tables of the commands. The test compares them;
-//! `GENERATE_PAGES=1 cargo test --lib pages` writes them anew.
+//! The generated parts of the pages of `docs/commands`, which come from the specifications of the commands. The test compares them
+//! with the pages; `GENERATE_PAGES=1 cargo test --lib pages` writes them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use super::COMMANDS;
 use crate::server::arguments::Argument;
 use crate::server::load::{Spec, SINCE};
 
-/// What stands between these is made.
+/// The marks around the generated parts.
 const HEAD: [&str; 2] = ["<!-- begin: made from the command's table -->", "<!-- end -->"];
 const ARGUMENTS: [&str; 2] =
     ["<!-- begin arguments: made from the command's table -->", "<!-- end arguments -->"];
 const LIST: [&str; 2] = ["<!-- begin: made from the commands' tables -->", "<!-- end -->"];
 
-/// As wide as the checks of the documentation allow.
+/// The maximum line length, as in the checks of the documentation.
 const WIDTH: usize = 130;
 
 fn folder() -> PathBuf {
@@ -27,7 +27,7 @@ fn name(command: &Spec) -> String {
     command.title().to_ascii_lowercase()
 }
 
-/// Words in lines that are not too wide; those after the first begin with `indent`.
+/// Wraps the text into lines of at most [`WIDTH`]. All lines but the first begin with `indent`.
 fn fill(text: &str, indent: &str) -> String {
     let (mut filled, mut width) = (String::new(), 0);
     for word in text.split(' ') {
@@ -43,12 +43,12 @@ fn fill(text: &str, indent: &str) -> String {
     filled
 }
 
-/// The title, the syntax, and the facts.
+/// The title, syntax, summary and properties of a command.
 fn head(command: &Spec) -> String {
     let title = command.title();
     let mut syntax = vec![title.clone()];
     syntax.extend(command.arguments.iter().map(Argument::syntax));
-    // An option is not broken in two.
+    // Lines break between options only.
     let (mut lines, mut line) = (Vec::new(), String::new());
     for part in syntax {
         if !line.is_empty() && line.len() + 1 + part.len() > 100 {
@@ -83,7 +83,7 @@ fn arguments(command: &Spec) -> String {
             writeln!(made, "## {title}\n").unwrap();
             for argument in list {
                 let syntax = argument.bare();
-                writeln!(made, "{}", fill(&format!("* `{syntax}` {}.", argument.says()), "  ")).unwrap();
+                writeln!(made, "{}", fill(&format!("* `{syntax}`: {}.", argument.says()), "  ")).unwrap();
             }
             made.push('\n');
         }
@@ -99,15 +99,15 @@ fn list() -> String {
     COMMANDS.iter().map(line).collect()
 }
 
-/// The page with `made` between these marks.
-fn between(page: &str, [begin, end]: [&str; 2], made: &str) -> String {
+/// Replaces the part of the page between these marks.
+fn replace_between(page: &str, [begin, end]: [&str; 2], made: &str) -> String {
     let (before, rest) = page.split_once(begin).unwrap_or_else(|| panic!("no {begin} in {page}"));
     let (_, after) = rest.split_once(end).unwrap_or_else(|| panic!("no {end} in {page}"));
     format!("{before}{begin}\n{made}{end}{after}")
 }
 
 #[test]
-fn the_pages_are_as_the_tables_say() {
+fn pages_match_the_specifications() {
     let mut pages = vec![("README.md".to_owned(), vec![(LIST, list())])];
     for command in COMMANDS {
         let mut made = vec![(HEAD, head(command))];
@@ -121,11 +121,12 @@ fn the_pages_are_as_the_tables_say() {
     for (file, made) in pages {
         let path = folder().join(&file);
         let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
-        let wanted = made.iter().fold(page.clone(), |page, (marks, made)| between(&page, *marks, made));
+        let wanted =
+            made.iter().fold(page.clone(), |page, (marks, made)| replace_between(&page, *marks, made));
         if std::env::var_os("GENERATE_PAGES").is_some() {
             std::fs::write(&path, wanted).unwrap();
         } else {
-            assert_eq!(page, wanted, "{file} is not made from the tables: see src/commands/pages.rs");
+            assert_eq!(page, wanted, "{file} is out of date: see src/commands/pages.rs");
         }
     }
 }

@@ -4,8 +4,8 @@
 
 use super::args::Cursor;
 use super::count;
-use super::info::left;
-use super::options::{options, Looks, Match};
+use super::info::lease_left;
+use super::options::{options, Match, ScanCount};
 use crate::core::LockRef;
 use crate::driver;
 use crate::error::Error;
@@ -15,12 +15,12 @@ use crate::server::load::{Args, Command, Spec};
 use crate::server::{ask, Ctx, Str};
 
 const CURSOR: Argument =
-    Argument::new(c"cursor", Kind::Text, c"is 0 to begin with, then what the call before has replied");
+    Argument::new(c"cursor", Kind::Text, c"0 for the first call, then the cursor of the previous reply");
 
 options! {
     Options {
         pattern: Match<'a>,
-        looks: Looks,
+        count: ScanCount,
     }
 }
 
@@ -33,25 +33,26 @@ impl Command for Scan {
         categories: c"read slow dangerous",
         key: None,
         arguments: Arguments { places: &[CURSOR], options: Options::ARGUMENTS },
-        summary: c"Goes through the locks that are held, a few at each call.",
-        reply: "The next cursor, 0 at the end, and an array of maps.",
-        complexity: c"O(1) for every call; O(N) for all of them, where N keys are in the database",
+        summary: c"Iterates over the held locks, a few per call.",
+        reply: "An array of the next cursor, 0 at the end, and an array of maps.",
+        complexity: c"O(1) per call; O(N) for a whole iteration, where N keys are in the database",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.scan", args);
         let cursor = args.key()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
-        let pattern = Str::new(given.pattern.get().unwrap_or(b"*"));
-        let (next, keys) = ask::scan(ctx, &cursor, &pattern, given.looks.get()).map_err(Error::Other)?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
+        let pattern = Str::new(options.pattern.get().unwrap_or(b"*"));
+        let (next, keys) =
+            ask::scan(ctx, &cursor, &pattern, options.count.get()).map_err(Error::FromServer)?;
         let (db, now) = (ctx.db(), ctx.now());
         let locks: Vec<_> = keys
             .into_iter()
             .filter_map(|key| {
                 let holders = keyspace::look(ctx, &Str::new(&key), now).ok()?;
-                let (ends, mode) = (holders.expires_at()?, holders.mode()?);
-                Some((key, mode, holders.len(), left(ends, now)))
+                let (expires_at, mode) = (holders.expires_at()?, holders.mode()?);
+                Some((key, mode, holders.len(), lease_left(expires_at, now)))
             })
             .collect();
         ctx.reply_array(2);
