@@ -86,7 +86,7 @@ pub(super) fn search_late(ctx: Ctx<'_>) {
                 driver.locks.end_deadlocked(id);
                 driver.blocked.end(lead, Ended::Deadlock(edges));
             }),
-            (Found::Deadlock(_), None) => return defect!("a deadlock of no wait"),
+            (Found::Deadlock(_), None) => return defect!("a deadlock without a wait"),
         }
     }
     with(ctx, |driver| driver.locks.rest_from_searches());
@@ -136,7 +136,7 @@ fn let_pass(ctx: Ctx<'_>, soft: &[(WaiterId, WaiterId)]) {
         |(who, part): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*who, *part));
     let mut locks: Vec<LockId> = soft.iter().filter_map(let_pass).collect();
     if locks.is_empty() {
-        return defect!("nobody is let pass");
+        return defect!("no wait overtakes to break the cycle");
     }
     locks.sort_unstable();
     locks.dedup();

@@ -125,8 +125,8 @@ fn evicts() -> bool {
 pub(crate) fn warn_if_evicts(ctx: Ctx<'_>) {
     if evicts() {
         ctx.warn(
-            "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
-             owners hold one lock; set maxmemory-policy noeviction",
+            "redis-lock: maxmemory-policy lets the server evict locks when memory is full, so two owners may \
+             hold one lock; set maxmemory-policy noeviction",
         );
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn start(ctx: Ctx<'_>) {
     let now: MonoUs = ctx.now().mono;
     with(ctx, |driver| driver.memory_lost = Some(now.saturating_sub(gone_by)));
     note(ctx, |ms| {
-        format!("the last locks of the server that ran before may be forgotten; none is granted in its first {ms} ms")
+        format!("locks from before the restart may have been lost; no grants in the first {ms} ms of uptime")
     });
 }
 
@@ -30,14 +30,14 @@ pub(super) fn loaded(ctx: Ctx<'_>, from_aof: bool) {
     let had_all = from_aof && is(c"appendfsync", b"always") && is(c"no-appendfsync-on-rewrite", b"no");
     if had_all {
         with(ctx, |driver| driver.memory_lost = None);
-        note(ctx, |_| "an AOF that is synced always was read, so no lock is forgotten".to_owned());
+        note(ctx, |_| "the AOF was written with appendfsync always, so no locks were lost".to_owned());
     }
 }
 
 /// This server has become the primary.
 pub(super) fn promoted(ctx: Ctx<'_>) {
     note(ctx, |ms| {
-        format!("promoted: the primary before may have granted locks that are not known here; for {ms} ms none is granted")
+        format!("promoted: the previous primary may have granted locks that are unknown here; no grants for {ms} ms")
     });
 }
 

@@ -63,7 +63,7 @@ fn serve_due(ctx: Ctx<'_>) {
         });
         // It was due as it could have had that lock.
         if blocked_at.is_some_and(|part| failed.contains(&part)) {
-            return defect!("a lock is to be had, and then it is not");
+            return defect!("an available lock became unavailable");
         }
         failed.extend(blocked_at);
     }
@@ -117,7 +117,7 @@ fn grant_parts(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], waits
     };
     match parts.iter().map(granted).collect::<Option<Vec<Reply>>>() {
         Some(replies) => with(ctx, |driver| driver.locks.granted_all(lead, replies)),
-        None => defect!("a lock is not to be had any more that was so in the same step"),
+        None => defect!("an available lock became unavailable in the same step"),
     }
 }
 

@@ -63,7 +63,7 @@ pub(super) fn listen(ctx: Ctx<'_>) {
     events::ignore_loading(ctx);
     listen_to_role(ctx);
     if !events::listen_to_keys::<KeyEvents>(ctx) {
-        ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
+        ctx.warn("redis-lock: the server rejected a subscription; locks freed by external clients are handed on late");
     }
     listen_to_fields(ctx);
     // From now on nothing is said that nobody hears, as far as the server lets us know.
@@ -87,14 +87,14 @@ pub(super) fn listen(ctx: Ctx<'_>) {
 pub(super) fn listen_to_fields(ctx: Ctx<'_>) {
     let begins = config::events() && LISTENS.get(ctx).get() && !HEARS_FIELDS.get(ctx).replace(true);
     if begins && !events::listen_to_fields::<KeyEvents>(ctx) {
-        ctx.warn("redis-lock: the server refuses a subscription; owners are told late of fields that others remove");
+        ctx.warn("redis-lock: the server rejected a subscription; owners are notified late when external clients remove their fields");
     }
 }
 
 /// Listens to changes of this server's role.
 pub(super) fn listen_to_role(ctx: Ctx<'_>) {
     if !events::listen_to_role(ctx, role_changed) {
-        ctx.warn("redis-lock: the server refuses a subscription; who waits hears nothing of a failover");
+        ctx.warn("redis-lock: the server rejected a subscription; waiters are not notified of a failover");
     }
 }
 

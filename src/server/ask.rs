@@ -124,7 +124,7 @@ pub(crate) fn scan(
             hash
         ));
         if reply.is_null() {
-            return Err("ERR the server does not carry out SCAN".to_owned());
+            return Err("ERR server cannot run SCAN; do not rename the command".to_owned());
         }
         let found = if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
             Err(String::from_utf8_lossy(&text_of(reply)).into_owned())

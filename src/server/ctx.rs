@@ -30,7 +30,7 @@ pub(crate) unsafe fn enter<T>(
 ) -> Option<T> {
     guard(|| match NonNull::new(raw) {
         Some(raw) => body(Ctx(raw, PhantomData)),
-        None => panic!("the server has called the module without a context"),
+        None => panic!("the server called the module without a context"),
     })
 }
 
