@@ -55,7 +55,7 @@ pub(crate) enum Error {
     Demoted,
     /// The core refused the request for a reason other than a holder.
     Refused(Refusal),
-    /// The same request was sent again on another connection, and waits there.
+    /// A newer connection has sent the same request again, and waits for it.
     Superseded,
     /// The request was cancelled before it arrived or while it waited.
     Cancelled,
@@ -119,34 +119,30 @@ impl fmt::Display for Error {
             ),
             Error::NotAcknowledged { got, of, revoked: true } => write!(
                 f,
-                "NOREPLICAS {got} of {of} replicas acknowledged the grant in time; it was revoked but the lock may stay \
-                 held for a moment, try again"
+                "NOREPLICAS {got} of {of} replicas acknowledged the grant in time; it was revoked, try again in a moment"
             ),
             Error::NotAcknowledged { got, of, revoked: false } => write!(
                 f,
-                "NOREPLICAS {got} of {of} replicas acknowledged the lease in time; it is set on this server but a \
-                 failover may lose it, renew again"
+                "NOREPLICAS {got} of {of} replicas acknowledged the lease in time; a failover may lose the hold, try again"
             ),
             Error::NotGuarded(reason) => f.write_str(match reason {
                 NotGuarded::NotAllowed => {
                     "ERR command cannot be guarded in 'lock.guard' command; use one that scripts may call"
                 }
                 NotGuarded::Script => {
-                    "ERR script can be guarded only by a client in 'lock.guard' command; call LOCK.CHECK in the script before \
-                     it writes"
+                    "ERR only a client can guard a script in 'lock.guard' command; call LOCK.CHECK in the script"
                 }
                 // The server's own text, for the guarded command.
-                NotGuarded::NoPermission => {
-                    "NOPERM this user has no permissions to run the guarded command or to access one of the keys or \
-                     channels used as arguments"
-                }
+                NotGuarded::NoPermission => concat!(
+                    "NOPERM this user has no permissions to run the guarded command ",
+                    "or to access one of the keys or channels used as arguments"
+                ),
                 NotGuarded::CrossSlot => CROSS_SLOT,
                 NotGuarded::TryAgain => TRY_AGAIN,
             }),
             Error::Moved => f.write_str("UNBLOCKED slot of the lock has moved to another node; send the command again"),
             Error::HungUp => f.write_str(
-                "UNBLOCKED connection was closed by the client and the lock went to the next waiter; connect and acquire \
-                 again",
+                "UNBLOCKED client closed the connection, so the grant was revoked; connect and acquire again",
             ),
             Error::TryAgain => f.write_str(TRY_AGAIN),
             Error::CrossSlot => f.write_str(CROSS_SLOT),

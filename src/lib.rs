@@ -8,8 +8,8 @@
 //! * [`core`]: the lock service as pure logic: holders, queues, deadlines, connections, the wait graph. It has no Redis, no clock
 //!   and no `unsafe`.
 //! * [`commands`]: one file per command. Each parses its arguments, asks the core, writes the lock and replies.
-//! * [`keyspace`]: a lock as a Redis hash. It reads the hash, writes and replicates changes, raises keyspace events, and publishes
-//!   that a lock is free.
+//! * [`keyspace`]: a lock as a Redis hash. It reads the hash, writes and replicates changes, raises keyspace events, and
+//!   publishes that a lock is free.
 //! * [`driver`]: the running module: the state of the core, the blocked clients, the timer.
 //! * [`server`]: safe wrappers over the module API; the only place with `unsafe`.
 //! * [`config`], [`stats`], [`error`]: settings, counters, error texts.
@@ -20,8 +20,8 @@
 //! 2. The core decides and changes the holders ([`core::LockManager::acquire`]).
 //! 3. [`keyspace::Lock::store`] writes the lock, and the command replies.
 //!
-//! If the lock is busy and the client waits, the core queues the request and [`driver::block`] blocks the client. A later call, timer
-//! or event lets the core decide, and [`driver`] delivers the decision to the client.
+//! If the lock is busy and the client waits, the core queues the request and [`driver::block`] blocks the client. A later call,
+//! timer or event lets the core decide, and [`driver`] delivers the decision to the client.
 
 #![deny(unsafe_code)]
 

@@ -61,8 +61,7 @@ impl Command for Acquire {
         key: Some(KeyUse::Write),
         arguments: Arguments { places: &[KEY, NEW_OWNER], options: Options::ARGUMENTS },
         summary: c"Acquires a lock, or waits for it.",
-        reply: "The owner's hold count, nil if another owner holds the lock, or 0 if a message will follow; a map with FENCE \
-                or with * as the owner.",
+        reply: "The owner's hold count; nil if another owner holds the lock; 0 with NOTIFY. A map with FENCE or owner *.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 

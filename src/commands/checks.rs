@@ -153,7 +153,7 @@ pub(super) struct NotifyCall<'a> {
     pub(super) awaits_replicas: bool,
 }
 
-/// Checks a call with `NOTIFY`. Fails if the rest of the call does not fit, if it comes from a script, or if the user may not
+/// Checks a call with `NOTIFY`. Fails if another argument excludes `NOTIFY`, if a script makes the call, or if the user may not
 /// subscribe to the channel of the inbox.
 pub(super) fn notify(
     ctx: Ctx<'_>,

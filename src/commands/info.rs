@@ -116,8 +116,8 @@ pub(super) fn client(ctx: Ctx<'_>, hold: HoldInfo) -> Option<i64> {
     i64::try_from(id).ok()
 }
 
-/// The rest of a lease, in milliseconds. Never negative: the server's cached clock is behind ours, so a key can exist for a moment
-/// after its lease.
+/// The rest of a lease, in milliseconds. Never negative: the server's cached clock is behind ours, so a key can exist for a
+/// moment after its lease.
 pub(super) fn lease_left(expires_at: WallMs, now: Now) -> i64 {
     expires_at.saturating_sub(now.wall).max(0)
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The commands, one file each: each parses its arguments, checks them with the server, asks the core, writes the lock and replies.
+//! The commands, one file each. A command parses its arguments, checks them with the server, asks the core, writes the lock and
+//! replies.
 
 mod acquire;
 mod args;
@@ -98,7 +99,7 @@ fn update<'a, T>(
     update_looked_up(ctx, target, look_up(ctx, target.key), now, call)
 }
 
-/// Like [`update`], for a lock that the caller has looked up already.
+/// Does what [`update`] does, for a lock that the caller has looked up already.
 #[inline(always)]
 fn update_looked_up<'a, T>(
     ctx: Ctx<'a>,
@@ -112,8 +113,8 @@ fn update_looked_up<'a, T>(
     done
 }
 
-/// Like [`update`], for one of several locks of a command. Waits for several locks are served after the command has written its
-/// last lock.
+/// Updates one of several locks of a command, as [`update`] does. Waits for several locks are served after the command has
+/// written its last lock.
 #[inline(always)]
 fn update_one_of_several<'a, T>(
     ctx: Ctx<'a>,

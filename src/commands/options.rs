@@ -3,6 +3,7 @@
 //! The options of commands: the documentation and the parser of each. The list of a command's options ([`options!`]) is both its
 //! parser and its documentation. Nothing here asks the server: such checks are in [`checks`](super::checks).
 
+use std::ffi::CStr;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::args::{CommandName, Cursor};
@@ -24,6 +25,14 @@ pub(super) trait CommandOption<'a>: Default {
 
     /// Reads the option if `word` begins it. Returns whether it does.
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error>;
+}
+
+/// A C string from a text that ends with a NUL, for texts that are too long for one literal.
+const fn c_str(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the text does not end with a NUL"),
+    }
 }
 
 /// Declares the options of a command: a type with a field for each option, their documentation and their parser.
@@ -290,13 +299,17 @@ impl<'a> CommandOption<'a> for Wait<'a> {
         const GRACE: Argument = Argument::new(
             c"milliseconds",
             Kind::Integer,
-            c"time in which the same call must confirm the grant, 5000 by default",
+            c"time in which repeating the call confirms the grant, 5000 by default",
         )
         .after(c"GRACE")
         .optional();
         const NOTIFY: Argument =
             Argument::new(c"notify", Kind::Block(&[INBOX, GRACE]), c"waits without blocking this connection");
-        let summary = c"waits if another owner holds the lock. BLOCK waits in the server for at most this time, 0 without limit. NOTIFY publishes the grant on lock:inbox:<inbox>; the same call must confirm it within GRACE, 5000 ms by default";
+        let summary = c_str(concat!(
+            "waits if another owner holds the lock. BLOCK waits in the server for at most this time, 0 without limit. ",
+            "NOTIFY publishes the grant on lock:inbox:<inbox>; repeating the call within GRACE, 5000 ms by default, confirms it",
+            "\0"
+        ));
         Argument::new(c"wait", Kind::OneOf(&[Block::MILLISECONDS, NOTIFY]), summary).optional()
     };
 
