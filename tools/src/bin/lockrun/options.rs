@@ -97,63 +97,25 @@ pub(crate) struct Options {
     pub text: Option<Text>,
 }
 
-const AFTER: &str =
-    "Environment of the command: LOCK_KEY, LOCK_OWNER and LOCK_TOKEN (greater than all earlier tokens).
+const AFTER: &str = concat!(
+    "Environment of the command: LOCK_KEY, LOCK_OWNER and LOCK_TOKEN (greater than all earlier tokens).\n",
+    "\n",
+    "Exit status: that of the command, or 128 plus the number of the signal that ended it; otherwise\n",
+    "   1  the lock was not available, with -n or -w (-E sets another status)\n",
+    "  64  the options are wrong\n",
+    "  69  the server is unreachable or refused the request\n",
+    "  75  the lock was lost while the command ran\n",
+    " 126  the command cannot be run\n",
+    " 127  the command does not exist\n",
+    "\n",
+    "Examples:\n",
+    "  lockrun -n nightly-report ./report.sh\n",
+    "  lockrun -w 60 -c 'pg_dump shop | gzip > shop.gz' backup:shop\n",
+    "  lockrun -u rediss://cron:secret@redis.internal deploy ansible-playbook site.yml"
+);
 
-Exit status: that of the command, or 128 plus the number of the signal that ended it; otherwise
-   1  the lock was not available, with -n or -w (-E sets another status)
-  64  the options are wrong
-  69  the server is unreachable or refused the request
-  75  the lock was lost while the command ran
- 126  the command cannot be run
- 127  the command does not exist
-
-Examples:
-  lockrun -n nightly-report ./report.sh
-  lockrun -w 60 -c 'pg_dump shop | gzip > shop.gz' backup:shop
-  lockrun -u rediss://cron:secret@redis.internal deploy ansible-playbook site.yml";
-
-/// Sections of the manual page only, in roff.
-pub(crate) const MANUAL: &str = r".SH SIGNALS
-SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are forwarded to the command.
-Signals of the terminal are not, as the terminal sends them to the command, too.
-While
-.B lockrun
-waits for the lock, these signals end it and cancel the wait.
-.PP
-Ctrl-Z stops the command and
-.B lockrun
-together, and the lease expires.
-If the lock was lost when both continue, the command is ended at once.
-.SH LOST LOCKS
-The lock is renewed each second, or three times per lease if that is more often.
-It is lost if it is broken, if the server loses it, or if the server confirms no renewal for a whole lease.
-That time starts when the last confirmed renewal was sent.
-After a loss, the command and its descendants get SIGTERM, then SIGKILL after
-.BR --kill-after .
-.B lockrun
-exits with 75 whatever the status of the command.
-.PP
-If
-.B lockrun
-itself is killed by SIGKILL, the command gets SIGTERM at once, but its descendants do not.
-The lock stays held for the rest of the lease.
-.SH ENVIRONMENT
-.TP
-.B REDIS_URL
-the server, without
-.B --url
-.TP
-.B REDISCLI_AUTH
-the password, for a URL without one
-.TP
-.B SENTINEL_PASSWORD
-the password of the Sentinels
-.SH SEE ALSO
-.BR locktop (1),
-.BR flock (1),
-.BR redis-cli (1)
-";
+/// Sections of the manual page that clap does not generate, in roff.
+pub(crate) const MANUAL: &str = include_str!("manual.roff");
 
 /// A time in seconds. The maximum is valid for BLOCK in all versions.
 fn time(text: &str) -> Result<Duration, String> {

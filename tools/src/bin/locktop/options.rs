@@ -42,31 +42,8 @@ pub(crate) struct Options {
 const KEYS: &str =
     "Keys: up and down (k and j) select a lock, b breaks it after a confirmation, space pauses and resumes, q quits.";
 
-/// Sections of the manual page only, in roff.
-pub(crate) const MANUAL: &str = r".SH DISPLAY
-The table lists the locks with waiters, ordered by the wait of the first waiter, longest first.
-.B WAITERS
-is the number of waiters, and
-.B LONGEST
-is the wait of the first one.
-.B HELD
-is the time since the grant, if the server knows it, and
-.B LEASE
-is the rest of the lease.
-.PP
-The tree shows which owners block others.
-The roots are owners that block others and wait for no listed lock: the ones to examine.
-Below an owner are the locks that it holds, and below a lock are its waiters.
-.PP
-.B locktop
-calls LOCK.LIST, LOCK.INFO, LOCK.WAITERS and INFO, and LOCK.BREAK after the keys b and y.
-.SH ENVIRONMENT
-The variables of
-.BR lockrun (1).
-.SH SEE ALSO
-.BR lockrun (1),
-.BR redis-cli (1)
-";
+/// Sections of the manual page that clap does not generate, in roff.
+pub(crate) const MANUAL: &str = include_str!("manual.roff");
 
 fn delay(text: &str) -> Result<Duration, String> {
     seconds(text, 0.1..=3600.0)
