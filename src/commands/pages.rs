@@ -11,10 +11,10 @@ use crate::server::arguments::Argument;
 use crate::server::load::{Spec, SINCE};
 
 /// The marks around the generated parts.
-const HEAD: [&str; 2] = ["<!-- begin: made from the command's table -->", "<!-- end -->"];
+const HEAD: [&str; 2] = ["<!-- begin: generated from the command's specification -->", "<!-- end -->"];
 const ARGUMENTS: [&str; 2] =
-    ["<!-- begin arguments: made from the command's table -->", "<!-- end arguments -->"];
-const LIST: [&str; 2] = ["<!-- begin: made from the commands' tables -->", "<!-- end -->"];
+    ["<!-- begin arguments: generated from the command's specification -->", "<!-- end arguments -->"];
+const LIST: [&str; 2] = ["<!-- begin: generated from the commands' specifications -->", "<!-- end -->"];
 
 /// The maximum line length, as in the checks of the documentation.
 const WIDTH: usize = 130;
@@ -75,20 +75,21 @@ fn head(command: &Spec) -> String {
 }
 
 fn arguments(command: &Spec) -> String {
-    let mut made = String::new();
+    let mut generated = String::new();
     for (title, list) in
         [("Required arguments", command.arguments.places), ("Optional arguments", command.arguments.options)]
     {
         if !list.is_empty() {
-            writeln!(made, "## {title}\n").unwrap();
+            writeln!(generated, "## {title}\n").unwrap();
             for argument in list {
                 let syntax = argument.bare();
-                writeln!(made, "{}", fill(&format!("* `{syntax}`: {}.", argument.says()), "  ")).unwrap();
+                writeln!(generated, "{}", fill(&format!("* `{syntax}`: {}.", argument.says()), "  "))
+                    .unwrap();
             }
-            made.push('\n');
+            generated.push('\n');
         }
     }
-    made.trim_end().to_owned() + "\n"
+    generated.trim_end().to_owned() + "\n"
 }
 
 /// The list of all pages.
@@ -100,29 +101,30 @@ fn list() -> String {
 }
 
 /// Replaces the part of the page between these marks.
-fn replace_between(page: &str, [begin, end]: [&str; 2], made: &str) -> String {
+fn replace_between(page: &str, [begin, end]: [&str; 2], generated: &str) -> String {
     let (before, rest) = page.split_once(begin).unwrap_or_else(|| panic!("no {begin} in {page}"));
     let (_, after) = rest.split_once(end).unwrap_or_else(|| panic!("no {end} in {page}"));
-    format!("{before}{begin}\n{made}{end}{after}")
+    format!("{before}{begin}\n{generated}{end}{after}")
 }
 
 #[test]
 fn pages_match_the_specifications() {
     let mut pages = vec![("README.md".to_owned(), vec![(LIST, list())])];
     for command in COMMANDS {
-        let mut made = vec![(HEAD, head(command))];
+        let mut generated = vec![(HEAD, head(command))];
         if command.arguments.iter().next().is_some() {
-            made.push((ARGUMENTS, arguments(command)));
+            generated.push((ARGUMENTS, arguments(command)));
         }
-        pages.push((format!("{}.md", name(command)), made));
+        pages.push((format!("{}.md", name(command)), generated));
     }
     let there = std::fs::read_dir(folder()).unwrap().count();
     assert_eq!(there, pages.len(), "a page without a command");
-    for (file, made) in pages {
+    for (file, generated) in pages {
         let path = folder().join(&file);
         let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
-        let wanted =
-            made.iter().fold(page.clone(), |page, (marks, made)| replace_between(&page, *marks, made));
+        let wanted = generated
+            .iter()
+            .fold(page.clone(), |page, (marks, generated)| replace_between(&page, *marks, generated));
         if std::env::var_os("GENERATE_PAGES").is_some() {
             std::fs::write(&path, wanted).unwrap();
         } else {
