@@ -131,7 +131,7 @@ pub(crate) fn publish() -> Publish {
     PUBLISH_CHOICES.get(chosen).copied().unwrap_or(Publish::Auto)
 }
 
-/// Whether replicas publish these messages, too.
+/// Whether subscribers at replicas get these messages, too.
 pub(crate) fn publishes_to_replicas() -> bool {
     PUBLISH_REPLICAS.load(Ordering::Relaxed) != 0
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Reports of violated invariants. Without them, a broken index would be a client that waits forever and no log line.
+//! Reports of violated invariants. Without a report, a broken index would only show as a client that waits forever.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;

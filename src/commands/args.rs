@@ -19,7 +19,7 @@ const MAX_KEYS: i64 = 64;
 /// The maximum length of a request ID or inbox, in bytes.
 const MAX_NAME_LEN: usize = 128;
 
-/// The maximum number of digits of an accepted number. Every number with so few digits fits an `i64`.
+/// The maximum number of digits of an accepted number. Every number with at most this many digits fits an `i64`.
 const MAX_DIGITS: usize = 18;
 
 /// The name of a command. It makes the errors about that command's arguments.
@@ -27,12 +27,12 @@ const MAX_DIGITS: usize = 18;
 pub(super) struct CommandName(&'static str);
 
 impl CommandName {
-    /// The error for a wrong argument whose description needs no advice.
+    /// The error for a wrong argument, without advice.
     pub(super) fn problem(self, problem: impl std::fmt::Display) -> Error {
         Error::Argument(format!("{problem} in '{}' command", self.0))
     }
 
-    /// The error for a wrong argument, and what to do about it.
+    /// The error for a wrong argument, with advice.
     pub(super) fn problem_with_advice(
         self,
         problem: impl std::fmt::Display,
