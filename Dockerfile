@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
-# A server with the module, for programs on this machine:
+# A server with the module, for clients on this machine:
 #
 #     docker build -t redis-lock . && docker run -p 127.0.0.1:6379:6379 redis-lock
 #
 # With Valkey: docker build --build-arg SERVER=valkey/valkey:8-bookworm -t valkey-lock .
 #
-# Every client of the port may take and break every lock, and delete all data. Set a password before other machines can reach it:
+# Every client of the port can acquire and break all locks, and delete all data. Set a password before you open the port to other
+# machines:
 #
 #     docker run -p 6379:6379 redis-lock /etc/redis-lock/server.conf --requirepass <password>
 #
-# CONFIG REWRITE writes to /etc/redis-lock in the container. Mount volumes on that folder and on /data, or a new container begins
-# with the configuration of the image: `-v lock-conf:/etc/redis-lock -v lock-data:/data`.
+# CONFIG REWRITE writes to /etc/redis-lock in the container. To keep the configuration and the data in a new container, mount
+# volumes: `-v lock-conf:/etc/redis-lock -v lock-data:/data`.
 
 ARG SERVER=redis:8-bookworm
 
@@ -23,13 +24,13 @@ RUN make install DESTDIR=/out && strip --strip-unneeded /out/usr/lib/redis/modul
 FROM ${SERVER}
 COPY --from=build /out/ /
 COPY LICENSE /usr/share/doc/redis-lock/copyright
-# The line is in the configuration itself, where CONFIG REWRITE finds it. The protected mode would refuse every published port.
+# The loadmodule line is in the main configuration file, as CONFIG REWRITE requires. Protected mode would refuse published ports.
 RUN mkdir -p /etc/redis-lock && cp /usr/share/redis-lock/redis-lock.conf /etc/redis-lock/server.conf \
     && printf '%s\n' 'dir /data' 'appendonly yes' 'protected-mode no' >>/etc/redis-lock/server.conf \
     && mkdir -p /data && chown -R "$(id -u redis 2>/dev/null || id -u valkey)" /etc/redis-lock /data
 VOLUME /data
 WORKDIR /data
 EXPOSE 6379
-# A list, which no shell runs: the image's entrypoint starts its server with this file, as the server's own user. A command that
-# begins with anything but an option, a .conf file or the server's name runs as root.
+# The exec form: the image's entrypoint starts the server with this file, as the server's user. A command that begins with
+# anything but an option, a .conf file or the server's name runs as root.
 CMD ["/etc/redis-lock/server.conf"]

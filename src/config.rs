@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: MIT
 
-//! The settings of the module: names, defaults, bounds, and where each may come from.
+//! The settings of the module: names, defaults and bounds.
 //!
-//! A setting is an argument of `loadmodule` (`lock.max-waiters 100`), and `CONFIG GET`, `CONFIG SET` and a line of
-//! redis.conf know it by the same name: the server puts the module's name and a dot in front of a setting's.
+//! A setting has the same name as an argument of `loadmodule` (`lock.max-waiters 100`), in `CONFIG GET` and `CONFIG SET`, and in
+//! redis.conf. The server adds the prefix, which is the module's name and a dot.
 
 use std::ffi::CStr;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::decimal::GREATEST;
-use crate::error::shown;
-use crate::server::registration::command::Args;
-use crate::server::registration::config::{load, register_choice, register_number};
+use crate::decimal::MAX_SAFE_INTEGER;
+use crate::error::printable;
 use crate::server::Ctx;
+use crate::server::registration::config::{load, register_choice, register_number};
+use crate::server::registration::command::Args;
 
-/// The largest number of milliseconds that is accepted anywhere. It can be added to the time of day without overflow.
-pub(crate) const MAX_MS: i64 = GREATEST;
+/// The maximum of every number of milliseconds. Adding it to the time of day does not overflow.
+pub(crate) const MAX_MS: i64 = MAX_SAFE_INTEGER;
 
-/// What every setting's name begins with.
+/// The prefix of every setting.
 const PREFIX: &str = "lock.";
 
-struct Number {
+/// A setting that is a number.
+struct NumberSetting {
     /// Without the prefix.
     name: &'static CStr,
     default: i64,
@@ -44,19 +45,25 @@ static QUARANTINE: AtomicI64 = AtomicI64::new(0);
 static EVENTS: AtomicI64 = AtomicI64::new(0);
 static ALLOW_UNLOAD: AtomicI64 = AtomicI64::new(0);
 
-const NUMBERS: [Number; 8] = [
-    Number { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
-    Number { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
-    Number { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
-    Number { name: c"fence-retention", default: 604_800_000, min: 0, max: MAX_MS, value: &FENCE_RETENTION },
-    Number { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
-    Number { name: c"max-watchdog", default: 0, min: 0, max: MAX_MS, value: &MAX_WATCHDOG },
-    Number { name: c"max-notify", default: 10_000, min: 0, max: 0xffff_ffff, value: &MAX_NOTIFY },
-    Number { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
+const NUMBERS: [NumberSetting; 8] = [
+    NumberSetting { name: c"default-lease", default: 30_000, min: 1, max: MAX_MS, value: &DEFAULT_LEASE },
+    NumberSetting { name: c"max-lease", default: 0, min: 0, max: MAX_MS, value: &MAX_LEASE },
+    NumberSetting { name: c"max-waiters", default: 0, min: 0, max: 0xffff_ffff, value: &MAX_WAITERS },
+    NumberSetting {
+        name: c"fence-retention",
+        default: 604_800_000,
+        min: 0,
+        max: MAX_MS,
+        value: &FENCE_RETENTION,
+    },
+    NumberSetting { name: c"request-ttl", default: 20_000, min: 1, max: MAX_MS, value: &REQUEST_TTL },
+    NumberSetting { name: c"max-watchdog", default: 0, min: 0, max: MAX_MS, value: &MAX_WATCHDOG },
+    NumberSetting { name: c"max-notify", default: 10_000, min: 0, max: 0xffff_ffff, value: &MAX_NOTIFY },
+    NumberSetting { name: c"quarantine", default: 0, min: 0, max: MAX_MS, value: &QUARANTINE },
 ];
 
-/// A setting that is one of some words. Its value is the place of the chosen one, 0 unless `default` says else.
-struct Choice {
+/// A setting that is one of several words. Its value is the index of the chosen word.
+struct ChoiceSetting {
     /// Without the prefix.
     name: &'static CStr,
     default: i32,
@@ -64,27 +71,37 @@ struct Choice {
     value: &'static AtomicI64,
 }
 
-const CHOICES: [Choice; 5] = [
-    Choice {
+const CHOICES: [ChoiceSetting; 5] = [
+    ChoiceSetting {
         name: c"publish",
         default: 0,
         words: &[c"auto", c"off", c"publish", c"spublish", c"both"],
         value: &PUBLISH,
     },
-    Choice { name: c"publish-replicas", default: 1, words: &[c"no", c"yes"], value: &PUBLISH_REPLICAS },
-    Choice { name: c"deadlock-detection", default: 1, words: &[c"no", c"yes"], value: &DEADLOCK_DETECTION },
-    Choice { name: c"events", default: 0, words: &[c"no", c"yes"], value: &EVENTS },
-    Choice { name: c"allow-unload", default: 0, words: &[c"no", c"yes"], value: &ALLOW_UNLOAD },
+    ChoiceSetting {
+        name: c"publish-replicas",
+        default: 1,
+        words: &[c"no", c"yes"],
+        value: &PUBLISH_REPLICAS,
+    },
+    ChoiceSetting {
+        name: c"deadlock-detection",
+        default: 1,
+        words: &[c"no", c"yes"],
+        value: &DEADLOCK_DETECTION,
+    },
+    ChoiceSetting { name: c"events", default: 0, words: &[c"no", c"yes"], value: &EVENTS },
+    ChoiceSetting { name: c"allow-unload", default: 0, words: &[c"no", c"yes"], value: &ALLOW_UNLOAD },
 ];
 
-/// What the words of `lock.publish` mean.
+/// The meanings of the words of `lock.publish`, in the same order.
 const PUBLISH_CHOICES: [Publish; 5] =
     [Publish::Auto, Publish::Off, Publish::Classic, Publish::Sharded, Publish::Both];
 
-/// How those who wait elsewhere hear that a lock is free.
+/// The kind of message that tells external clients that a lock is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Publish {
-    /// Classic, and in a cluster both.
+    /// Classic messages; in a cluster, classic and sharded ones.
     Auto,
     Off,
     Classic,
@@ -92,103 +109,102 @@ pub(crate) enum Publish {
     Both,
 }
 
-/// Milliseconds of a lease that a call does not give. Never more than [`max_lease`] allows.
+/// The lease of a call that does not set one, in milliseconds. At most [`max_lease`].
 pub(crate) fn default_lease() -> i64 {
     let lease = DEFAULT_LEASE.load(Ordering::Relaxed);
     max_lease().map_or(lease, |max| lease.min(max))
 }
 
-/// The longest lease in milliseconds that a call may ask for, if there is a limit.
+/// The maximum lease of a call in milliseconds, if there is a limit.
 pub(crate) fn max_lease() -> Option<i64> {
     Some(MAX_LEASE.load(Ordering::Relaxed)).filter(|max| *max > 0)
 }
 
-/// How many may wait for one lock, if there is a limit.
+/// The maximum number of waiters for one lock, if there is a limit.
 pub(crate) fn max_waiters() -> Option<usize> {
     usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
 }
 
-/// How those who wait elsewhere hear that a lock is free.
+/// The kind of message that tells external clients that a lock is free.
 pub(crate) fn publish() -> Publish {
     let chosen = usize::try_from(PUBLISH.load(Ordering::Relaxed)).unwrap_or(0);
     PUBLISH_CHOICES.get(chosen).copied().unwrap_or(Publish::Auto)
 }
 
-/// Whether those who wait at a replica hear it too.
+/// Whether subscribers at replicas get these messages, too.
 pub(crate) fn publishes_to_replicas() -> bool {
     PUBLISH_REPLICAS.load(Ordering::Relaxed) != 0
 }
 
-/// How many milliseconds a fencing counter is kept after its last grant, if there is a limit.
+/// The time in milliseconds for which a fencing counter outlives its last grant, if there is a limit.
 pub(crate) fn fence_retention() -> Option<i64> {
     Some(FENCE_RETENTION.load(Ordering::Relaxed)).filter(|ms| *ms > 0)
 }
 
-/// How many milliseconds the reply to a request with an id is remembered.
+/// The time in milliseconds for which the reply to a request with an ID is remembered.
 pub(crate) fn request_ttl() -> i64 {
     REQUEST_TTL.load(Ordering::Relaxed)
 }
 
-/// For how many milliseconds a watchdog renews if the call that asks for it does not say so, if there is a limit.
+/// The default of `WATCHDOG MAX` in milliseconds, if there is a limit.
 pub(crate) fn max_watchdog() -> Option<NonZeroU64> {
     NonZeroU64::new(MAX_WATCHDOG.load(Ordering::Relaxed).unsigned_abs())
 }
 
-/// How many waits that messages tell of may belong to one connection, if there is a limit.
+/// The maximum number of waits with `NOTIFY` of one connection, if there is a limit.
 pub(crate) fn max_notify() -> Option<usize> {
     usize::try_from(MAX_NOTIFY.load(Ordering::Relaxed)).ok().filter(|max| *max > 0)
 }
 
-/// How many milliseconds nothing is granted after locks may have been forgotten, if that is so.
+/// The time in milliseconds without grants after locks may have been lost, if the quarantine is on.
 pub(crate) fn quarantine() -> Option<u64> {
     Some(QUARANTINE.load(Ordering::Relaxed).unsigned_abs()).filter(|ms| *ms > 0)
 }
 
-/// Whether an owner that would wait for itself is told so.
+/// Whether a wait that could never end gets an error.
 pub(crate) fn deadlock_detection() -> bool {
     DEADLOCK_DETECTION.load(Ordering::Relaxed) != 0
 }
 
-/// Whether owners are told what happens to their holds.
+/// Whether the module publishes events about holds to their owners.
 pub(crate) fn events() -> bool {
     EVENTS.load(Ordering::Relaxed) != 0
 }
 
-/// Whether `MODULE UNLOAD` does what it says, though it can end the server.
+/// Whether `MODULE UNLOAD` is allowed even if it can crash the server.
 pub(crate) fn allow_unload() -> bool {
     ALLOW_UNLOAD.load(Ordering::Relaxed) != 0
 }
 
-/// Registers all settings with the values of the module's arguments, or else their defaults, and takes over
-/// what the configuration file says.
+/// Registers all settings with the values of the module's arguments or their defaults, and then applies the configuration file.
 pub(crate) fn register(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), String> {
     let mut given = parse_args(args)?;
     for number in NUMBERS {
-        let value = match take(&mut given, text(number.name)) {
+        let value = match take_value(&mut given, text(number.name)) {
             Some(text) => number.parse(&text)?,
             None => number.default,
         };
         let range = number.min..=number.max;
         if !register_number(ctx, number.name, value, range, number.value) {
-            return Err(format!("the server refuses the setting {PREFIX}{}", text(number.name)));
+            return Err(format!("the server rejected the setting {PREFIX}{}", text(number.name)));
         }
     }
     for choice in CHOICES {
-        let chosen = match take(&mut given, text(choice.name)) {
+        let chosen = match take_value(&mut given, text(choice.name)) {
             Some(text) => choice.parse(&text)?,
             None => choice.default,
         };
         if !register_choice(ctx, choice.name, chosen, choice.words, choice.value) {
-            return Err(format!("the server refuses the setting {PREFIX}{}", text(choice.name)));
+            return Err(format!("the server rejected the setting {PREFIX}{}", text(choice.name)));
         }
     }
     if !load(ctx) {
-        return Err("a setting of the configuration file is not valid, see above".to_owned());
+        return Err("a setting in the configuration file is invalid; see the log line above".to_owned());
     }
     Ok(())
 }
 
-impl Number {
+impl NumberSetting {
     fn parse(&self, given: &[u8]) -> Result<i64, String> {
         std::str::from_utf8(given)
             .ok()
@@ -200,13 +216,13 @@ impl Number {
                     text(self.name),
                     self.min,
                     self.max,
-                    shown(given)
+                    printable(given)
                 )
             })
     }
 }
 
-impl Choice {
+impl ChoiceSetting {
     fn parse(&self, given: &[u8]) -> Result<i32, String> {
         (0..)
             .zip(self.words)
@@ -217,7 +233,7 @@ impl Choice {
                 let (last, others) = words
                     .split_last()
                     .map_or(("", String::new()), |(last, others)| (&**last, others.join(", ")));
-                format!("{PREFIX}{} must be {others} or {last}, not '{}'", text(self.name), shown(given))
+                format!("{PREFIX}{} must be {others} or {last}, not '{}'", text(self.name), printable(given))
             })
     }
 }
@@ -239,7 +255,7 @@ fn parse_args(args: Args<'_>) -> Result<Vec<(String, Vec<u8>)>, String> {
         let name = String::from_utf8_lossy(pair[0]).to_ascii_lowercase();
         let known = name.strip_prefix(PREFIX).filter(|name| names().any(|known| known == *name));
         let Some(known) = known else {
-            return Err(format!("unknown module argument '{}'; {}", shown(pair[0]), usage()));
+            return Err(format!("unknown module argument '{}'; {}", printable(pair[0]), usage()));
         };
         let Some(value) = pair.get(1) else {
             return Err(format!("module argument {PREFIX}{known} has no value; {}", usage()));
@@ -254,10 +270,11 @@ fn parse_args(args: Args<'_>) -> Result<Vec<(String, Vec<u8>)>, String> {
 
 fn usage() -> String {
     let names: Vec<String> = names().map(|name| format!("{PREFIX}{name}")).collect();
-    format!("settings are given as 'name value' pairs: {}", names.join(", "))
+    format!("pass settings as 'name value' pairs: {}", names.join(", "))
 }
 
-fn take(given: &mut Vec<(String, Vec<u8>)>, name: &str) -> Option<Vec<u8>> {
+/// Removes the value of this setting from the given ones.
+fn take_value(given: &mut Vec<(String, Vec<u8>)>, name: &str) -> Option<Vec<u8>> {
     let place = given.iter().position(|(other, _)| other == name)?;
     Some(given.swap_remove(place).1)
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT
 
-//! Numbers as text.
+//! Conversion between numbers and decimal text.
 
-/// The greatest number that every client can represent, also one that has only floating point: 2^53 − 1.
-pub(crate) const GREATEST: i64 = (1 << 53) - 1;
+/// The greatest integer that every client can represent, even one with floating point only: 2^53 − 1.
+pub(crate) const MAX_SAFE_INTEGER: i64 = (1 << 53) - 1;
 
 /// The decimal form of a number, on the stack.
 pub(crate) struct Digits {
-    /// No number has more digits, and a sign.
+    /// Room for a sign and the 19 digits of the longest number.
     buffer: [u8; 20],
     start: usize,
 }
 
 impl Digits {
-    #[allow(clippy::cast_possible_truncation)] // Of numbers below 100.
+    #[allow(clippy::cast_possible_truncation)] // Only numbers below 100 are cast.
     pub(crate) fn of(number: i64) -> Digits {
         let mut digits = Digits { buffer: [b'0'; 20], start: 20 };
         let mut rest = number.unsigned_abs();
-        // Two at a time: divisions are what this costs.
+        // Two digits at a time, as the divisions dominate the cost.
         while rest >= 10 {
             let two = (rest % 100) as u8;
             rest /= 100;
@@ -41,7 +41,7 @@ impl Digits {
     }
 }
 
-/// The number that these digits are; `None` if there is anything else among them. More than 19 of them wrap.
+/// Parses decimal digits; `None` if another byte is among them. More than 19 digits wrap.
 pub(crate) fn decimal(digits: &[u8]) -> Option<u64> {
     let (mut number, mut all_digits) = (0_u64, true);
     for byte in digits {
@@ -57,7 +57,7 @@ mod tests {
     use super::Digits;
 
     #[test]
-    fn digits_are_those_of_the_number() {
+    fn digits_match_the_number() {
         for number in [0, 7, 10, 99, 100, 101, -1, -10, 1_700_000_000_000, i64::MAX, i64::MIN] {
             assert_eq!(Digits::of(number).as_bytes(), number.to_string().as_bytes());
         }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! What cannot happen: reported when it does, so that a broken index is not a client that waits for ever without a word.
+//! Reports of violated invariants. Without a report, a broken index would only show as a client that waits forever.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
-/// Says that something has happened that cannot. In the tests of this crate it panics; in a server it is logged and counted
-/// (`lock_internal_errors` in `INFO lock`), and the caller goes on with the value that is given, if one is.
+/// Reports a violated invariant. In the tests of this crate it panics. In a server it is logged and counted
+/// (`lock_internal_errors` in `INFO lock`), and the caller continues, with `$value` if one is given.
 #[macro_export]
 macro_rules! defect {
     ($what:literal) => {
@@ -21,18 +21,18 @@ macro_rules! defect {
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static LOG: OnceLock<fn(&str)> = OnceLock::new();
 
-/// How many defects were found since the module was loaded.
+/// The number of defects since the module was loaded.
 pub(crate) fn count() -> usize {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Where defects are logged.
+/// Sets the function that logs defects.
 pub(crate) fn log_to(log: fn(&str)) {
-    // One that was set by an earlier load of the module is the same function.
+    // After a reload of the module, the function that was set first is the same one.
     let _ = LOG.set(log);
 }
 
-/// See [`defect!`].
+/// Panics in tests of this crate; otherwise counts and logs a defect. The macro [`defect!`] calls it.
 #[cold]
 pub(crate) fn report(what: &str) {
     if cfg!(test) {

@@ -1,225 +1,200 @@
 // SPDX-License-Identifier: MIT
 
-//! Why a command was refused.
+//! The errors that a client can get, and their texts.
 
 use std::fmt;
 
 use crate::core::Refusal;
 
-/// Every error that a client can get from the module; the text tells what to do. The prefixes are part of the
-/// wire contract.
+/// An error reply. Its text says what is wrong and then what to do. The prefixes are part of the wire contract, and clients match
+/// these phrases of the texts: "too many", "send the command" and "the same request was sent again".
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// The server's own, word for word.
-    Other(String),
-    /// The key holds another type, or a hash that is no lock of this kind.
+    /// An error of the server itself, word for word.
+    FromServer(String),
+    /// The key holds another type, or a hash that is not a lock of this module.
     WrongType,
-    /// Clients of another kind wait for the key: it is a fair lock of Redisson.
+    /// The key is a Redisson fair lock with waiters, which have their own queue.
     FairLock,
-    /// The owner holds nothing here.
+    /// The owner does not hold the lock.
     NotOwner,
-    /// A newer token than this one was granted, or it is not known whether one was.
+    /// A newer token than this one was granted, or the counter is gone.
     OldToken,
-    /// A command that is to be guarded is not carried out.
+    /// The guarded command was not run.
     NotGuarded(NotGuarded),
-    /// Locks may have been forgotten whose leases still run, and nothing is granted.
+    /// Locks whose leases still run may have been lost, so nothing is granted.
     Quarantine {
-        /// For how long, in milliseconds.
+        /// The rest of the quarantine, in milliseconds.
         ms: u64,
     },
-    /// Too few replicas are online, for what a call asks for. Nothing has happened.
+    /// Fewer replicas are online than the call needs. Nothing was changed.
     TooFewReplicas {
-        /// How many are.
+        /// The number of replicas that are online.
         online: usize,
-        /// How many there are to be.
-        of: usize,
+        /// The number of replicas that the call needs.
+        needed: usize,
     },
-    /// Too few replicas have acknowledged in time what a call has done.
+    /// Too few replicas acknowledged the call in time.
     NotAcknowledged {
-        /// How many have.
+        /// The number of replicas that acknowledged.
         got: usize,
-        /// How many there are to be.
+        /// The number of replicas that the call needs.
         of: usize,
-        /// It was a grant, which is revoked.
+        /// Whether the call was a grant, which is revoked. Otherwise the new lease stays.
         revoked: bool,
     },
-    /// A waiter whose slot is served by another node now.
+    /// The slot of a waiter's lock has moved to another node.
     Moved,
-    /// A waiter that closed its side of the connection before it was answered.
+    /// A waiter closed its side of the connection before it got a reply.
     HungUp,
-    /// The slot of the lock is on its way to another node, and not all that belongs to the lock is here.
+    /// The slot of the lock is migrating, and some keys of the lock are not on this node.
     TryAgain,
     /// The keys are not in one slot.
     CrossSlot,
-    /// A waiter on a server that became a replica.
+    /// The server of a waiter has become a replica.
     Demoted,
-    /// Nobody's hold stands in the way, but something else does.
+    /// The core refused the request for a reason other than a holder.
     Refused(Refusal),
-    /// The same request was sent again on another connection, and waits there.
+    /// A newer connection has sent the same request again, and waits for it.
     Superseded,
-    /// The request was cancelled, before it was made or while it waited.
+    /// The request was cancelled before it arrived or while it waited.
     Cancelled,
-    /// A call for several locks has the ID of one for others.
+    /// A call for several locks has an ID that was used with other keys.
     OtherKeys,
-    /// Waiting could never end; the text is the cycle.
+    /// Waiting would never end; the text is the cycle.
     Deadlock(String),
-    /// An argument is wrong; the text names it, and says what is right.
-    Argument {
-        /// The command, as the server calls it.
-        command: &'static str,
-        /// What is wrong, with the name of the argument.
-        problem: String,
-    },
+    /// An argument is wrong; the text is the whole error without its prefix.
+    Argument(String),
     /// The server refused to block the client.
     CannotBlock,
     /// The user may not subscribe to the channel of an inbox.
     NoChannel,
 }
 
-/// Why a command is not carried out on behalf of somebody. Nothing has happened then.
+/// The reason why a guarded command was not run. It changed nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotGuarded {
-    /// Not one that can be carried out on behalf of somebody.
+    /// The command cannot be run on behalf of a client.
     NotAllowed,
-    /// A script that no client calls itself. It can look at the lock itself.
+    /// A script was called by a script, which can use `LOCK.CHECK` itself.
     Script,
-    /// The caller may not call it, or not with these keys or channels.
+    /// The caller may not run the command, or not with these keys or channels.
     NoPermission,
-    /// It has keys of another slot.
+    /// The command has keys in another slot.
     CrossSlot,
-    /// It has keys that are not here while the slot is on its way to another node, or from it.
+    /// The slot is migrating, and some keys of the command are not on this node.
     TryAgain,
 }
 
 const CANCELLED: &str =
-    "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
+    "UNBLOCKED request was cancelled by LOCK.CANCEL and holds nothing; use a new ID to acquire again";
 
-/// As the server words it for commands with several keys.
+/// The server's own text for commands with several keys.
 const CROSS_SLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
 
-/// The same.
+/// The server's own text for commands with several keys.
 const TRY_AGAIN: &str = "TRYAGAIN Multiple keys request during rehashing of slot";
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Other(text) => f.write_str(text),
-            Error::WrongType => {
-                f.write_str("WRONGTYPE the key holds something that is no lock of this kind; choose another key")
+            Error::FromServer(text) => f.write_str(text),
+            Error::WrongType => f.write_str("WRONGTYPE key does not hold a lock; use another key"),
+            Error::FairLock => {
+                f.write_str("WRONGTYPE key is a Redisson fair lock with waiters; use another key")
             }
-            Error::FairLock => f.write_str(
-                "WRONGTYPE the key is a fair lock of Redisson, and somebody waits for it; choose another key",
-            ),
-            Error::NotOwner => f.write_str(
-                "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over; \
-                 stop, and acquire anew",
-            ),
+            Error::NotOwner => {
+                f.write_str("NOTOWNER lock was released, broken or expired; stop and acquire it again")
+            }
             Error::OldToken => f.write_str(
-                "NOTOWNER this token is out of date: a newer one was granted since, or its counter is gone; stop, and acquire anew",
+                "NOTOWNER token is out of date, or the fencing counter is gone; stop and acquire the lock again",
             ),
             Error::Quarantine { ms } => write!(
                 f,
-                "QUARANTINE locks may be forgotten here, so none is granted for {ms} ms more; try again then, or wait with BLOCK"
+                "QUARANTINE locks may have been lost; no grants for {ms} ms, try again then or wait with BLOCK"
             ),
-            Error::TooFewReplicas { online, of } => {
-                write!(f, "NOREPLICAS {online} replicas are online, not {of}; this call has done nothing, try again later")
-            }
+            Error::TooFewReplicas { online, needed } => write!(
+                f,
+                "NOREPLICAS {online} of {needed} replicas are online; nothing was changed, try again later"
+            ),
             Error::NotAcknowledged { got, of, revoked: true } => write!(
                 f,
-                "NOREPLICAS {got} of {of} replicas acknowledged the grant in time; it is undone, though the lock may still be \
-                 held for a moment, so try again"
+                "NOREPLICAS {got} of {of} replicas acknowledged the grant in time; it was revoked, try again in a moment"
             ),
             Error::NotAcknowledged { got, of, revoked: false } => write!(
                 f,
-                "NOREPLICAS {got} of {of} replicas acknowledged the lease in time; the hold stands here, but a failover may \
-                 lose it"
+                "NOREPLICAS {got} of {of} replicas acknowledged the lease in time; a failover may lose the hold, try again"
             ),
-            Error::NotGuarded(refused) => f.write_str(match refused {
+            Error::NotGuarded(reason) => f.write_str(match reason {
                 NotGuarded::NotAllowed => {
-                    "ERR this command cannot be guarded, only one that a script may call, in 'lock.guard' command"
+                    "ERR command cannot be guarded in 'lock.guard' command; use one that scripts may call"
                 }
                 NotGuarded::Script => {
-                    "ERR a script can be guarded by a client only; let it call LOCK.CHECK before it writes, in 'lock.guard' command"
+                    "ERR only a client can guard a script in 'lock.guard' command; call LOCK.CHECK in the script"
                 }
-                // As the server words these two.
-                NotGuarded::NoPermission => {
-                    "NOPERM this user has no permissions to run the guarded command or to access one of the keys or \
-                     channels used as arguments"
-                }
+                // The server's own text, for the guarded command.
+                NotGuarded::NoPermission => concat!(
+                    "NOPERM this user has no permissions to run the guarded command ",
+                    "or to access one of the keys or channels used as arguments"
+                ),
                 NotGuarded::CrossSlot => CROSS_SLOT,
                 NotGuarded::TryAgain => TRY_AGAIN,
             }),
-            Error::Moved => f.write_str(
-                "UNBLOCKED the slot of the lock is not served by this node any more; send the command again",
-            ),
+            Error::Moved => f.write_str("UNBLOCKED slot of the lock has moved to another node; send the command again"),
             Error::HungUp => f.write_str(
-                "UNBLOCKED the connection was closed on the client's side, and the lock went to the next in line; \
-                 connect and acquire again",
+                "UNBLOCKED client closed the connection, so the grant was revoked; connect and acquire again",
             ),
             Error::TryAgain => f.write_str(TRY_AGAIN),
             Error::CrossSlot => f.write_str(CROSS_SLOT),
-            Error::Demoted => f.write_str(
-                "UNBLOCKED this server is not the primary any more; send the command to the one that is",
-            ),
+            Error::Demoted => {
+                f.write_str("UNBLOCKED server is no longer the primary; send the command to the new primary")
+            }
             Error::Refused(refusal) => f.write_str(match refusal {
                 Refusal::TooManyWaiters => {
-                    "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later"
+                    "ERR too many waiters for this lock; try again later, or raise lock.max-waiters"
                 }
                 Refusal::TooManyNotified => {
-                    "ERR too many waits of this connection, see the setting lock.max-notify; try again later"
+                    "ERR too many waits of this connection; try again later, or raise lock.max-notify"
                 }
-                // As the server words it.
+                // The server's own text.
                 Refusal::Replica => "READONLY You can't write against a read only replica.",
-                Refusal::Overflow => {
-                    "ERR this owner's hold count is at its maximum; release before acquiring again"
-                }
+                Refusal::Overflow => "ERR hold count of the owner is at its maximum; release a hold first",
                 Refusal::NoCounter => {
-                    "WRONGTYPE the key of the lock's fencing counter holds something that is no integer; \
-                     delete it, or choose another key"
+                    "WRONGTYPE fencing counter of the lock is not an integer; delete its key, or use another lock"
                 }
-                Refusal::CounterFull => {
-                    "ERR the lock's fencing counter is at its maximum; choose another key"
-                }
+                Refusal::CounterFull => "ERR fencing counter of the lock is at its maximum; use another lock",
                 Refusal::CounterMoved => TRY_AGAIN,
-                Refusal::NoRecord => {
-                    "WRONGTYPE the key in which the reply to this request is kept holds something else; \
-                     choose another ID"
-                }
+                Refusal::NoRecord => "WRONGTYPE key for the record of this request holds other data; use another ID",
                 Refusal::Cancelled => CANCELLED,
-                // As the server words it.
+                // The server's own text.
                 Refusal::NoMemory => "OOM command not allowed when used memory > 'maxmemory'.",
-                Refusal::OthersRecord => {
-                    "ERR another owner's request has the same name as this one; choose another ID"
-                }
+                Refusal::OthersRecord => "ERR request of another owner has the same record key; use another ID",
             }),
             Error::Superseded => f.write_str(
-                "UNBLOCKED the same request was sent again on another connection, and waits there; wait for that reply",
+                "UNBLOCKED the same request was sent again on another connection; wait for the reply there",
             ),
             Error::Cancelled => f.write_str(CANCELLED),
-            Error::OtherKeys => f.write_str(
-                "ERR a call with this ID was made before, for other keys or for some of these only; choose another ID",
-            ),
+            Error::OtherKeys => f.write_str("ERR ID was used before with other keys; use another ID"),
             Error::Deadlock(cycle) => write!(f, "DEADLOCK waiting could never end: {cycle}"),
-            Error::Argument { command, problem } => write!(f, "ERR {problem} in '{command}' command"),
-            // As the server words it.
+            Error::Argument(text) => write!(f, "ERR {text}"),
+            // The server's own text.
             Error::NoChannel => f.write_str(
                 "NOPERM this user has no permissions to access one of the channels used as arguments",
             ),
-            Error::CannotBlock => f.write_str("ERR this client cannot wait for a lock; call without BLOCK"),
+            Error::CannotBlock => f.write_str("ERR client cannot be blocked; call without BLOCK"),
         }
     }
 }
 
-/// Bytes of a client, fit for an error text: printable, on one line, and not too long.
-pub(crate) fn shown(bytes: &[u8]) -> String {
-    shown_up_to(bytes, 64)
+/// A client's bytes for an error or log text: printable, on one line, at most 64 bytes before escaping.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    printable_up_to(bytes, 64)
 }
 
-/// The same with another length.
-pub(crate) fn shown_up_to(bytes: &[u8], longest: usize) -> String {
-    let mut text =
-        bytes.iter().take(longest).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
-    if bytes.len() > longest {
+/// A client's bytes for an error or log text: printable, on one line, at most `max` bytes before escaping.
+pub(crate) fn printable_up_to(bytes: &[u8], max: usize) -> String {
+    let mut text = bytes.iter().take(max).copied().flat_map(std::ascii::escape_default).collect::<Vec<u8>>();
+    if bytes.len() > max {
         text.extend_from_slice(b"...");
     }
     String::from_utf8_lossy(&text).into_owned()

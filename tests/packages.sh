@@ -114,7 +114,7 @@ export exec write
 start
 expect 1 in_copy redis-cli -p "$port" LOCK.ACQUIRE order alice
 expect "inside order:2" in_copy lockrun -u "redis://127.0.0.1:$port" -c 'echo inside $LOCK_KEY' order:2
-in_copy locktop -u "redis://127.0.0.1:$port" --batch | grep -q 'Nobody waits' || { echo "locktop sees nothing" >&2; exit 1; }
+in_copy locktop -u "redis://127.0.0.1:$port" --batch | grep -q 'No lock has waiters' || { echo "locktop sees nothing" >&2; exit 1; }
 # A server whose configuration was rewritten starts again. So it would not if the line were in a file that is included.
 expect OK in_copy redis-cli -p "$port" CONFIG REWRITE
 stop

@@ -2,31 +2,41 @@
 
 //! `LOCK.ACQUIRE`
 
-use uuid::Uuid;
-
-use super::args::Cursor;
-use super::inbox::{notify, Rest};
+use super::args::{CommandName, Cursor};
+use super::checks::{self, NotifyCall};
 use super::options::{
-    options, Ephemeral, Fence, How, Id, Lease, Once, Replicas, Shared, Wait, Watchdog, KEY,
+    options, Ephemeral, Fence, Id, Lease, Once, Replicas, Shared, Wait, WaitMode, Watchdog, KEY, NEW_OWNER,
 };
+use super::Target;
 use crate::config;
-use crate::core::{Now, Outcome, Owner, Patience, Request, Unseen, WaiterId};
-use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
-use crate::error::Error;
-use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
-use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::core::{Now, Outcome, Patience, Request, Unseen, WaiterId, Wants};
+use crate::driver::{self, ReplicaRequirement, AwaitedHold, HoldRef, WaitStart};
 use crate::server::{Ctx, Str};
+use crate::server::registration::arguments::Arguments;
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::error::Error;
 
 pub(crate) struct Acquire;
 
-/// A call as the client wrote it.
+/// The arguments of a call.
+struct Words<'a> {
+    command: CommandName,
+    key: Str<'a>,
+    /// The owner as written by the client: `*` stands for a random one.
+    owner: Str<'a>,
+    options: Options<'a>,
+    wait: WaitMode<'a>,
+    wants: Wants,
+}
+
+/// A call that the server allows.
 struct Call<'a> {
     key: Str<'a>,
-    /// As it was given: not who a `*` becomes.
+    /// The owner as written by the client: `*` stands for a random one.
     owner: Str<'a>,
     request: Request,
-    how: How<'a>,
-    wanted: Option<ReplicaRequirement>,
+    wait: WaitMode<'a>,
+    acknowledgement: Option<ReplicaRequirement>,
 }
 
 options! {
@@ -43,33 +53,25 @@ options! {
     }
 }
 
-/// Who is to hold it.
-pub(super) const OWNER: Argument = Argument::new(
-    c"owner",
-    ArgumentKind::Text,
-    c"is who is to hold it, 1 to 1024 bytes; * makes a random one",
-);
-
 impl Command for Acquire {
     const SPEC: Spec = Spec {
         name: c"lock.acquire",
         flags: c"write deny-oom blocking",
         categories: c"write slow blocking",
         key: Some(KeyUse::Write),
-        arguments: Arguments{positional: &[KEY, OWNER], options: Options::ARGUMENTS },
-        summary: c"Takes a lock, or waits for it.",
-        reply: "The owner's hold count, or nil if somebody else holds the lock, or 0 if a message will tell; a map with FENCE, and with * as \
-                the owner.",
+        arguments: Arguments{positional: &[KEY, NEW_OWNER], options: Options::ARGUMENTS },
+        summary: c"Acquires a lock, or waits for it.",
+        reply: "The owner's hold count; nil if another owner holds the lock; 0 with NOTIFY. A map with FENCE or owner *.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
-        let call = parse(ctx, args)?;
+        let call = check(ctx, parse(args)?)?;
         let now = ctx.now();
-        let patience = match call.how {
-            How::No => Patience::Leaves,
-            How::Blocked(block) => super::patience(ctx, Some(block), now),
-            How::Notified(..) => super::patience_of_notified(ctx),
+        let patience = match call.wait {
+            WaitMode::NoWait => Patience::Leaves,
+            WaitMode::Block(timeout) => super::blocking_patience(ctx, Some(timeout), now),
+            WaitMode::Notify(_) => super::notify_patience(ctx),
         };
         let remembered = super::look_up(ctx, &call.key);
         let unseen = driver::queue_unseen(ctx, &call.key, &remembered, &call.request, patience, now);
@@ -77,13 +79,13 @@ impl Command for Acquire {
             let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
             return wait(ctx, &call, id, (now, plans));
         }
-        let (outcome, may_be_in_cycle) = look_and_acquire(ctx, &call, remembered, patience, now)?;
+        let (outcome, may_be_in_cycle) = acquire_or_queue(ctx, &call, remembered, patience, now)?;
         if !matches!(outcome, Outcome::Queued(_) | Outcome::InFlight(_)) {
             driver::dispatch(ctx, now);
         }
         match outcome {
-            Outcome::Granted(reply) => match call.wanted.zip(call.request.id) {
-                // It was granted before: whether the replicas have it or not, it stands.
+            Outcome::Granted(reply) => match call.acknowledgement.zip(call.request.id) {
+                // A repeated call: the hold stays even if the replicas do not acknowledge it.
                 Some((wanted, request)) => {
                     let (key, hold_ref) = (call.key.as_bytes().to_vec(), HoldRef::Request(request));
                     let standing = AwaitedHold { db: ctx.db(), key, hold_ref };
@@ -91,9 +93,7 @@ impl Command for Acquire {
                 }
                 None => driver::reply_grant(ctx, &reply),
             },
-            Outcome::InFlight(id) => {
-                return driver::block(ctx, id, call.wanted, WaitStart { now, needs_schedule: true })
-            }
+            Outcome::InFlight(id) => return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: true }),
             Outcome::Refused(refusal) => return Err(Error::Refused(refusal)),
             Outcome::Queued(id) => {
                 let now = refuse_deadlock(ctx, id, may_be_in_cycle, now)?;
@@ -109,19 +109,19 @@ impl Command for Acquire {
     }
 }
 
-/// The call waits: its client is blocked, or will be told by a message. Passes on what was decided, too. `plans` if there may be
-/// something to plan for it.
+/// Blocks the client of a queued call, or replies 0 to a call with `NOTIFY`. Passes on the decisions, too. `plans` tells whether
+/// the wait may need a timer.
 #[inline(always)]
 fn wait(ctx: Ctx<'_>, call: &Call<'_>, id: WaiterId, (now, plans): (Now, bool)) -> Result<(), Error> {
     if call.request.notify.is_none() {
-        return driver::block(ctx, id, call.wanted, WaitStart { now, needs_schedule: plans });
+        return driver::block(ctx, id, call.acknowledgement, WaitStart { now, needs_schedule: plans });
     }
     driver::await_message(ctx, WaitStart { now, needs_schedule: plans });
     ctx.reply_integer(0);
     Ok(())
 }
 
-/// Fails if the waiter waits for its own owner, which is searched for if it may. Returns the time after that: a search can be long.
+/// Fails if the waiter waits for its own owner. Searches only if it may. Returns the time afterwards, as a search can be long.
 #[inline]
 fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) -> Result<Now, Error> {
     let reported = config::deadlock_detection();
@@ -134,17 +134,18 @@ fn refuse_deadlock(ctx: Ctx<'_>, id: WaiterId, may_be_in_cycle: bool, now: Now) 
     }
 }
 
-/// Opens the lock, and takes it or queues up for it. If it is queued: whether it may wait for its own owner.
+/// Opens the lock, and acquires it or queues for it. Also returns whether a queued call may wait for its own owner.
 #[inline(always)]
-fn look_and_acquire<'a>(
+fn acquire_or_queue<'a>(
     ctx: Ctx<'a>,
     call: &'a Call<'a>,
     remembered: driver::Remembered<'a>,
     patience: Patience,
     now: Now,
 ) -> Result<(Outcome, bool), Error> {
-    super::known_in_hand(ctx, (&call.key, Some(&call.owner)), remembered, now, |lock, known| {
-        if super::is_theirs(lock, &call.request, now) {
+    let target = Target::of_owner(&call.key, &call.owner);
+    super::update_looked_up(ctx, target, remembered, now, |lock, known| {
+        if super::is_foreign_fair_lock(lock, &call.request, now) {
             return Err(Error::FairLock);
         }
         let (outcome, in_hand) = driver::with(ctx, |driver| {
@@ -160,42 +161,46 @@ fn look_and_acquire<'a>(
     })
 }
 
-fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
+#[inline(always)]
+fn parse(args: Args<'_>) -> Result<Words<'_>, Error> {
     let mut args = Cursor::new("lock.acquire", args);
     let key = args.key()?;
-    let asked = args.owner()?;
-    let mut given = Options::default();
-    given.read(&mut args)?;
-    let made = asked.as_bytes() == b"*";
-    let lease_ms = given.lease.ms().unwrap_or_else(config::default_lease);
-    let how = given.wait.how(&args)?;
+    let owner = args.owner()?;
+    let mut options = Options::default();
+    options.read(&mut args)?;
+    let command = args.command();
+    let wait = options.wait.mode(command)?;
+    let wants = options.shared.wants(&options.once, command)?;
+    Ok(Words { command, key, owner, options, wait, wants })
+}
+
+#[inline(always)]
+fn check<'a>(ctx: Ctx<'_>, words: Words<'a>) -> Result<Call<'a>, Error> {
+    let Words { command, key, owner, options, wait, wants } = words;
+    let lease_ms = options.lease.ms().unwrap_or_else(config::default_lease);
+    let awaits_replicas = options.replicas.is_given();
     let request = Request {
-        owner: if made {
-            Owner::new(Uuid::new_v4().to_string().as_bytes())
-        } else {
-            Owner::new(asked.as_bytes())
-        },
-        wants: given.shared.wants(&given.once, &args)?,
+        owner: super::owner_or_random(&owner),
+        wants,
         lease_ms,
-        keeps_longer: given.lease.ms().is_none(),
-        fence: given.fence.is_given(),
-        names_owner: made || given.fence.is_given(),
-        id: given.id.get().map(|id| args.request(ctx, &key, asked.as_bytes(), id)).transpose()?,
-        bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
-        client: super::client_if_told(ctx),
-        confirmed_later: given.replicas.is_given(),
-        notify: match how {
-            How::No | How::Blocked(_) => None,
-            How::Notified(inbox, grace_ms) => {
-                let acknowledged = given.replicas.is_given();
-                let rest = Rest { asked: asked.as_bytes(), id: given.id.get(), lease_ms, acknowledged };
-                Some(notify(ctx, &args, (inbox, grace_ms), &rest)?)
+        keeps_longer: options.lease.ms().is_none(),
+        fence: options.fence.is_given(),
+        names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
+        id: options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?,
+        bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+        client: super::client_for_events(ctx),
+        confirmed_later: awaits_replicas,
+        notify: match wait {
+            WaitMode::NoWait | WaitMode::Block(_) => None,
+            WaitMode::Notify(notify) => {
+                let call = NotifyCall { owner: &owner, id: options.id.get(), lease_ms, awaits_replicas };
+                Some(checks::notify(ctx, command, notify, &call)?)
             }
         },
     };
     if request.fence {
-        args.has_counter_here(ctx, "FENCE", &key)?;
+        checks::counter_slot(ctx, command, "FENCE", &key)?;
     }
-    let wanted = given.replicas.acknowledgement(ctx, &args)?;
-    Ok(Call { key, owner: asked, request, how, wanted })
+    let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
+    Ok(Call { key, owner, request, wait, acknowledgement })
 }

@@ -8,10 +8,10 @@ use super::options::OWNER;
 use crate::core::waits_for::Edge;
 use crate::core::{Owner, Waits};
 use crate::driver;
-use crate::error::Error;
+use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::server::Ctx;
+use crate::error::Error;
 
 pub(crate) struct Blockers;
 
@@ -21,8 +21,8 @@ impl Command for Blockers {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { positional: &[OWNER], options: &[] },
-        summary: c"Lists whom an owner waits for, nearest first, through owners that wait themselves.",
+        arguments: Arguments{positional: &[OWNER], options: &[] },
+        summary: c"Lists the owners that block an owner, directly or indirectly, nearest first.",
         reply: "An array of maps.",
         complexity: c"O(N*log(N)) where N owners are found",
     };
@@ -40,7 +40,7 @@ impl Command for Blockers {
             ctx.reply_bulk(b"key");
             ctx.reply_bulk(&edge.lock.key);
             ctx.reply_bulk(b"client");
-            match client(ctx, &edge, &owner) {
+            match client_of_blocker(ctx, &edge, &owner) {
                 Some(id) => ctx.reply_integer(id),
                 None => ctx.reply_null(),
             }
@@ -49,13 +49,13 @@ impl Command for Blockers {
     }
 }
 
-/// The connection of who is waited for: that of its hold, or one on which it waits itself. Not that of `asked`, who may be another
-/// thread of the same owner.
-fn client(ctx: Ctx<'_>, edge: &Edge, asked: &Owner) -> Option<i64> {
+/// The connection of a blocker: that of its hold, or else one on which it waits. For the owner of the call itself, only that of
+/// its hold: the waits may be those of another thread.
+fn client_of_blocker(ctx: Ctx<'_>, edge: &Edge, caller: &Owner) -> Option<i64> {
     let (hold, waits) = driver::with(ctx, |driver| {
         let hold = driver.locks.hold(edge.lock.as_ref(), &edge.owner, ctx.now());
         let waits = || driver.locks.waits_of(&edge.owner).find_map(|id| driver.client_of(id));
-        let waits = if edge.owner == *asked { None } else { waits() };
+        let waits = if edge.owner == *caller { None } else { waits() };
         (hold, waits)
     });
     hold.and_then(|hold| info::client(ctx, hold)).or_else(|| i64::try_from(waits?).ok())

@@ -4,16 +4,17 @@
 
 use super::args::Cursor;
 use super::options::KEY;
+use super::Target;
 use crate::core::LockRef;
 use crate::driver;
-use crate::error::{shown, shown_up_to, Error};
+use crate::server::Ctx;
 use crate::server::clients::caller::Caller;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::error::{printable, printable_up_to, Error};
 
-/// How many bytes of a key its line in the log has.
-const LONGEST_KEY: usize = 512;
+/// The maximum number of bytes of a key in a log line.
+const MAX_LOGGED_KEY: usize = 512;
 
 pub(crate) struct Break;
 
@@ -23,18 +24,18 @@ impl Command for Break {
         flags: c"write",
         categories: c"write slow dangerous",
         key: Some(KeyUse::Write),
-        arguments: Arguments { positional: &[KEY], options: &[] },
-        summary: c"Ends every hold on a lock, whoever has it, and hands the lock to the next in line.",
-        reply: "How many owners lost the lock.",
+        arguments: Arguments{positional: &[KEY], options: &[] },
+        summary: c"Ends all holds on a lock and hands it to the next waiter.",
+        reply: "The number of owners that lost the lock.",
         complexity: c"O(N) where N owners hold the lock",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let key = Cursor::new("lock.break", args).key()?;
         let now = ctx.now();
-        // The reply says how many there are, whatever somebody has written there by hand, unless there are thousands.
+        // The reply counts the owners, including those of foreign writes. It is exact unless there are thousands.
         crate::keyspace::force_full_read(ctx, &key);
-        let lost = super::in_hand(ctx, (&key, None), now, |lock, known| {
+        let lost = super::update(ctx, Target { key: &key, owner: None }, now, |lock, known| {
             if lock.is_fair(now) {
                 return Err(Error::FairLock);
             }
@@ -44,25 +45,25 @@ impl Command for Break {
         })?;
         driver::dispatch(ctx, now);
         if lost > 0 {
-            note(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, lost);
+            log(ctx, LockRef { db: ctx.db(), key: key.as_bytes() }, lost);
         }
         ctx.reply_integer(i64::try_from(lost).unwrap_or(i64::MAX));
         Ok(())
     }
 }
 
-/// Whoever lost a lock will want to know by whom.
-fn note(ctx: Ctx<'_>, lock: LockRef<'_>, lost: usize) {
+/// Logs the caller, as the owners that lost the lock may ask for it.
+fn log(ctx: Ctx<'_>, lock: LockRef<'_>, lost: usize) {
     let caller = Caller::of(ctx);
-    let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", shown(user)));
+    let user = caller.user().map_or("an unknown user".to_owned(), |user| format!("user {}", printable(user)));
     let address = match caller.address() {
-        Some(address) => format!("at {}", shown(address)),
+        Some(address) => format!("at {}", printable(address)),
         None => "in a script".to_owned(),
     };
     let owners = if lost == 1 { "1 owner".to_owned() } else { format!("{lost} owners") };
     ctx.note(&format!(
         "redis-lock: LOCK.BREAK of {} in database {} by {user} {address}: {owners} lost it",
-        shown_up_to(lock.key, LONGEST_KEY),
+        printable_up_to(lock.key, MAX_LOGGED_KEY),
         lock.db
     ));
 }

@@ -3,17 +3,18 @@
 //! `LOCK.CANCEL`
 
 use super::args::Cursor;
+use super::checks;
 use super::options::{KEY, OWNER};
+use super::Target;
 use crate::driver;
-use crate::error::Error;
-use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
-use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
+use crate::server::registration::arguments::{Argument, Arguments, ArgumentKind};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::error::Error;
 
 pub(crate) struct Cancel;
 
-const REQUEST: Argument =
-    Argument::new(c"request", ArgumentKind::Text, c"is what LOCK.ACQUIRE had there").after(c"ID");
+const REQUEST: Argument = Argument::new(c"request", ArgumentKind::Text, c"the ID of the acquire").after(c"ID");
 
 impl Command for Cancel {
     const SPEC: Spec = Spec {
@@ -22,24 +23,25 @@ impl Command for Cancel {
         categories: c"write fast",
         key: Some(KeyUse::Write),
         arguments: Arguments{positional: &[KEY, OWNER, REQUEST], options: &[] },
-        summary: c"Undoes the acquire with a request id, whether it waits, was granted, or is still to come.",
-        reply: "1 if there was anything to undo, otherwise 0.",
+        summary: c"Undoes the acquire with a request ID, whether it waits, was granted or has not arrived yet.",
+        reply: "1 if there was something to undo, otherwise 0.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.cancel", args);
         let key = args.key()?;
-        let asked = args.owner()?;
+        let owner = args.owner()?;
         match args.next() {
             Some(option) if !option.eq_ignore_ascii_case(b"ID") => return Err(args.unknown(option)),
             _ => {}
         }
         let id = args.request_id()?;
-        let id = args.request(ctx, &key, asked.as_bytes(), id)?;
+        let command = args.command();
         args.end()?;
+        let id = checks::request(ctx, command, &key, &owner, id)?;
         let now = ctx.now();
-        let done = super::one_in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
+        let done = super::update_one_of_several(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             Ok(driver::with(ctx, |driver| {
                 let beside = driver.locks.beside(known, &id);
                 let (undone, in_hand) =

@@ -1,65 +1,69 @@
 // SPDX-License-Identifier: MIT
 
-//! What a caller claims of a lock, and whether that is true: `OWNER owner | TOKEN token`.
+//! The claim of a call, `OWNER owner | TOKEN token`, and its verification.
 
-use super::args::Cursor;
+use super::args::{CommandName, Cursor};
+use super::checks;
 use super::options::OWNER;
 use crate::core::Token;
 use crate::error::Error;
 use crate::keyspace;
-use crate::server::registration::arguments::{Argument, ArgumentKind};
 use crate::server::{Ctx, Str};
+use crate::server::registration::arguments::{Argument, ArgumentKind};
 
-/// What a caller claims.
+/// A claim about a lock.
 pub(super) enum Claim<'a> {
-    /// That this owner holds the lock.
+    /// This owner holds the lock.
     Owner(Str<'a>),
-    /// That nobody was granted the lock with a newer token than this one.
+    /// No newer token than this one was granted.
     Token(Token),
 }
 
-/// The words that a claim is made of.
+/// The arguments of a claim.
 pub(super) const CLAIM: Argument = {
-    const HOLDS: Argument = OWNER.after(c"OWNER");
+    const HOLDER: Argument = OWNER.after(c"OWNER");
     const TOKEN: Argument =
-        Argument::new(c"token", ArgumentKind::Integer, c"is not older than the newest that was granted")
-            .after(c"TOKEN");
-    let says = c"is what has to be true: that this owner holds the lock, or that no newer token than this one was granted";
-    Argument::new(c"claim", ArgumentKind::OneOf(&[HOLDS, TOKEN]), says)
+        Argument::new(c"token", ArgumentKind::Integer, c"the token of the caller").after(c"TOKEN");
+    let summary = c"the claim: this owner holds the lock, or no newer token was granted";
+    Argument::new(c"claim", ArgumentKind::OneOf(&[HOLDER, TOKEN]), summary)
 };
 
-/// What is so, as a claim that is true.
+/// The facts behind a claim that is true.
 pub(super) struct Proof {
-    /// How many holds the owner has; 1 for a token.
+    /// The hold count of the owner; 1 for a token.
     pub(super) holds: i64,
-    /// The token, if it is newer than the newest that this server knows: the last writes of another primary were lost.
-    pub(super) ahead: Option<Token>,
+    /// The token, if it is newer than the newest token on this server. The last writes of an earlier primary were lost then.
+    pub(super) token_ahead: Option<Token>,
 }
 
 impl<'a> Claim<'a> {
-    pub(super) fn parse(args: &mut Cursor<'a>, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Claim<'a>, Error> {
+    pub(super) fn parse(args: &mut Cursor<'a>) -> Result<Claim<'a>, Error> {
         match args.next().unwrap_or_default() {
             word if word.eq_ignore_ascii_case(b"OWNER") => Ok(Claim::Owner(args.owner()?)),
-            word if word.eq_ignore_ascii_case(b"TOKEN") => {
-                let token = args.token()?;
-                args.has_counter_here(ctx, "TOKEN", key)?;
-                Ok(Claim::Token(token))
-            }
+            word if word.eq_ignore_ascii_case(b"TOKEN") => Ok(Claim::Token(args.token()?)),
             word => Err(args.neither(word, "OWNER", "TOKEN")),
         }
     }
 
-    /// Looks whether it is true, without touching anything; works on a replica.
-    pub(super) fn prove(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Proof, Error> {
+    /// Fails in a cluster if the fencing counter, which `TOKEN` needs, would not be in the slot of the lock.
+    pub(super) fn check_slot(&self, ctx: Ctx<'_>, command: CommandName, key: &Str<'_>) -> Result<(), Error> {
+        match self {
+            Claim::Owner(_) => Ok(()),
+            Claim::Token(_) => checks::counter_slot(ctx, command, "TOKEN", key),
+        }
+    }
+
+    /// Verifies the claim. Changes nothing, and works on a replica.
+    pub(super) fn verify(&self, ctx: Ctx<'_>, key: &Str<'_>) -> Result<Proof, Error> {
         match self {
             Claim::Owner(owner) => match keyspace::count_holds(ctx, key, owner)? {
                 0 => Err(Error::NotOwner),
-                holds => Ok(Proof { holds, ahead: None }),
+                holds => Ok(Proof { holds, token_ahead: None }),
             },
             Claim::Token(token) => match keyspace::newest_token(ctx, key).map_err(Error::Refused)? {
-                Some(newest) if newest == *token => Ok(Proof { holds: 1, ahead: None }),
-                Some(newest) if newest < *token && *token <= latest(ctx, newest) => {
-                    Ok(Proof { holds: 1, ahead: Some(*token) })
+                Some(newest) if newest == *token => Ok(Proof { holds: 1, token_ahead: None }),
+                Some(newest) if newest < *token && *token <= latest_lost_token(ctx, newest) => {
+                    Ok(Proof { holds: 1, token_ahead: Some(*token) })
                 }
                 _ => Err(Error::OldToken),
             },
@@ -67,9 +71,9 @@ impl<'a> Claim<'a> {
     }
 }
 
-/// No token is later that can have been granted although the counter is at `newest`, as the last writes of another primary were
-/// lost: that primary's clock may be an hour ahead, and its counter may have been ahead of its clock.
-fn latest(ctx: Ctx<'_>, newest: Token) -> Token {
+/// The greatest token that an earlier primary may have granted and that this server, with its counter at `newest`, does not know.
+/// The clock of that primary may have been up to an hour ahead of ours, and its counter ahead of its clock.
+fn latest_lost_token(ctx: Ctx<'_>, newest: Token) -> Token {
     const HOUR_US: Token = 3_600_000_000;
     const GRANTS: Token = 1_000_000;
     ctx.time_us().saturating_add(HOUR_US).max(newest.saturating_add(GRANTS))

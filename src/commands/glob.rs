@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-//! Patterns as `KEYS` and `SCAN` take them, which the module API does not offer.
+//! Glob patterns of `KEYS` and `SCAN`. The module API does not offer them.
 
-/// True if the whole of `text` matches: `*` any bytes, `?` one byte, `[abc]`, `[^abc]`, `[a-z]` one of these, and
-/// a backslash takes the next byte as it is. Takes time in proportion to the product of both lengths at most.
+/// Whether all of `text` matches the pattern: `*` matches any bytes, `?` one byte, `[abc]`, `[^abc]` and `[a-z]` one byte of a
+/// class. A backslash escapes the next byte. The time is at most proportional to the product of both lengths.
 pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Where to go on if what follows the latest star does not match: one byte further.
+    // Backtracking: after a mismatch, the latest star takes one byte more.
     let mut star = None;
     loop {
         if let Some(b'*') = pattern.get(p) {
@@ -17,7 +17,7 @@ pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern.get(p), text.get(t)) {
             (None, None) => return true,
             (Some(_), Some(byte)) => {
-                let (hit, next) = one(pattern, p, *byte);
+                let (hit, next) = match_element(pattern, p, *byte);
                 if hit {
                     (p, t) = (next, t + 1);
                     continue;
@@ -35,19 +35,19 @@ pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Whether the element of the pattern at `p` takes this byte, and where the next element begins.
-fn one(pattern: &[u8], p: usize, byte: u8) -> (bool, usize) {
+/// Whether the element of the pattern at `p` matches this byte, and the position of the next element.
+fn match_element(pattern: &[u8], p: usize, byte: u8) -> (bool, usize) {
     match pattern[p] {
         b'?' => (true, p + 1),
-        b'[' => class(pattern, p + 1, byte),
+        b'[' => match_class(pattern, p + 1, byte),
         b'\\' if p + 1 < pattern.len() => (pattern[p + 1] == byte, p + 2),
         plain => (plain == byte, p + 1),
     }
 }
 
-/// Whether a byte matches what follows a bracket, and where the pattern goes on. The bracket may be left
-/// open, as the server has it.
-fn class(pattern: &[u8], mut p: usize, byte: u8) -> (bool, usize) {
+/// Whether a byte matches the class after a bracket, and the position of the next element. The closing bracket may be missing, as
+/// in the server.
+fn match_class(pattern: &[u8], mut p: usize, byte: u8) -> (bool, usize) {
     let not = pattern.get(p) == Some(&b'^');
     p += usize::from(not);
     let mut hit = false;
@@ -76,7 +76,7 @@ mod tests {
     use super::matches;
 
     #[test]
-    fn patterns_are_those_of_the_server() {
+    fn patterns_match_like_the_server() {
         for (pattern, text, expected) in [
             ("", "", true),
             ("", "a", false),
@@ -102,7 +102,10 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
         }
-        assert!(!matches(&b"*a".repeat(50), &[b'a'; 49]), "too many stars");
-        assert!(!matches(&[&b"*a".repeat(200)[..], b"b"].concat(), &[b'a'; 5000]), "and it ends soon");
+        assert!(!matches(&b"*a".repeat(50), &[b'a'; 49]), "many stars do not match");
+        assert!(
+            !matches(&[&b"*a".repeat(200)[..], b"b"].concat(), &[b'a'; 5000]),
+            "a mismatch is found quickly"
+        );
     }
 }

@@ -6,72 +6,79 @@ use super::args::Cursor;
 use super::claim::{Claim, CLAIM};
 use super::options::KEY;
 use crate::driver;
-use crate::error::{Error, NotGuarded};
 use crate::keyspace;
-use crate::server::clients::caller::Caller;
-use crate::server::clients::{deferred, guarded_command};
-use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
-use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::server::Ctx;
+use crate::server::clients::{deferred, guarded_command};
+use crate::server::clients::caller::Caller;
+use crate::server::registration::arguments::{Argument, Arguments, ArgumentKind};
+use crate::server::registration::command::{Args, Command, KeyUse, Spec};
+use crate::error::{Error, NotGuarded};
 
 pub(crate) struct Guard;
 
 const COMMAND: Argument = Argument::new(
     c"command",
     ArgumentKind::Text,
-    c"is what is carried out: a command that scripts may call, EVAL, EVALSHA or FCALL",
+    c"the command to run: one that scripts may call, or EVAL, EVALSHA or FCALL",
 );
-const ARG: Argument =
-    Argument::new(c"arg", ArgumentKind::Text, c"is what the command takes").optional().multiple();
+const ARG: Argument = Argument::new(c"arg", ArgumentKind::Text, c"an argument of the command").optional().multiple();
 
 impl Command for Guard {
     const SPEC: Spec = Spec {
         name: c"lock.guard",
-        // Not `deny-oom`: whether the guarded command may be carried out when memory is full is its own matter.
+        // Not `deny-oom`: the guarded command's own flags decide whether it may run when memory is full.
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments { positional: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
-        summary:
-            c"Carries out a command if an owner holds a lock, or if no newer token than this one was granted.",
-        reply: "That of the command.",
-        complexity: c"That of the command, and that of LOCK.CHECK",
+        arguments: Arguments{positional: &[KEY, CLAIM, COMMAND, ARG], options: &[] },
+        summary: c"Runs a command if an owner holds a lock, or if no newer token was granted.",
+        reply: "The reply of the command.",
+        complexity: c"That of LOCK.CHECK plus that of the command",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
-        guard(ctx, args, false)
+        guard(ctx, args, Attempt::First)
     }
 }
 
-/// Carries out the command, or blocks its client and does it later, if that is not now.
-fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
+/// The attempt to run a guarded command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    First,
+    /// The server has blocked the client until now, as the command could not run in the first attempt.
+    Deferred,
+}
+
+/// Runs the guarded command. If it cannot run now, blocks its client and runs it later.
+fn guard(ctx: Ctx<'_>, words: Args<'_>, attempt: Attempt) -> Result<(), Error> {
     let mut args = Cursor::new("lock.guard", words);
     let key = args.key()?;
-    let claim = Claim::parse(&mut args, ctx, &key)?;
+    let claim = Claim::parse(&mut args)?;
+    claim.check_slot(ctx, args.command(), &key)?;
     let command = guarded_command::GuardedCommand::of(ctx, args.rest()).map_err(Error::NotGuarded)?;
-    let proof = claim.prove(ctx, &key).inspect_err(|_| driver::info::count_guard(ctx, false))?;
-    if proof.ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
-        // It would end the tokens of others, which is more than to read.
+    let proof = claim.verify(ctx, &key).inspect_err(|_| driver::info::count_guard(ctx, false))?;
+    if proof.token_ahead.is_some() && !Caller::of(ctx).access().may_write(key.as_bytes()) {
+        // It would invalidate the tokens of other owners, which needs more than the permission to read.
         return Err(Error::NotGuarded(NotGuarded::NoPermission));
     }
-    if command.must_be_deferred(ctx) && !is_later {
-        // What is true now is looked at again then.
-        let is_planned = deferred::run_later(ctx, words, |ctx, words| guard(ctx, words, true));
+    if command.must_be_deferred(ctx) && attempt == Attempt::First {
+        // The deferred attempt verifies the claim again.
+        let is_planned = deferred::run_later(ctx, words, |ctx, words| guard(ctx, words, Attempt::Deferred));
         return if is_planned { Ok(()) } else { Err(Error::NotGuarded(NotGuarded::Script)) };
     }
-    if is_later {
+    if attempt == Attempt::Deferred {
         command.check_permissions(ctx).map_err(Error::NotGuarded)?;
     }
     driver::info::count_guard(ctx, true);
-    // A script may be granted the lock. It gets a greater token than the one that has let it through.
-    let first = proof.ahead.filter(|_| command.is_script());
+    // A script may acquire the lock itself. It must get a greater token than the claimed one, so the counter is raised first.
+    let first = proof.token_ahead.filter(|_| command.is_script());
     let before = first.and_then(|token| keyspace::raise_counter(ctx, &key, token));
     let reply = command.run(ctx, &key).map_err(Error::NotGuarded);
-    // What fails changes nothing. A script that fails may have.
+    // A command that fails changes nothing, but a script that fails may have written before.
     let is_refused =
         reply.as_ref().map_or(true, |reply| reply.is_error() && !command.may_have_written(reply));
-    match (proof.ahead, before) {
-        (Some(raised), Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, raised, before),
+    match (proof.token_ahead, before) {
+        (_, Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, before),
         (Some(token), None) if !is_refused => {
             keyspace::raise_counter(ctx, &key, token);
         }

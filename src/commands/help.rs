@@ -6,23 +6,23 @@ use std::ffi::CString;
 
 use super::COMMANDS;
 use crate::error::Error;
+use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::server::Ctx;
 
-/// How long a line gets at most, unless one word is longer.
+/// The maximum length of a line, unless a single word is longer.
 const WIDTH: usize = 90;
 
 const INDENT: &str = "    ";
 
-const LAST: [&str; 7] = [
+const ERRORS: [&str; 7] = [
     "Errors begin with ERR, or with one of these words:",
-    "    NOTOWNER: this owner holds nothing here, or not any more; or a newer token was granted.",
-    "    QUARANTINE: locks may be forgotten, and none is granted for a while.",
-    "    NOREPLICAS: too few replicas are online, or acknowledged it in time.",
-    "    WRONGTYPE: the key holds something that is no lock of this kind.",
-    "    DEADLOCK: waiting could never end. UNBLOCKED: a wait was ended from outside.",
-    "    Nothing is changed by a call that fails.",
+    "    NOTOWNER: the owner does not hold the lock, or a newer token was granted.",
+    "    QUARANTINE: locks may have been lost, so nothing is granted for a while.",
+    "    NOREPLICAS: too few replicas are online, or acknowledged in time.",
+    "    WRONGTYPE: the key does not hold a lock.",
+    "    DEADLOCK: waiting could never end. UNBLOCKED: the wait was ended from outside.",
+    "    A call that fails changes nothing, but NOREPLICAS from LOCK.RENEW keeps the lease.",
 ];
 
 pub(crate) struct Help;
@@ -53,22 +53,22 @@ fn lines() -> Vec<String> {
     let mut lines = vec!["LOCK.<subcommand> [<arg> [value] [opt] ...]. Subcommands are:".to_owned()];
     for command in COMMANDS {
         let name = command.title().trim_start_matches("LOCK.").to_owned();
-        wrapped(&mut lines, name, command.arguments.iter().map(|argument| argument.syntax()));
+        push_wrapped(&mut lines, name, command.arguments.iter().map(|argument| argument.syntax()));
         lines.push(format!("{INDENT}{}", command.about()));
         lines.push(format!("{INDENT}Reply: {}", command.reply));
         for option in command.arguments.options {
-            let words = format!("{} {}.", option.title(), option.meaning());
+            let words = format!("{}: {}.", option.title(), option.meaning());
             let mut words = words.split(' ').map(str::to_owned);
             let first = format!("{INDENT}{}", words.next().unwrap_or_default());
-            wrapped(&mut lines, first, words);
+            push_wrapped(&mut lines, first, words);
         }
     }
-    lines.extend(LAST.map(str::to_owned));
+    lines.extend(ERRORS.map(str::to_owned));
     lines
 }
 
-/// Adds a line that begins like this and goes on with these words, and as many more as it takes.
-fn wrapped(lines: &mut Vec<String>, mut line: String, words: impl IntoIterator<Item = String>) {
+/// Appends `line` and these words, wrapped into as many lines as needed.
+fn push_wrapped(lines: &mut Vec<String>, mut line: String, words: impl IntoIterator<Item = String>) {
     for word in words {
         if line.len() + 1 + word.len() > WIDTH {
             lines.push(std::mem::replace(&mut line, format!("{INDENT}  ")));

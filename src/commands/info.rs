@@ -7,12 +7,12 @@ use super::milliseconds;
 use super::options::KEY;
 use crate::core::{ConnectionId, Hold, HoldInfo, LockId, LockRef, Mode, Now, Owner, WallMs};
 use crate::driver;
-use crate::error::Error;
 use crate::keyspace;
+use crate::server::Ctx;
 use crate::server::clients::long_reply::{self, Entries};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::error::Error;
 
 pub(crate) struct Info;
 
@@ -22,9 +22,9 @@ impl Command for Info {
         flags: c"readonly fast",
         categories: c"read fast",
         key: Some(KeyUse::Read),
-        arguments: Arguments { positional: &[KEY], options: &[] },
-        summary: c"Tells who holds a lock and how many wait for it.",
-        reply: "nil if the lock is free, otherwise a map.",
+        arguments: Arguments{positional: &[KEY], options: &[] },
+        summary: c"Shows the holders of a lock and the number of waiters.",
+        reply: "Nil if the lock is free, otherwise a map.",
         complexity: c"O(N) where N owners hold the lock",
     };
 
@@ -47,7 +47,7 @@ impl Command for Info {
             ctx.reply_bulk(b"mode");
             ctx.reply_bulk(mode.name().as_bytes());
             ctx.reply_bulk(b"ttl");
-            ctx.reply_integer(left(expires_at, now));
+            ctx.reply_integer(lease_left(expires_at, now));
             ctx.reply_bulk(b"token");
             match token {
                 Some(token) => ctx.reply_integer(token),
@@ -57,10 +57,10 @@ impl Command for Info {
         };
         let modes = [Mode::Exclusive, Mode::Shared];
         let holds = holders.iter().flat_map(|hold| modes.map(|mode| (hold, mode)));
-        // As of one moment, whenever each of them is put into words.
+        // A snapshot: a long reply is written in portions, later.
         let held = |(hold, mode): (&Hold, Mode)| {
             let holds = Some(hold.count(mode)).filter(|holds| *holds > 0)?;
-            Some(Held { owner: hold.owner.clone(), mode, holds, ttl: left(hold.expires_at, now) })
+            Some(Held { owner: hold.owner.clone(), mode, holds, ttl: lease_left(hold.expires_at, now) })
         };
         let holds: Vec<Held> = holds.filter_map(held).collect();
         let len = holds.len();
@@ -76,7 +76,7 @@ impl Command for Info {
     }
 }
 
-/// What an owner holds in one mode.
+/// The holds of an owner in one mode.
 struct Held {
     owner: Owner,
     mode: Mode,
@@ -111,14 +111,14 @@ fn entry(ctx: Ctx<'_>, (lock, held): (LockId, Held)) -> bool {
     true
 }
 
-/// The connection of a hold, if it is still there.
+/// The connection of a hold, if it is still open.
 pub(super) fn client(ctx: Ctx<'_>, hold: HoldInfo) -> Option<i64> {
     let ConnectionId(id) = hold.client.filter(|ConnectionId(id)| ctx.client_exists(*id))?;
     i64::try_from(id).ok()
 }
 
-/// How many milliseconds of a lease are left. The server decides by an older clock than ours whether it is over: that is not
-/// negative.
-pub(super) fn left(expires_at: WallMs, now: Now) -> i64 {
+/// The rest of a lease, in milliseconds. Never negative: the server's cached clock is behind ours, so a key can exist for a
+/// moment after its lease.
+pub(super) fn lease_left(expires_at: WallMs, now: Now) -> i64 {
     expires_at.saturating_sub(now.wall).max(0)
 }

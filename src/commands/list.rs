@@ -4,23 +4,23 @@
 
 use super::args::Cursor;
 use super::glob::matches;
-use super::options::{options, Count, Match};
+use super::options::{options, ListCount, Match};
 use super::{count, milliseconds};
 use crate::core::{Contended, Holders, Mode};
 use crate::driver;
-use crate::error::Error;
 use crate::keyspace;
+use crate::server::{Ctx, Str};
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 
 pub(crate) struct List;
 
 options! {
     Options {
         pattern: Match<'a>,
-        count: Count,
+        count: ListCount,
     }
 }
 
@@ -30,26 +30,26 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
-        summary: c"Lists the locks that somebody waits for, longest queue first.",
+        arguments: Arguments{positional: &[], options: Options::ARGUMENTS },
+        summary: c"Lists the locks with waiters, longest queue first.",
         reply: "An array of maps.",
-        complexity: c"O(N*log(N)) where N locks are waited for",
+        complexity: c"O(N*log(N)) where N locks have waiters",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.list", args);
-        let mut given = Options::default();
-        given.read(&mut args)?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
         let db = ctx.db();
-        let passes = |key: &[u8]| given.pattern.get().is_none_or(|pattern| matches(pattern, key));
+        let passes = |key: &[u8]| options.pattern.get().is_none_or(|pattern| matches(pattern, key));
         let mut locks = driver::with(ctx, |driver| driver.locks.contended_in(db, passes));
-        let most = given.count.get().min(locks.len());
-        // To put thousands in order would take as long as to list them: each portion is, when it is its turn.
-        first(&mut locks, most);
+        let most = options.count.get().min(locks.len());
+        // Sorting thousands of locks would take as long as listing them, so each portion is sorted when it is written.
+        select_first(&mut locks, most);
         locks.truncate(most);
         let next = move |most| {
             let most = locks.len().min(most);
-            first(&mut locks, most);
+            select_first(&mut locks, most);
             let mut portion: Vec<Contended> = locks.drain(..most).collect();
             portion.sort_unstable();
             portion
@@ -59,8 +59,8 @@ impl Command for List {
     }
 }
 
-/// Moves the first so many to the front.
-fn first(locks: &mut [Contended], most: usize) {
+/// Moves the first `most` locks of the order to the front.
+fn select_first(locks: &mut [Contended], most: usize) {
     if most < locks.len() {
         locks.select_nth_unstable(most);
     }
@@ -74,7 +74,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
     let (mode, holders) = if queue.is_plain {
         (Some(Mode::Exclusive), 1)
     } else {
-        // A key that holds something else is about to be noticed.
+        // A key with other data counts as free here. The module is about to notice it and ends the waits.
         let holders = keyspace::read_holders(ctx, &Str::new(&lock.key), now).unwrap_or(Holders::Free);
         (holders.mode(), holders.len())
     };
@@ -82,7 +82,7 @@ fn entry(ctx: Ctx<'_>, Contended { waiters, lock }: Contended) -> bool {
     ctx.reply_bulk(b"key");
     ctx.reply_bulk(&lock.key);
     ctx.reply_bulk(b"mode");
-    // If it is free, it is about to be that of the first in line.
+    // A free lock is about to be granted in the mode of the first waiter.
     ctx.reply_bulk(mode.unwrap_or(queue.wanted).name().as_bytes());
     ctx.reply_bulk(b"holders");
     ctx.reply_integer(count(holders));

@@ -2,48 +2,49 @@
 
 //! `LOCK.MACQUIRE`
 
-use uuid::Uuid;
-
-use super::acquire::OWNER;
 use super::args::Cursor;
+use super::checks;
 use super::options::{
-    self, options, Block, Ephemeral, Fence, Id, Lease, Once, Replicas, Watchdog, WithOthers, KEYS, NUMKEYS,
+    options, Block, BlockTimeout, Ephemeral, Fence, Id, Lease, Once, Replicas, SharedFlag, Watchdog, KEYS,
+    NEW_OWNER, NUMKEYS,
 };
+use super::Target;
 use crate::config;
 use crate::core::{
-    Checked, Mode, MonoUs, NewBundle, Now, Owner, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
+    Checked, Mode, MonoUs, NewBundle, Now, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
 };
-use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
-use crate::error::Error;
+use crate::driver::{self, ReplicaRequirement, AwaitedHold, HoldRef, WaitStart};
+use crate::server::{Ctx, Str};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 
 pub(crate) struct Macquire;
 
-/// A call as the client wrote it.
+/// A call that the server allows.
 struct Call<'a> {
     keys: Vec<Str<'a>>,
-    /// As it was given: not who a `*` becomes.
+    /// The owner as written by the client: `*` stands for a random one.
     owner: Str<'a>,
-    /// What is asked of each lock.
+    /// The request for each lock.
     request: Request,
-    block: Option<options::Patience>,
-    wanted: Option<ReplicaRequirement>,
+    block: Option<BlockTimeout>,
+    acknowledgement: Option<ReplicaRequirement>,
 }
 
-/// What becomes of a call, as all its locks were found.
-enum Found {
-    /// All are to be had.
-    All,
-    /// It was made before, and got this.
+/// Whether all locks of a call can be granted.
+enum Availability {
+    /// All locks are available.
+    Available,
+    /// An earlier call with this ID was granted, with these replies.
     Repeats(Vec<Reply>),
-    /// This one is the first that is not to be had.
+    /// At least one lock is not available.
     Busy {
+        /// The position of the first lock that is not available.
         at: usize,
-        /// Nobody is known to hold any of them.
+        /// Whether the quarantine is the only reason.
         quarantined: bool,
-        /// As many wait for one of them as may.
+        /// Whether one of the locks has the maximum number of waiters.
         is_full: bool,
     },
 }
@@ -52,7 +53,7 @@ options! {
     Options {
         lease: Lease,
         block: Block,
-        shared: WithOthers,
+        shared: SharedFlag,
         once: Once,
         fence: Fence,
         watchdog: Watchdog,
@@ -68,27 +69,27 @@ impl Command for Macquire {
         flags: c"write deny-oom blocking",
         categories: c"write slow blocking",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
-        summary: c"Takes several locks at once, or none, or waits until all are to be had.",
-        reply: "An array of what LOCK.ACQUIRE replies, in the order of the keys, or nil if somebody else holds one of them.",
+        arguments: Arguments{positional: &[NUMKEYS, KEYS, NEW_OWNER], options: Options::ARGUMENTS },
+        summary: c"Acquires several locks at once, all or none, or waits until all are available.",
+        reply: "An array of the replies of LOCK.ACQUIRE, in the order of the keys, or nil if a lock is not available.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N waiters are queued for locks",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
-        let call = parse(ctx, args)?;
+        let call = read(ctx, args)?;
         let now = ctx.now();
-        let patience = super::patience(ctx, call.block, now);
+        let patience = super::blocking_patience(ctx, call.block, now);
         let done = driver::in_multi_lock_call(ctx, || {
-            find(ctx, &call, patience, now).and_then(|found| carry_out(ctx, &call, found, patience, now))
+            check_locks(ctx, &call, patience, now).and_then(|found| acquire(ctx, &call, found, patience, now))
         });
         match done {
-            Ok(Some(lead)) => match driver::find_deadlock(ctx, lead, config::deadlock_detection()) {
-                Some(cycle) => Err(Error::Deadlock(cycle)),
-                // It passes on what was decided, too.
-                None => {
-                    driver::block(ctx, lead, call.wanted, WaitStart { now: ctx.now(), needs_schedule: true })
+            Ok(Some(first_wait)) => {
+                match driver::find_deadlock(ctx, first_wait, config::deadlock_detection()) {
+                    Some(cycle) => Err(Error::Deadlock(cycle)),
+                    // It passes on the decisions, too.
+                    None => driver::block(ctx, first_wait, call.acknowledgement, WaitStart { now: ctx.now(), needs_schedule: true }),
                 }
-            },
+            }
             done => {
                 driver::dispatch(ctx, ctx.now());
                 done.map(|_| ())
@@ -97,13 +98,13 @@ impl Command for Macquire {
     }
 }
 
-/// Looks at all locks, and changes nothing but what was due anyway.
-fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<Found, Error> {
+/// Checks whether all locks are available. Changes nothing except expired holds and due grants.
+fn check_locks(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<Availability, Error> {
     let (mut replies, mut busy, mut known_busy, mut any_full) = (Vec::new(), None, false, false);
     for (at, key) in call.keys.iter().enumerate() {
         let Checked { verdict, is_full } =
-            super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
-                if super::is_theirs(lock, &call.request, now) {
+            super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
+                if super::is_foreign_fair_lock(lock, &call.request, now) {
                     return Err(Error::FairLock);
                 }
                 Ok(driver::with(ctx, |driver| {
@@ -124,30 +125,30 @@ fn find(ctx: Ctx<'_>, call: &Call<'_>, patience: Patience, now: Now) -> Result<F
         }
     }
     match busy {
-        _ if replies.len() == call.keys.len() => Ok(Found::Repeats(replies)),
+        _ if replies.len() == call.keys.len() => Ok(Availability::Repeats(replies)),
         _ if !replies.is_empty() => Err(Error::OtherKeys),
-        Some(at) => Ok(Found::Busy { at, quarantined: !known_busy, is_full: any_full }),
-        None => Ok(Found::All),
+        Some(at) => Ok(Availability::Busy { at, quarantined: !known_busy, is_full: any_full }),
+        None => Ok(Availability::Available),
     }
 }
 
-/// Does what is to be done, and replies. Returns the wait by which the call is known if its client is to be blocked.
-fn carry_out(
+/// Grants the locks and replies, or queues the call. Returns the first wait of a call whose client must be blocked.
+fn acquire(
     ctx: Ctx<'_>,
     call: &Call<'_>,
-    found: Found,
+    found: Availability,
     patience: Patience,
     now: Now,
 ) -> Result<Option<WaiterId>, Error> {
     match found {
-        Found::All if call.request.confirmed_later => {
+        Availability::Available if call.request.confirmed_later => {
             let (bundle, parts) = queue(ctx, call, None, now)?;
             driver::grant_bundle(ctx, bundle.lead, &parts);
             Ok(Some(bundle.lead))
         }
-        Found::All => {
+        Availability::Available => {
             let take = |key| {
-                super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
+                super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
                     Ok(driver::with(ctx, |driver| {
                         let (holders, records) = (&mut lock.holders, &mut lock.records);
                         driver.locks.take(known, holders, records, &call.request, now)
@@ -157,16 +158,16 @@ fn carry_out(
             let replies = call.keys.iter().map(take).collect::<Result<Option<Vec<Reply>>, Error>>()?;
             let Some(replies) = replies else {
                 return defect!(
-                    "a lock is not to be had that was so in the same step",
+                    "an available lock became unavailable in the same step",
                     Err(Error::CannotBlock)
                 );
             };
             driver::reply_grants(ctx, &replies);
             Ok(None)
         }
-        Found::Repeats(replies) => {
+        Availability::Repeats(replies) => {
             for (key, reply) in call.keys.iter().zip(&replies) {
-                super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
+                super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
                     let (holders, records) = (&mut lock.holders, &mut lock.records);
                     let repeat = (&call.request, reply);
                     Ok((
@@ -175,8 +176,8 @@ fn carry_out(
                     ))
                 })?;
             }
-            match call.wanted.zip(call.request.id.clone()) {
-                // It was granted before: whether the replicas have it or not, it stands.
+            match call.acknowledgement.zip(call.request.id.clone()) {
+                // A repeated call: the holds stay even if the replicas do not acknowledge them.
                 Some((wanted, request)) => {
                     let keys = call.keys.iter().map(|key| key.as_bytes().to_vec()).collect();
                     let hold_ref = HoldRef::BundleRequest(keys, request);
@@ -187,7 +188,7 @@ fn carry_out(
             }
             Ok(None)
         }
-        Found::Busy { at, quarantined, is_full } => match patience {
+        Availability::Busy { at, quarantined, is_full } => match patience {
             Patience::Leaves if quarantined => {
                 let left = driver::with(ctx, |driver| driver.quarantine_left(now));
                 Err(Error::Quarantine { ms: left.map_or(0, |us| us.div_ceil(1000)) })
@@ -197,7 +198,7 @@ fn carry_out(
                 ctx.reply_null();
                 Ok(None)
             }
-            // A replica that accepts writes: nothing here could hand the locks on.
+            // A writable replica does not hand locks on, so a wait there would not end.
             Patience::Waits { on_primary: false, .. } => Err(Error::Refused(Refusal::Replica)),
             Patience::Waits { .. } if is_full => Err(Error::Refused(Refusal::TooManyWaiters)),
             Patience::Waits { deadline, .. } => {
@@ -211,7 +212,7 @@ fn carry_out(
     }
 }
 
-/// Queues the call at all locks. Returns its parts, too.
+/// Queues the call at all locks. Also returns its wait for each lock.
 fn queue(
     ctx: Ctx<'_>,
     call: &Call<'_>,
@@ -220,51 +221,49 @@ fn queue(
 ) -> Result<(NewBundle, Vec<WaiterId>), Error> {
     let (mut bundle, mut parts) = (None, Vec::with_capacity(call.keys.len()));
     for key in &call.keys {
-        let part = super::one_in_hand(ctx, (key, Some(&call.owner)), now, |lock, known| {
-            let (holders, records) = (&mut lock.holders, &mut lock.records);
-            let wait = (&call.request, deadline);
-            Ok(driver::with(ctx, |driver| {
-                driver.locks.queue_part(known, holders, records, wait, &mut bundle, now)
-            }))
-        })?;
+        let part =
+            super::update_one_of_several(ctx, Target::of_owner(key, &call.owner), now, |lock, known| {
+                let (holders, records) = (&mut lock.holders, &mut lock.records);
+                let wait = (&call.request, deadline);
+                Ok(driver::with(ctx, |driver| {
+                    driver.locks.queue_part(known, holders, records, wait, &mut bundle, now)
+                }))
+            })?;
         parts.push(part);
     }
-    // There is at least one key.
+    // The bundle exists, as a call has at least one key.
     bundle.map(|bundle| (bundle, parts)).ok_or(Error::CannotBlock)
 }
 
-fn parse<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
+fn read<'a>(ctx: Ctx<'_>, args: Args<'a>) -> Result<Call<'a>, Error> {
     let mut args = Cursor::new("lock.macquire", args);
-    let keys = args.keys(ctx)?;
-    let asked = args.owner()?;
-    let mut given = Options::default();
-    given.read(&mut args)?;
-    let made = asked.as_bytes() == b"*";
-    let mode = if given.shared.is_given() { Mode::Shared } else { Mode::Exclusive };
+    let keys = args.keys()?;
+    checks::one_slot(ctx, &keys)?;
+    let owner = args.owner()?;
+    let mut options = Options::default();
+    options.read(&mut args)?;
+    let command = args.command();
+    let mode = if options.shared.is_given() { Mode::Shared } else { Mode::Exclusive };
     let mut id = None;
     for key in &keys {
-        id = given.id.get().map(|id| args.request(ctx, key, asked.as_bytes(), id)).transpose()?;
-        if given.fence.is_given() {
-            args.has_counter_here(ctx, "FENCE", key)?;
+        id = options.id.get().map(|id| checks::request(ctx, command, key, &owner, id)).transpose()?;
+        if options.fence.is_given() {
+            checks::counter_slot(ctx, command, "FENCE", key)?;
         }
     }
     let request = Request {
-        owner: if made {
-            Owner::new(Uuid::new_v4().to_string().as_bytes())
-        } else {
-            Owner::new(asked.as_bytes())
-        },
-        wants: Wants { mode, once: given.once.is_given(), limit: None },
-        lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
-        keeps_longer: given.lease.ms().is_none(),
-        fence: given.fence.is_given(),
-        names_owner: made || given.fence.is_given(),
+        owner: super::owner_or_random(&owner),
+        wants: Wants { mode, once: options.once.is_given(), limit: None },
+        lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
+        keeps_longer: options.lease.ms().is_none(),
+        fence: options.fence.is_given(),
+        names_owner: owner.as_bytes() == b"*" || options.fence.is_given(),
         id,
-        bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
-        client: super::client_if_told(ctx),
-        confirmed_later: given.replicas.is_given(),
+        bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+        client: super::client_for_events(ctx),
+        confirmed_later: options.replicas.is_given(),
         notify: None,
     };
-    let wanted = given.replicas.acknowledgement(ctx, &args)?;
-    Ok(Call { keys, owner: asked, request, block: given.block.patience(), wanted })
+    let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
+    Ok(Call { keys, owner, request, block: options.block.timeout(), acknowledgement })
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! The commands, one file each: parse, ask the core, write, reply.
+//! The commands, one file each. A command parses its arguments, checks them with the server, asks the core, writes the lock and
+//! replies.
 
 mod acquire;
 mod args;
@@ -8,11 +9,11 @@ mod blockers;
 mod break_lock;
 mod cancel;
 mod check;
+mod checks;
 mod claim;
 mod glob;
 mod guard;
 mod help;
-mod inbox;
 mod info;
 mod list;
 mod macquire;
@@ -45,21 +46,24 @@ pub(crate) use scan::Scan;
 pub(crate) use top::Top;
 pub(crate) use waiters::Waiters;
 
-use crate::config;
-use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Patience, Records, Request};
-use crate::driver;
-use crate::error::Error;
-use crate::keyspace::Lock;
-use crate::server::registration::command::{self, Command, Spec};
-use crate::server::{Ctx, Str};
+use options::BlockTimeout;
+use uuid::Uuid;
 
-/// Lists the commands, in the order in which they are told of.
+use crate::config;
+use crate::core::{ConnectionId, InHand, Known, LockRef, MonoUs, Now, Owner, Patience, Records, Request};
+use crate::driver;
+use crate::keyspace::Lock;
+use crate::server::{Ctx, Str};
+use crate::server::registration::command::{self, Command, Spec};
+use crate::error::Error;
+
+/// Lists the commands in the order of `LOCK.HELP` and the documentation.
 macro_rules! commands {
     ($($command:ident)*) => {
-        /// What is known of every command.
+        /// The specifications of all commands.
         const COMMANDS: &[&Spec] = &[$(&$command::SPEC),*];
 
-        /// Registers all commands. False if the server refuses one.
+        /// Registers all commands. Returns false if the server rejects one.
         pub(crate) fn register(ctx: Ctx<'_>) -> bool {
             ![$(command::register::<$command>(ctx)),*].contains(&false)
         }
@@ -68,42 +72,57 @@ macro_rules! commands {
 
 commands!(Acquire Release Renew Macquire Mrelease Mrenew Cancel Check Guard Break Info Waiters List Scan Top Blockers Help);
 
-/// Takes the lock of a command in hand: opens it, lets `call` change it, and writes what has changed, also if the call is
-/// refused; what was decided is still to be passed on ([`driver::dispatch`]). An error of `call` itself changes nothing. If the key
-/// holds something else, the waits for it are ended soon, too.
+/// The lock that a command changes, and the owner whose hold it reads. Without an owner it reads all holds.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    key: &'a Str<'a>,
+    owner: Option<&'a Str<'a>>,
+}
+
+impl<'a> Target<'a> {
+    #[inline(always)]
+    fn of_owner(key: &'a Str<'a>, owner: &'a Str<'a>) -> Target<'a> {
+        Target { key, owner: Some(owner) }
+    }
+}
+
+/// Opens a lock, lets `call` change it, and writes the changes, even if the core refuses the request. If `call` returns an error,
+/// nothing changes. If the key does not hold a lock, the waits for it end soon, too. The caller passes on the decisions
+/// ([`driver::dispatch`]).
 #[inline(always)]
-fn in_hand<'a, T>(
+fn update<'a, T>(
     ctx: Ctx<'a>,
-    key: (&'a Str<'a>, Option<&'a Str<'a>>),
+    target: Target<'a>,
     now: Now,
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
-    known_in_hand(ctx, key, look_up(ctx, key.0), now, call)
+    update_looked_up(ctx, target, look_up(ctx, target.key), now, call)
 }
 
-/// The same for a lock that was looked up already.
+/// Does what [`update`] does, for a lock that the caller has looked up already.
 #[inline(always)]
-fn known_in_hand<'a, T>(
+fn update_looked_up<'a, T>(
     ctx: Ctx<'a>,
-    key: (&'a Str<'a>, Option<&'a Str<'a>>),
+    target: Target<'a>,
     remembered: driver::Remembered<'a>,
     now: Now,
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
-    let done = take_in_hand(ctx, key, remembered, now, call);
+    let done = open_and_update(ctx, target, remembered, now, call);
     driver::serve_bundles(ctx);
     done
 }
 
-/// The same for one of several locks of a command: those who wait for several are served when the last one is written.
+/// Updates one of several locks of a command, as [`update`] does. Waits for several locks are served after the command has
+/// written its last lock.
 #[inline(always)]
-fn one_in_hand<'a, T>(
+fn update_one_of_several<'a, T>(
     ctx: Ctx<'a>,
-    key: (&'a Str<'a>, Option<&'a Str<'a>>),
+    target: Target<'a>,
     now: Now,
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
 ) -> Result<T, Error> {
-    take_in_hand(ctx, key, look_up(ctx, key.0), now, call)
+    open_and_update(ctx, target, look_up(ctx, target.key), now, call)
 }
 
 /// Looks up a lock of the selected database by its name.
@@ -112,11 +131,11 @@ fn look_up<'a>(ctx: Ctx<'a>, key: &'a Str<'a>) -> driver::Remembered<'a> {
     driver::Remembered::of(ctx, LockRef { db: ctx.db(), key: key.as_bytes() })
 }
 
-/// Opens a lock that was looked up, lets `call` change it, and writes what has changed. Those who wait for several locks are not served.
+/// Opens a lock, lets `call` change it, and writes the changes. Serves no waits for several locks.
 #[inline(always)]
-fn take_in_hand<'a, T>(
+fn open_and_update<'a, T>(
     ctx: Ctx<'a>,
-    (key, owner): (&'a Str<'a>, Option<&'a Str<'a>>),
+    Target { key, owner }: Target<'a>,
     remembered: driver::Remembered<'a>,
     now: Now,
     call: impl FnOnce(&mut Lock<'a>, Known<'a>) -> Result<(T, InHand), Error>,
@@ -137,19 +156,20 @@ fn take_in_hand<'a, T>(
     }
 }
 
-/// True if a request for a lock must not be granted, as clients of another kind wait for its key in an order of theirs.
+/// Whether a request needs a grant of a Redisson fair lock that has waiters. Their queue has its own order, so the module grants
+/// nothing there.
 #[inline(always)]
-fn is_theirs(lock: &mut Lock<'_>, request: &Request, now: Now) -> bool {
+fn is_foreign_fair_lock(lock: &mut Lock<'_>, request: &Request, now: Now) -> bool {
     (request.wants.once || lock.holders.of(request.owner.as_bytes()).is_none())
         && lock.is_fair(now)
         && !request.id.as_ref().is_some_and(|id| matches!(lock.records.granted(id), Ok(Some(_))))
 }
 
-/// What is to become of an acquire that has to wait, with this `BLOCK`.
+/// How an acquire with this `BLOCK` waits. In `MULTI`, scripts and functions it does not.
 #[inline(always)]
-fn patience(ctx: Ctx<'_>, block: Option<options::Patience>, now: Now) -> Patience {
-    match block.map(|block| (block, ctx.flags())) {
-        Some((options::Patience(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
+fn blocking_patience(ctx: Ctx<'_>, timeout: Option<BlockTimeout>, now: Now) -> Patience {
+    match timeout.map(|timeout| (timeout, ctx.flags())) {
+        Some((BlockTimeout(ms), flags)) if !flags.denies_blocking() => Patience::Waits {
             deadline: ms.map(|ms| now.mono.saturating_add(ms.saturating_mul(1000))),
             at_most: config::max_waiters(),
             on_primary: flags.is_primary(),
@@ -158,23 +178,33 @@ fn patience(ctx: Ctx<'_>, block: Option<options::Patience>, now: Now) -> Patienc
     }
 }
 
-/// The same of one that is told by a message: it blocks no client, so it can wait in a transaction, too.
-fn patience_of_notified(ctx: Ctx<'_>) -> Patience {
+/// How an acquire with `NOTIFY` waits. It blocks no client, so it can wait in `MULTI`, too.
+fn notify_patience(ctx: Ctx<'_>) -> Patience {
     Patience::Waits { deadline: None, at_most: config::max_waiters(), on_primary: ctx.flags().is_primary() }
 }
 
-/// The connection that calls, if it is to be known who holds a lock and on which connection.
+/// The calling connection, if `lock.events` is on. The module remembers it as that of the hold.
 #[inline]
-fn client_if_told(ctx: Ctx<'_>) -> Option<ConnectionId> {
+fn client_for_events(ctx: Ctx<'_>) -> Option<ConnectionId> {
     (config::events() && !ctx.is_script()).then(|| ConnectionId(ctx.client_id()))
 }
 
-/// A duration for a reply.
+/// A random name for the owner `*`, otherwise the given owner.
+#[inline(always)]
+fn owner_or_random(given: &Str<'_>) -> Owner {
+    if given.as_bytes() == b"*" {
+        Owner::new(Uuid::new_v4().to_string().as_bytes())
+    } else {
+        Owner::new(given.as_bytes())
+    }
+}
+
+/// A duration in a reply, in milliseconds.
 fn milliseconds(us: MonoUs) -> i64 {
     i64::try_from(us / 1000).unwrap_or(i64::MAX)
 }
 
-/// A number of things for a reply.
+/// A number of items in a reply.
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

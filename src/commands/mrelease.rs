@@ -3,13 +3,15 @@
 //! `LOCK.MRELEASE`
 
 use super::args::Cursor;
+use super::checks;
 use super::options::{options, All, Id, KEYS, NUMKEYS, OWNER};
+use super::Target;
 use crate::core::{NotReleased, Now, Owner, Records, Release, ReleaseScope};
 use crate::driver;
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 
 pub(crate) struct Mrelease;
 
@@ -27,24 +29,26 @@ impl Command for Mrelease {
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
         arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
-        summary: c"Gives back one hold of each of several locks, or all of them; nothing if the owner does not hold them all.",
-        reply: "An array of the holds that are left, in the order of the keys.",
+        summary: c"Releases one hold or all holds of each of several locks; none if the owner does not hold all of them.",
+        reply: "An array of the numbers of remaining holds, in the order of the keys.",
         complexity: c"O(K) for K locks, or O(K*log(N)) where N waiters are queued for locks",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.mrelease", args);
-        let keys = args.keys(ctx)?;
+        let keys = args.keys()?;
+        checks::one_slot(ctx, &keys)?;
         let owner = args.owner()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
-        let scope = if given.all.is_given() { ReleaseScope::All } else { ReleaseScope::One };
+        let mut options = Options::default();
+        options.read(&mut args)?;
+        let scope = if options.all.is_given() { ReleaseScope::All } else { ReleaseScope::One };
         let mut id = None;
         for key in &keys {
-            id = given.id.get().map(|id| args.request(ctx, key, owner.as_bytes(), id)).transpose()?;
+            let request = |id| checks::request(ctx, args.command(), key, &owner, id);
+            id = options.id.get().map(request).transpose()?;
         }
         let call = Release { owner: Owner::new(owner.as_bytes()), scope, lease_ms: None, id };
-        // One time for all of it: a lease that is found to run must not be over when its lock has its turn.
+        // One time for all locks: a lease that runs at the check must not have expired at the release.
         let now = ctx.now();
         let left = driver::in_multi_lock_call(ctx, || {
             released_before(ctx, &keys, &owner, &call, now).and_then(|before| match before {
@@ -60,7 +64,8 @@ impl Command for Mrelease {
     }
 }
 
-/// What the call left if it was made before; fails if the owner does not hold all locks. Changes nothing but what was due anyway.
+/// The remaining holds that an earlier call with this ID replied, if there was one. Fails if the owner does not hold all locks.
+/// Changes nothing except expired holds and due grants.
 fn released_before(
     ctx: Ctx<'_>,
     keys: &[Str<'_>],
@@ -70,7 +75,7 @@ fn released_before(
 ) -> Result<Option<Vec<i64>>, Error> {
     let (mut before, mut missing) = (Vec::new(), None);
     for key in keys {
-        super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
+        super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
             let in_hand = driver::with(ctx, |driver| {
                 driver.locks.reconcile(known, &mut lock.holders, &mut lock.records, now)
             });
@@ -98,7 +103,7 @@ fn released_before(
 }
 
 fn release(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Release, now: Now) -> Result<i64, Error> {
-    let left = super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
+    let left = super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
         Ok(driver::with(ctx, |driver| {
             driver.locks.release(known, &mut lock.holders, &mut lock.records, call, now)
         }))

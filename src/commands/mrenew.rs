@@ -3,14 +3,16 @@
 //! `LOCK.MRENEW`
 
 use super::args::Cursor;
+use super::checks;
 use super::options::{options, Ephemeral, Lease, Watchdog, KEYS, NUMKEYS, OWNER};
+use super::Target;
 use crate::config;
 use crate::core::{Now, Owner, Renewal};
 use crate::driver;
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::{Ctx, Str};
+use crate::error::Error;
 
 pub(crate) struct Mrenew;
 
@@ -28,31 +30,32 @@ impl Command for Mrenew {
         flags: c"write",
         categories: c"write slow",
         key: Some(KeyUse::WriteSeveral),
-        arguments: Arguments { positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
-        summary: c"Sets the leases of several held locks anew; of none if the owner does not hold them all.",
+        arguments: Arguments{positional: &[NUMKEYS, KEYS, OWNER], options: Options::ARGUMENTS },
+        summary: c"Sets the leases of several held locks; of none if the owner does not hold all of them.",
         reply: "An array of the hold counts, in the order of the keys.",
-        complexity: c"O(K) for K locks, or O(K*log(N)) where N locks are waited for",
+        complexity: c"O(K) for K locks, or O(K*log(N)) where N locks have waiters",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.mrenew", args);
-        let keys = args.keys(ctx)?;
+        let keys = args.keys()?;
+        checks::one_slot(ctx, &keys)?;
         let owner = args.owner()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
+        let command = args.command();
         let call = Renewal {
             owner: Owner::new(owner.as_bytes()),
-            lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
-            bind: given.watchdog.bind(&given.ephemeral, ctx, &args)?,
-            client: super::client_if_told(ctx),
+            lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
+            bind: checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?,
+            client: super::client_for_events(ctx),
         };
-        // One time for all of it: a lease that is found to run must not be over when its lock has its turn.
+        // One time for all locks: a lease that runs at the check must not have expired at the renewal.
         let now = ctx.now();
         let renew_all = |()| {
             keys.iter().map(|key| renew(ctx, key, &owner, &call, now)).collect::<Result<Vec<i64>, Error>>()
         };
-        let holds =
-            driver::in_multi_lock_call(ctx, || holds_all(ctx, &keys, &owner, now).and_then(renew_all));
+        let holds = driver::in_multi_lock_call(ctx, || check_holds(ctx, &keys, &owner, now).and_then(renew_all));
         driver::dispatch(ctx, ctx.now());
         let holds = holds?;
         ctx.reply_array(holds.len());
@@ -61,11 +64,11 @@ impl Command for Mrenew {
     }
 }
 
-/// Fails if the owner does not hold all locks. Changes nothing but what was due anyway.
-fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Result<(), Error> {
+/// Fails if the owner does not hold all locks. Changes nothing except expired holds and due grants.
+fn check_holds(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Result<(), Error> {
     let mut missing = None;
     for key in keys {
-        super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
+        super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
             let in_hand = driver::with(ctx, |driver| {
                 driver.locks.reconcile(known, &mut lock.holders, &mut lock.records, now)
             });
@@ -79,7 +82,7 @@ fn holds_all(ctx: Ctx<'_>, keys: &[Str<'_>], owner: &Str<'_>, now: Now) -> Resul
 }
 
 fn renew(ctx: Ctx<'_>, key: &Str<'_>, owner: &Str<'_>, call: &Renewal, now: Now) -> Result<i64, Error> {
-    let held = super::one_in_hand(ctx, (key, Some(owner)), now, |lock, known| {
+    let held = super::update_one_of_several(ctx, Target::of_owner(key, owner), now, |lock, known| {
         Ok(driver::with(ctx, |driver| {
             driver.locks.renew(known, &mut lock.holders, &mut lock.records, call, now)
         }))

@@ -1,35 +1,41 @@
 // SPDX-License-Identifier: MIT
 
-//! The options of commands: each with what is told of it, and how it is read. A command lists those that it takes
-//! ([`options!`]): that list is what is parsed and what is documented.
+//! The options of commands: the documentation and the parser of each. The list of a command's options ([`options!`]) is both its
+//! parser and its documentation. Nothing here asks the server: such checks are in [`checks`](super::checks).
 
+use std::ffi::CStr;
 use std::num::{NonZeroU32, NonZeroU64};
 
-use super::args::Cursor;
+use super::args::{CommandName, Cursor};
 use crate::config::{self, MAX_MS};
-use crate::core::{Bind, ConnectionId, Mode, Refusal, ReleaseScope, Wants};
-use crate::driver::{self, ReplicaRequirement};
+use crate::core::{Mode, ReleaseScope, Wants};
+use crate::driver::ReplicaRequirement;
+use crate::server::registration::arguments::{Argument, ArgumentKind, text};
 use crate::error::Error;
-use crate::server::clients::caller;
-use crate::server::registration::arguments::{text, Argument, ArgumentKind};
-use crate::server::replication::replicas;
-use crate::server::Ctx;
 
-/// For how long replicas are waited for, unless a call says otherwise. As Redisson does.
-const WITHIN_MS: u32 = 1000;
+/// The default of `WITHIN`, in milliseconds. Redisson has the same.
+const DEFAULT_WITHIN_MS: u32 = 1000;
 
-/// For how many milliseconds a grant waits to be confirmed of which a message tells, unless a call says otherwise.
-const GRACE_MS: i64 = 5000;
+/// The default of `GRACE`, in milliseconds.
+const DEFAULT_GRACE_MS: i64 = 5000;
 
-/// An option, or several that belong together. The default is what is so if it is not given.
-pub(super) trait Opt<'a>: Default {
+/// An option, or a group of options. Its default value means that the option is not given.
+pub(super) trait CommandOption<'a>: Default {
     const ARGUMENT: Argument;
 
-    /// Reads it, if `word` is what it begins with. Returns whether it is.
+    /// Reads the option if `word` begins it. Returns whether it does.
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error>;
 }
 
-/// Declares which options a command takes: a type with a field for each, the table of them, and how they are read.
+/// A C string from a text that ends with a NUL, for texts that are too long for one literal.
+const fn c_str(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the text does not end with a NUL"),
+    }
+}
+
+/// Declares the options of a command: a type with a field for each option, their documentation and their parser.
 macro_rules! options {
     ($(#[$about:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? }) => {
         $(#[$about])*
@@ -41,13 +47,13 @@ macro_rules! options {
 
         impl<'a> $name<'a> {
             const ARGUMENTS: &'static [$crate::server::registration::arguments::Argument] =
-                &[$(<$kind as $crate::commands::options::Opt<'a>>::ARGUMENT),*];
+                &[$(<$kind as $crate::commands::options::CommandOption<'a>>::ARGUMENT),*];
 
-            /// Reads all arguments that are left.
+            /// Reads all remaining arguments.
             #[inline(always)]
             fn read(&mut self, args: &mut Cursor<'a>) -> Result<(), Error> {
                 while let Some(word) = args.next() {
-                    if !($($crate::commands::options::Opt::read(&mut self.$field, word, args)?)||*) {
+                    if !($($crate::commands::options::CommandOption::read(&mut self.$field, word, args)?)||*) {
                         return Err(args.unknown(word));
                     }
                 }
@@ -58,10 +64,9 @@ macro_rules! options {
 }
 pub(super) use options;
 
-/// Declares an option that is a word alone.
-macro_rules! word {
-    ($(#[$about:meta])* $name:ident, $token:literal, $arg:literal, $says:literal) => {
-        $(#[$about])*
+/// Declares an option without a value.
+macro_rules! flag {
+    ($name:ident, $token:literal, $arg:literal, $summary:literal) => {
         #[derive(Default)]
         pub(super) struct $name(Option<()>);
 
@@ -72,23 +77,23 @@ macro_rules! word {
             }
         }
 
-        impl<'a> Opt<'a> for $name {
-            const ARGUMENT: Argument = Argument::keyword($arg, $token, $says).optional();
+        impl<'a> CommandOption<'a> for $name {
+            const ARGUMENT: Argument = Argument::keyword($arg, $token, $summary).optional();
 
             #[inline]
             fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
                 const TOKEN: &str = text($token);
-                args.word(TOKEN, word, &mut self.0)
+                args.flag(TOKEN, word, &mut self.0)
             }
         }
     };
 }
 
-word!(Once, c"ONCE", c"once", c"is not re-entrant: what the owner holds already is in its way, too");
-word!(Fence, c"FENCE", c"fence", c"asks for a token that is greater than all before");
-word!(WithOthers, c"SHARED", c"shared", c"lets in other owners that say so too");
-word!(All, c"ALL", c"all", c"gives back all holds of each lock");
-word!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
+flag!(Once, c"ONCE", c"once", c"makes the call non-re-entrant: holds of the same owner block it too");
+flag!(Fence, c"FENCE", c"fence", c"returns a token greater than all earlier ones");
+flag!(SharedFlag, c"SHARED", c"shared", c"shares the locks with other owners that use SHARED");
+flag!(All, c"ALL", c"all", c"releases all holds of each lock");
+flag!(Ephemeral, c"EPHEMERAL", c"ephemeral", c"releases the lock when this connection closes");
 
 /// `PX milliseconds | EX seconds`
 #[derive(Default)]
@@ -102,15 +107,14 @@ impl Lease {
     }
 }
 
-impl<'a> Opt<'a> for Lease {
+impl<'a> CommandOption<'a> for Lease {
     const ARGUMENT: Argument = {
         const MS: Argument =
-            Argument::new(c"milliseconds", ArgumentKind::Integer, c"is the lease in milliseconds")
-                .after(c"PX");
+            Argument::new(c"milliseconds", ArgumentKind::Integer, c"the lease in milliseconds").after(c"PX");
         const SECONDS: Argument =
-            Argument::new(c"seconds", ArgumentKind::Integer, c"is the lease in seconds").after(c"EX");
-        let says = c"sets the lease; lock.default-lease milliseconds unless given";
-        Argument::new(c"lease", ArgumentKind::OneOf(&[MS, SECONDS]), says).optional()
+            Argument::new(c"seconds", ArgumentKind::Integer, c"the lease in seconds").after(c"EX");
+        let summary = c"sets the lease; lock.default-lease milliseconds by default";
+        Argument::new(c"lease", ArgumentKind::OneOf(&[MS, SECONDS]), summary).optional()
     };
 
     #[inline]
@@ -121,31 +125,36 @@ impl<'a> Opt<'a> for Lease {
             _ => return Ok(false),
         };
         if self.0.is_some() {
-            return Err(args.problem("only one PX or EX is allowed".to_owned()));
+            return Err(args.command().problem("only one PX or EX is allowed"));
         }
         let ms = args.integer(name, 1, MAX_MS / unit)? * unit;
+        // The setting is an upper bound of the value, so a call with a second mistake gets this error, too.
         if let Some(max) = config::max_lease().filter(|max| ms > *max) {
-            return Err(args.problem(format!("{name} is out of range, lock.max-lease is {max} ms,")));
+            return Err(args.command().problem_with_advice(
+                format_args!("{name} is out of range"),
+                format_args!("lock.max-lease allows {max} ms"),
+            ));
         }
         self.0 = Some(ms);
         Ok(true)
     }
 }
 
-/// The same for what is left after a release.
+/// `PX milliseconds | EX seconds` of a release: the lease of the remaining holds.
 #[derive(Default)]
-pub(super) struct LeaseOfRest(Lease);
+pub(super) struct RemainingLease(Lease);
 
-impl LeaseOfRest {
+impl RemainingLease {
+    /// In milliseconds.
     #[inline]
     pub(super) fn ms(&self) -> Option<i64> {
         self.0.ms()
     }
 }
 
-impl<'a> Opt<'a> for LeaseOfRest {
+impl<'a> CommandOption<'a> for RemainingLease {
     const ARGUMENT: Argument =
-        Lease::ARGUMENT.with_meaning(c"sets the lease of the holds that are left; unless given, it runs on");
+        Lease::ARGUMENT.with_meaning(c"sets the lease of the remaining holds; unchanged by default");
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
@@ -161,35 +170,32 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// What a call asks for with these options.
+    /// The mode of the requested hold, with `ONCE` and `LIMIT`.
     #[inline]
-    pub(super) fn wants(&self, once: &Once, args: &Cursor<'_>) -> Result<Wants, Error> {
+    pub(super) fn wants(&self, once: &Once, command: CommandName) -> Result<Wants, Error> {
         if self.limit.is_some() && self.given.is_none() {
-            return Err(args.problem("LIMIT needs SHARED".to_owned()));
+            return Err(command.problem("LIMIT needs SHARED"));
         }
         let mode = if self.given.is_some() { Mode::Shared } else { Mode::Exclusive };
         Ok(Wants { mode, once: once.is_given(), limit: self.limit })
     }
 }
 
-impl<'a> Opt<'a> for Shared {
+impl<'a> CommandOption<'a> for Shared {
     const ARGUMENT: Argument = {
         const WORD: Argument =
-            Argument::keyword(c"with-others", c"SHARED", c"lets in other owners that say so too");
-        const LIMIT: Argument = Argument::new(
-            c"n",
-            ArgumentKind::Integer,
-            c"is how many owners may hold the lock, the one that calls among them",
-        )
-        .after(c"LIMIT")
-        .optional();
-        let says = c"lets in other owners that say so too; with LIMIT it is granted while fewer than n hold the lock";
-        Argument::new(c"shared", ArgumentKind::Block(&[WORD, LIMIT]), says).optional()
+            Argument::keyword(c"with-others", c"SHARED", c"shares the lock with other owners that use SHARED");
+        const LIMIT: Argument =
+            Argument::new(c"n", ArgumentKind::Integer, c"maximum number of holders, including the caller")
+                .after(c"LIMIT")
+                .optional();
+        let summary = c"shares the lock with other owners that use SHARED; with LIMIT, only while fewer than n owners hold it";
+        Argument::new(c"shared", ArgumentKind::Block(&[WORD, LIMIT]), summary).optional()
     };
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        if args.word("SHARED", word, &mut self.given)? {
+        if args.flag("SHARED", word, &mut self.given)? {
             return Ok(true);
         }
         if !word.eq_ignore_ascii_case(b"LIMIT") {
@@ -204,27 +210,27 @@ impl<'a> Opt<'a> for Shared {
 
 /// `BLOCK milliseconds`
 #[derive(Default)]
-pub(super) struct Block(Option<Patience>);
+pub(super) struct Block(Option<BlockTimeout>);
 
-/// How long a client is ready to wait: milliseconds; `None` without limit.
+/// The maximum time in milliseconds that a client waits in the server; `None` without limit.
 #[derive(Clone, Copy)]
-pub(super) struct Patience(pub(super) Option<u64>);
+pub(super) struct BlockTimeout(pub(super) Option<u64>);
 
 impl Block {
     const MILLISECONDS: Argument = Argument::new(
         c"milliseconds",
         ArgumentKind::Integer,
-        c"waits in the server for so long, 0 without limit",
+        c"waits in the server for at most this time, 0 without limit",
     )
     .after(c"BLOCK");
 
     #[inline]
-    pub(super) fn patience(&self) -> Option<Patience> {
+    pub(super) fn timeout(&self) -> Option<BlockTimeout> {
         self.0
     }
 }
 
-impl<'a> Opt<'a> for Block {
+impl<'a> CommandOption<'a> for Block {
     const ARGUMENT: Argument = Block::MILLISECONDS.optional();
 
     #[inline(always)]
@@ -233,7 +239,7 @@ impl<'a> Opt<'a> for Block {
             return Ok(false);
         }
         let ms = args.integer("BLOCK", 0, MAX_MS)?.unsigned_abs();
-        args.once("BLOCK", &mut self.0, Patience(Some(ms).filter(|ms| *ms > 0)))?;
+        args.once("BLOCK", &mut self.0, BlockTimeout(Some(ms).filter(|ms| *ms > 0)))?;
         Ok(true)
     }
 }
@@ -246,52 +252,65 @@ pub(super) struct Wait<'a> {
     grace_ms: Option<i64>,
 }
 
-/// How a call waits.
+/// How a call waits for the lock.
 #[derive(Clone, Copy)]
-pub(super) enum How<'a> {
-    /// Not at all.
-    No,
-    Blocked(Patience),
-    /// It is told by a message in this inbox, and has so many milliseconds to confirm the grant.
-    Notified(&'a [u8], i64),
+pub(super) enum WaitMode<'a> {
+    /// The call replies nil at once.
+    NoWait,
+    /// The server blocks the client.
+    Block(BlockTimeout),
+    /// A message tells of the grant.
+    Notify(NotifyOptions<'a>),
+}
+
+/// `NOTIFY inbox [GRACE milliseconds]`
+#[derive(Clone, Copy)]
+pub(super) struct NotifyOptions<'a> {
+    pub(super) inbox: &'a [u8],
+    /// The time that the client has to confirm the grant, in milliseconds.
+    pub(super) grace_ms: i64,
 }
 
 impl<'a> Wait<'a> {
     #[inline]
-    pub(super) fn how(&self, args: &Cursor<'_>) -> Result<How<'a>, Error> {
+    pub(super) fn mode(&self, command: CommandName) -> Result<WaitMode<'a>, Error> {
         match self {
-            Wait { block, inbox: None, grace_ms: None } => Ok(block.patience().map_or(How::No, How::Blocked)),
-            Wait { inbox: None, .. } => Err(args.problem("GRACE needs NOTIFY".to_owned())),
-            Wait { block: Block(Some(_)), .. } => Err(args.excluded("BLOCK", "NOTIFY")),
+            Wait { block, inbox: None, grace_ms: None } => {
+                Ok(block.timeout().map_or(WaitMode::NoWait, WaitMode::Block))
+            }
+            Wait { inbox: None, .. } => Err(command.problem("GRACE needs NOTIFY")),
+            Wait { block: Block(Some(_)), .. } => Err(command.exclusive("BLOCK", "NOTIFY")),
             Wait { inbox: Some(inbox), grace_ms, .. } => {
-                Ok(How::Notified(inbox, grace_ms.unwrap_or(GRACE_MS)))
+                let grace_ms = grace_ms.unwrap_or(DEFAULT_GRACE_MS);
+                Ok(WaitMode::Notify(NotifyOptions { inbox, grace_ms }))
             }
         }
     }
 }
 
-impl<'a> Opt<'a> for Wait<'a> {
+impl<'a> CommandOption<'a> for Wait<'a> {
     const ARGUMENT: Argument = {
         const INBOX: Argument = Argument::new(
             c"inbox",
             ArgumentKind::Text,
-            c"tells of the grant by a message on lock:inbox:<inbox>, and replies 0 meanwhile",
+            c"replies 0 and publishes the grant on the channel lock:inbox:<inbox>",
         )
         .after(c"NOTIFY");
         const GRACE: Argument = Argument::new(
             c"milliseconds",
             ArgumentKind::Integer,
-            c"is how long the grant waits for the same call to confirm it, 5000 unless given",
+            c"time in which repeating the call confirms the grant, 5000 by default",
         )
         .after(c"GRACE")
         .optional();
-        const NOTIFY: Argument = Argument::new(
-            c"notify",
-            ArgumentKind::Block(&[INBOX, GRACE]),
-            c"waits without blocking this connection",
-        );
-        let says = c"waits if somebody else holds the lock: in the server for so long, 0 without limit; or until a message on lock:inbox:<inbox> tells of the grant, which waits for the same call to confirm it, 5000 ms unless GRACE is given";
-        Argument::new(c"wait", ArgumentKind::OneOf(&[Block::MILLISECONDS, NOTIFY]), says).optional()
+        const NOTIFY: Argument =
+            Argument::new(c"notify", ArgumentKind::Block(&[INBOX, GRACE]), c"waits without blocking this connection");
+        let summary = c_str(concat!(
+            "waits if another owner holds the lock. BLOCK waits in the server for at most this time, 0 without limit. ",
+            "NOTIFY publishes the grant on lock:inbox:<inbox>; repeating the call within GRACE, 5000 ms by default, confirms it",
+            "\0"
+        ));
+        Argument::new(c"wait", ArgumentKind::OneOf(&[Block::MILLISECONDS, NOTIFY]), summary).optional()
     };
 
     #[inline]
@@ -319,49 +338,47 @@ pub(super) struct Watchdog {
     max_ms: Option<NonZeroU64>,
 }
 
+/// The options that bind a hold to the calling connection.
+pub(super) struct Binding {
+    /// Whether the server renews the lease while the connection is open.
+    pub(super) watchdog: bool,
+    /// The maximum age of a renewed hold, in milliseconds.
+    pub(super) max_ms: Option<NonZeroU64>,
+    /// Whether the hold ends with the connection.
+    pub(super) ephemeral: bool,
+}
+
 impl Watchdog {
-    /// What the options that depend on the connection ask for, of the one that calls.
+    /// The binding that `WATCHDOG` and `EPHEMERAL` ask for, if one of them is given.
     #[inline(always)]
-    pub(super) fn bind(
+    pub(super) fn binding(
         &self,
         ephemeral: &Ephemeral,
-        ctx: Ctx<'_>,
-        args: &Cursor<'_>,
-    ) -> Result<Option<Bind>, Error> {
+        command: CommandName,
+    ) -> Result<Option<Binding>, Error> {
         let (watchdog, ephemeral) = (self.given.is_some(), ephemeral.is_given());
         if self.max_ms.is_some() && !watchdog {
-            return Err(args.problem("MAX needs WATCHDOG".to_owned()));
+            return Err(command.problem("MAX needs WATCHDOG"));
         }
-        if !watchdog && !ephemeral {
-            return Ok(None);
-        }
-        let Some(client) = caller::connection_id(ctx) else {
-            let option = if watchdog { "WATCHDOG" } else { "EPHEMERAL" };
-            return Err(args.problem(format!("{option} needs a connection, which a script does not have,")));
-        };
-        let max_ms = self.max_ms.or_else(config::max_watchdog);
-        Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
+        Ok((watchdog || ephemeral).then_some(Binding { watchdog, max_ms: self.max_ms, ephemeral }))
     }
 }
 
-impl<'a> Opt<'a> for Watchdog {
+impl<'a> CommandOption<'a> for Watchdog {
     const ARGUMENT: Argument = {
-        const WORD: Argument = Argument::keyword(
-            c"renews",
-            c"WATCHDOG",
-            c"renews the lease as long as this connection is open, and until the hold is MAX old",
-        );
-        const MAX: Argument =
-            Argument::new(c"milliseconds", ArgumentKind::Integer, c"is how old the hold may become")
-                .after(c"MAX")
-                .optional();
-        let says = c"renews the lease as long as this connection is open, and until the hold is MAX old";
-        Argument::new(c"watchdog", ArgumentKind::Block(&[WORD, MAX]), says).optional()
+        const WORD: Argument =
+            Argument::keyword(c"renews", c"WATCHDOG", c"renews the lease while this connection is open");
+        const MAX: Argument = Argument::new(c"milliseconds", ArgumentKind::Integer, c"maximum age of the hold")
+            .after(c"MAX")
+            .optional();
+        let summary =
+            c"renews the lease while this connection is open, until the hold is MAX milliseconds old";
+        Argument::new(c"watchdog", ArgumentKind::Block(&[WORD, MAX]), summary).optional()
     };
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        if args.word("WATCHDOG", word, &mut self.given)? {
+        if args.flag("WATCHDOG", word, &mut self.given)? {
             return Ok(true);
         }
         if !word.eq_ignore_ascii_case(b"MAX") {
@@ -381,72 +398,40 @@ pub(super) struct Replicas {
 }
 
 impl Replicas {
-    /// True if replicas have to acknowledge the call.
     #[inline]
     pub(super) fn is_given(&self) -> bool {
         self.replicas.is_some()
     }
 
-    /// Which replicas have to acknowledge the call, if any have. Fails if they cannot.
+    /// The acknowledgement that the call asks for. Fails if `WITHIN` is given without `REPLICAS`.
     #[inline]
-    pub(super) fn acknowledgement(
-        &self,
-        ctx: Ctx<'_>,
-        args: &Cursor<'_>,
-    ) -> Result<Option<ReplicaRequirement>, Error> {
-        match self {
-            Replicas { replicas: None, within_ms: None } => Ok(None),
-            given => given.acknowledgement_of(ctx, args),
+    pub(super) fn acknowledgement(&self, command: CommandName) -> Result<Option<ReplicaRequirement>, Error> {
+        match (self.replicas, self.within_ms) {
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(command.problem("WITHIN needs REPLICAS")),
+            (Some(replicas), within_ms) => {
+                let within_ms = within_ms.unwrap_or(DEFAULT_WITHIN_MS);
+                Ok(Some(ReplicaRequirement { replicas, within_ms }))
+            }
         }
-    }
-
-    #[cold]
-    fn acknowledgement_of(
-        &self,
-        ctx: Ctx<'_>,
-        args: &Cursor<'_>,
-    ) -> Result<Option<ReplicaRequirement>, Error> {
-        let Some(replicas) = self.replicas else {
-            return Err(args.problem("WITHIN needs REPLICAS".to_owned()));
-        };
-        let flags = ctx.flags();
-        if flags.denies_blocking() {
-            return Err(args.problem("REPLICAS is not possible in MULTI, a script or a function,".to_owned()));
-        }
-        if !replicas::can_ask(ctx) {
-            return Err(
-                args.problem("REPLICAS needs the server's ROLE and REPLCONF, which are renamed,".to_owned())
-            );
-        }
-        if !flags.is_primary() {
-            // One that accepts writes: what is granted there is nobody's promise.
-            return Err(Error::Refused(Refusal::Replica));
-        }
-        let online = replicas::online(ctx);
-        let of = usize::try_from(replicas.get()).unwrap_or(usize::MAX);
-        if online < of {
-            driver::with(ctx, |driver| driver.stats.replicas_missed += 1);
-            return Err(Error::TooFewReplicas { online, of });
-        }
-        Ok(Some(ReplicaRequirement { replicas, within_ms: self.within_ms.unwrap_or(WITHIN_MS) }))
     }
 }
 
-impl<'a> Opt<'a> for Replicas {
+impl<'a> CommandOption<'a> for Replicas {
     const ARGUMENT: Argument = {
         const NUMBER: Argument =
-            Argument::new(c"n", ArgumentKind::Integer, c"is how many replicas have to acknowledge it")
+            Argument::new(c"n", ArgumentKind::Integer, c"number of replicas that must acknowledge the call")
                 .after(c"REPLICAS");
         const WITHIN: Argument = Argument::new(
             c"milliseconds",
             ArgumentKind::Integer,
-            c"is for how long they are waited for, 1000 unless given",
+            c"time limit for the acknowledgements, 1000 by default",
         )
         .after(c"WITHIN")
         .optional();
-        let says =
-            c"answers when so many replicas have acknowledged it, or, if they do not in time, with an error";
-        Argument::new(c"acknowledged", ArgumentKind::Block(&[NUMBER, WITHIN]), says).optional()
+        let summary =
+            c"replies once n replicas have acknowledged the call, or with an error if they do not in time";
+        Argument::new(c"acknowledged", ArgumentKind::Block(&[NUMBER, WITHIN]), summary).optional()
     };
 
     #[inline]
@@ -457,7 +442,7 @@ impl<'a> Opt<'a> for Replicas {
             args.once("REPLICAS", &mut self.replicas, replicas)?;
         } else if word.eq_ignore_ascii_case(b"WITHIN") {
             let within = args.integer("WITHIN", 1, MAX_MS)?;
-            // 49 days are enough.
+            // Values above 49 days are cut to 49 days.
             args.once("WITHIN", &mut self.within_ms, u32::try_from(within).unwrap_or(u32::MAX))?;
         } else {
             return Ok(false);
@@ -477,11 +462,11 @@ impl<'a> Id<'a> {
     }
 }
 
-impl<'a> Opt<'a> for Id<'a> {
+impl<'a> CommandOption<'a> for Id<'a> {
     const ARGUMENT: Argument = Argument::new(
         c"request",
         ArgumentKind::Text,
-        c"makes a repeated call do nothing and get the first one's answer",
+        c"identifies the request: a repeated call changes nothing and gets the first reply",
     )
     .after(c"ID")
     .optional();
@@ -505,27 +490,27 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    pub(super) fn get(&self, args: &Cursor<'_>) -> Result<ReleaseScope, Error> {
+    pub(super) fn get(&self, command: CommandName) -> Result<ReleaseScope, Error> {
         match (self.shared, self.all) {
             (None, None) => Ok(ReleaseScope::One),
             (Some(()), None) => Ok(ReleaseScope::OneOf(Mode::Shared)),
             (None, Some(())) => Ok(ReleaseScope::All),
-            (Some(()), Some(())) => Err(args.excluded("SHARED", "ALL")),
+            (Some(()), Some(())) => Err(command.exclusive("SHARED", "ALL")),
         }
     }
 }
 
-impl<'a> Opt<'a> for Scope {
+impl<'a> CommandOption<'a> for Scope {
     const ARGUMENT: Argument = {
-        const SHARED: Argument = Argument::keyword(c"shared", c"SHARED", c"gives back a shared hold");
-        const ALL: Argument = Argument::keyword(c"all", c"ALL", c"gives back all holds");
-        let says = c"gives back a shared hold, or all; unless given, one, an exclusive one if there is any";
-        Argument::new(c"scope", ArgumentKind::OneOf(&[SHARED, ALL]), says).optional()
+        const SHARED: Argument = Argument::keyword(c"shared", c"SHARED", c"releases a shared hold");
+        const ALL: Argument = Argument::keyword(c"all", c"ALL", c"releases all holds");
+        let summary = c"releases a shared hold or all holds; by default one hold, exclusive before shared";
+        Argument::new(c"scope", ArgumentKind::OneOf(&[SHARED, ALL]), summary).optional()
     };
 
     #[inline]
     fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
-        Ok(args.word("ALL", word, &mut self.all)? || args.word("SHARED", word, &mut self.shared)?)
+        Ok(args.flag("ALL", word, &mut self.all)? || args.flag("SHARED", word, &mut self.shared)?)
     }
 }
 
@@ -539,11 +524,11 @@ impl<'a> Match<'a> {
     }
 }
 
-impl<'a> Opt<'a> for Match<'a> {
+impl<'a> CommandOption<'a> for Match<'a> {
     const ARGUMENT: Argument = Argument::new(
         c"pattern",
         ArgumentKind::Pattern,
-        c"leaves out the locks whose keys do not match, as KEYS does",
+        c"lists only locks whose keys match; patterns are those of KEYS",
     )
     .after(c"MATCH")
     .optional();
@@ -558,25 +543,22 @@ impl<'a> Opt<'a> for Match<'a> {
     }
 }
 
-/// Declares a `COUNT n` with a default.
+/// Declares a `COUNT n` with a default and a maximum.
 macro_rules! count {
-    ($(#[$about:meta])* $name:ident, $default:literal, $says:literal) => {
-        count!($(#[$about])* $name, $default, usize::MAX, $says);
-    };
-    ($(#[$about:meta])* $name:ident, $default:literal, $most:expr, $says:literal) => {
+    ($(#[$about:meta])* $name:ident, $default:literal, $max:expr, $summary:literal) => {
         $(#[$about])*
         #[derive(Default)]
         pub(super) struct $name(Option<usize>);
 
         impl $name {
             pub(super) fn get(&self) -> usize {
-                self.0.unwrap_or($default).min($most)
+                self.0.unwrap_or($default).min($max)
             }
         }
 
-        impl<'a> Opt<'a> for $name {
+        impl<'a> CommandOption<'a> for $name {
             const ARGUMENT: Argument =
-                Argument::new(c"n", ArgumentKind::Integer, $says).after(c"COUNT").optional();
+                Argument::new(c"n", ArgumentKind::Integer, $summary).after(c"COUNT").optional();
 
             fn read(&mut self, word: &'a [u8], args: &mut Cursor<'a>) -> Result<bool, Error> {
                 if !word.eq_ignore_ascii_case(b"COUNT") {
@@ -590,26 +572,31 @@ macro_rules! count {
     };
 }
 
-count!(Count, 100, c"is how many are listed at most, 100 unless given");
 count!(
-    /// Of what is known of few anyway.
-    Most, 20, c"is how many are listed at most, 20 unless given"
+    /// `COUNT n` of the commands that list locks or waiters.
+    ListCount, 100, usize::MAX, c"maximum number of entries, 100 by default"
 );
 count!(
-    /// Of a command that goes through keys. The default is that of `SCAN`. More at once would keep others waiting.
-    Looks, 10, 1_000, c"is how many keys are looked at, more or less, 10 unless given and 1000 at most"
+    /// `COUNT n` of `LOCK.TOP`, which knows few locks.
+    TopCount, 20, usize::MAX, c"maximum number of entries, 20 by default"
+);
+count!(
+    /// `COUNT n` of `LOCK.SCAN`, with the default of `SCAN`. The maximum bounds how long other clients wait for one call.
+    ScanCount, 10, 1_000, c"approximate number of keys to scan per call, 10 by default and 1000 at most"
 );
 
-/// The lock of a command.
-pub(super) const KEY: Argument = Argument::new(c"key", ArgumentKind::Key, c"is the lock");
+/// The key of a command for one lock.
+pub(super) const KEY: Argument = Argument::new(c"key", ArgumentKind::Key, c"the key of the lock");
 
-/// How many locks a command is for.
-pub(super) const NUMKEYS: Argument =
-    Argument::new(c"numkeys", ArgumentKind::Integer, c"is how many locks there are, 1 to 64");
+/// The number of keys of a command for several locks.
+pub(super) const NUMKEYS: Argument = Argument::new(c"numkeys", ArgumentKind::Integer, c"the number of keys, 1 to 64");
 
-/// The locks of a command.
-pub(super) const KEYS: Argument = Argument::new(c"key", ArgumentKind::Key, c"is a lock").multiple();
+/// The keys of a command for several locks.
+pub(super) const KEYS: Argument = Argument::new(c"key", ArgumentKind::Key, c"the key of a lock").multiple();
 
-/// Whom a command is about.
-pub(super) const OWNER: Argument =
-    Argument::new(c"owner", ArgumentKind::Text, c"is who holds it, 1 to 1024 bytes");
+/// The owner that a command is about.
+pub(super) const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text, c"the owner, 1 to 1024 bytes");
+
+/// The owner of a command that acquires locks.
+pub(super) const NEW_OWNER: Argument =
+    Argument::new(c"owner", ArgumentKind::Text, c"the owner, 1 to 1024 bytes; * generates a random one");

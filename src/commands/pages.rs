@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
 
-//! The pages of `docs/commands`: what is between their marks is made from the tables of the commands. The test compares them;
-//! `GENERATE_PAGES=1 cargo test --lib pages` writes them anew.
+//! The generated parts of the pages of `docs/commands`, which come from the specifications of the commands. The test compares
+//! them with the pages; `GENERATE_PAGES=1 cargo test --lib pages` writes them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use super::COMMANDS;
 use crate::server::registration::arguments::Argument;
-use crate::server::registration::command::{Spec, SINCE};
+use crate::server::registration::command::{SINCE, Spec};
 
-/// What stands between these is made.
-const HEAD: [&str; 2] = ["<!-- begin: made from the command's table -->", "<!-- end -->"];
+/// The marks around the generated parts.
+const HEAD: [&str; 2] = ["<!-- begin: generated from the command's specification -->", "<!-- end -->"];
 const ARGUMENTS: [&str; 2] =
-    ["<!-- begin arguments: made from the command's table -->", "<!-- end arguments -->"];
-const LIST: [&str; 2] = ["<!-- begin: made from the commands' tables -->", "<!-- end -->"];
+    ["<!-- begin arguments: generated from the command's specification -->", "<!-- end arguments -->"];
+const LIST: [&str; 2] = ["<!-- begin: generated from the commands' specifications -->", "<!-- end -->"];
 
-/// As wide as the checks of the documentation allow.
+/// The maximum line length, as in the checks of the documentation.
 const WIDTH: usize = 130;
 
 fn folder() -> PathBuf {
@@ -27,7 +27,7 @@ fn name(command: &Spec) -> String {
     command.title().to_ascii_lowercase()
 }
 
-/// Words in lines that are not too wide; those after the first begin with `indent`.
+/// Wraps the text into lines of at most [`WIDTH`]. All lines but the first begin with `indent`.
 fn fill(text: &str, indent: &str) -> String {
     let (mut filled, mut width) = (String::new(), 0);
     for word in text.split(' ') {
@@ -43,12 +43,12 @@ fn fill(text: &str, indent: &str) -> String {
     filled
 }
 
-/// The title, the syntax, and the facts.
+/// The title, syntax, summary and properties of a command.
 fn head(command: &Spec) -> String {
     let title = command.title();
     let mut syntax = vec![title.clone()];
     syntax.extend(command.arguments.iter().map(Argument::syntax));
-    // An option is not broken in two.
+    // Lines break between options only.
     let (mut lines, mut line) = (Vec::new(), String::new());
     for part in syntax {
         if !line.is_empty() && line.len() + 1 + part.len() > 100 {
@@ -75,21 +75,21 @@ fn head(command: &Spec) -> String {
 }
 
 fn arguments(command: &Spec) -> String {
-    let mut made = String::new();
-    for (title, list) in [
-        ("Required arguments", command.arguments.positional),
-        ("Optional arguments", command.arguments.options),
-    ] {
+    let mut generated = String::new();
+    for (title, list) in
+        [("Required arguments", command.arguments.positional), ("Optional arguments", command.arguments.options)]
+    {
         if !list.is_empty() {
-            writeln!(made, "## {title}\n").unwrap();
+            writeln!(generated, "## {title}\n").unwrap();
             for argument in list {
                 let syntax = argument.syntax_without_brackets();
-                writeln!(made, "{}", fill(&format!("* `{syntax}` {}.", argument.meaning()), "  ")).unwrap();
+                writeln!(generated, "{}", fill(&format!("* `{syntax}`: {}.", argument.meaning()), "  "))
+                    .unwrap();
             }
-            made.push('\n');
+            generated.push('\n');
         }
     }
-    made.trim_end().to_owned() + "\n"
+    generated.trim_end().to_owned() + "\n"
 }
 
 /// The list of all pages.
@@ -100,33 +100,35 @@ fn list() -> String {
     COMMANDS.iter().map(line).collect()
 }
 
-/// The page with `made` between these marks.
-fn between(page: &str, [begin, end]: [&str; 2], made: &str) -> String {
+/// Replaces the part of the page between these marks.
+fn replace_between(page: &str, [begin, end]: [&str; 2], generated: &str) -> String {
     let (before, rest) = page.split_once(begin).unwrap_or_else(|| panic!("no {begin} in {page}"));
     let (_, after) = rest.split_once(end).unwrap_or_else(|| panic!("no {end} in {page}"));
-    format!("{before}{begin}\n{made}{end}{after}")
+    format!("{before}{begin}\n{generated}{end}{after}")
 }
 
 #[test]
-fn the_pages_are_as_the_tables_say() {
+fn pages_match_the_specifications() {
     let mut pages = vec![("README.md".to_owned(), vec![(LIST, list())])];
     for command in COMMANDS {
-        let mut made = vec![(HEAD, head(command))];
+        let mut generated = vec![(HEAD, head(command))];
         if command.arguments.iter().next().is_some() {
-            made.push((ARGUMENTS, arguments(command)));
+            generated.push((ARGUMENTS, arguments(command)));
         }
-        pages.push((format!("{}.md", name(command)), made));
+        pages.push((format!("{}.md", name(command)), generated));
     }
     let there = std::fs::read_dir(folder()).unwrap().count();
     assert_eq!(there, pages.len(), "a page without a command");
-    for (file, made) in pages {
+    for (file, generated) in pages {
         let path = folder().join(&file);
         let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
-        let wanted = made.iter().fold(page.clone(), |page, (marks, made)| between(&page, *marks, made));
+        let wanted = generated
+            .iter()
+            .fold(page.clone(), |page, (marks, generated)| replace_between(&page, *marks, generated));
         if std::env::var_os("GENERATE_PAGES").is_some() {
             std::fs::write(&path, wanted).unwrap();
         } else {
-            assert_eq!(page, wanted, "{file} is not made from the tables: see src/commands/pages.rs");
+            assert_eq!(page, wanted, "{file} is out of date: see src/commands/pages.rs");
         }
     }
 }

@@ -3,19 +3,21 @@
 //! `LOCK.RELEASE`
 
 use super::args::Cursor;
-use super::options::{options, Id, LeaseOfRest, Scope, KEY, OWNER};
+use super::checks;
+use super::options::{options, Id, RemainingLease, Scope, KEY, OWNER};
+use super::Target;
 use crate::core::{NotReleased, Owner, Release as Call};
 use crate::driver;
-use crate::error::Error;
+use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::error::Error;
 
 pub(crate) struct Release;
 
 options! {
     Options {
-        lease: LeaseOfRest,
+        lease: RemainingLease,
         scope: Scope,
         id: Id<'a>,
     }
@@ -28,8 +30,8 @@ impl Command for Release {
         categories: c"write fast",
         key: Some(KeyUse::Write),
         arguments: Arguments{positional: &[KEY, OWNER], options: Options::ARGUMENTS },
-        summary: c"Gives back one hold of a lock, or all, and hands the lock to the next in line.",
-        reply: "The holds that are left.",
+        summary: c"Releases one hold or all holds of a lock, and hands a free lock to the next waiter.",
+        reply: "The number of remaining holds.",
         complexity: c"O(1), or O(log(N)) where N waiters are queued for locks; O(M) where M owners hold the lock shared",
     };
 
@@ -37,13 +39,14 @@ impl Command for Release {
         let mut args = Cursor::new("lock.release", args);
         let key = args.key()?;
         let owner = args.owner()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
-        let scope = given.scope.get(&args)?;
-        let id = given.id.get().map(|id| args.request(ctx, &key, owner.as_bytes(), id)).transpose()?;
-        let call = Call { owner: Owner::new(owner.as_bytes()), scope, lease_ms: given.lease.ms(), id };
+        let mut options = Options::default();
+        options.read(&mut args)?;
+        let command = args.command();
+        let scope = options.scope.get(command)?;
+        let id = options.id.get().map(|id| checks::request(ctx, command, &key, &owner, id)).transpose()?;
+        let call = Call { owner: Owner::new(owner.as_bytes()), scope, lease_ms: options.lease.ms(), id };
         let now = ctx.now();
-        let (left, fair) = super::in_hand(ctx, (&key, Some(&owner)), now, |lock, known| {
+        let (left, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             let (left, in_hand) = driver::with(ctx, |driver| {
                 driver.locks.release(known, &mut lock.holders, &mut lock.records, &call, now)
             });

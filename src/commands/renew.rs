@@ -3,14 +3,16 @@
 //! `LOCK.RENEW`
 
 use super::args::Cursor;
+use super::checks;
 use super::options::{options, Ephemeral, Lease, Replicas, Watchdog, KEY, OWNER};
+use super::Target;
 use crate::config;
 use crate::core::{Owner, Renewal};
 use crate::driver::{self, AwaitedHold, HoldRef};
-use crate::error::Error;
+use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::error::Error;
 
 pub(crate) struct Renew;
 
@@ -29,29 +31,30 @@ impl Command for Renew {
         flags: c"write fast",
         categories: c"write fast",
         key: Some(KeyUse::Write),
-        arguments: Arguments { positional: &[KEY, OWNER], options: Options::ARGUMENTS },
-        summary: c"Sets the lease of a held lock anew, shorter or longer.",
+        arguments: Arguments{positional: &[KEY, OWNER], options: Options::ARGUMENTS },
+        summary: c"Sets the lease of a held lock, shorter or longer.",
         reply: "The hold count.",
         complexity:
-            c"O(1), or O(log(N)) where N locks are waited for; O(M) where M owners hold the lock shared",
+            c"O(1), or O(log(N)) where N locks have waiters; O(M) where M owners hold the lock shared",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.renew", args);
         let key = args.key()?;
-        let asked = args.owner()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
-        let bind = given.watchdog.bind(&given.ephemeral, ctx, &args)?;
-        let wanted = given.replicas.acknowledgement(ctx, &args)?;
+        let owner = args.owner()?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
+        let command = args.command();
+        let bind = checks::bind(ctx, command, options.watchdog.binding(&options.ephemeral, command)?)?;
+        let acknowledgement = checks::replicas(ctx, command, options.replicas.acknowledgement(command)?)?;
         let call = Renewal {
-            owner: Owner::new(asked.as_bytes()),
-            lease_ms: given.lease.ms().unwrap_or_else(config::default_lease),
+            owner: Owner::new(owner.as_bytes()),
+            lease_ms: options.lease.ms().unwrap_or_else(config::default_lease),
             bind,
-            client: super::client_if_told(ctx),
+            client: super::client_for_events(ctx),
         };
         let now = ctx.now();
-        let (held, fair) = super::in_hand(ctx, (&key, Some(&asked)), now, |lock, known| {
+        let (held, fair) = super::update(ctx, Target::of_owner(&key, &owner), now, |lock, known| {
             let (held, in_hand) = driver::with(ctx, |driver| {
                 driver.locks.renew(known, &mut lock.holders, &mut lock.records, &call, now)
             });
@@ -60,7 +63,7 @@ impl Command for Renew {
         })?;
         driver::dispatch(ctx, now);
         let holds = held.map_err(|_| if fair { Error::FairLock } else { Error::NotOwner })?;
-        let Some(wanted) = wanted else {
+        let Some(wanted) = acknowledgement else {
             ctx.reply_integer(holds);
             return Ok(());
         };

@@ -4,26 +4,23 @@
 
 use super::args::Cursor;
 use super::count;
-use super::info::left;
-use super::options::{options, Looks, Match};
+use super::info::lease_left;
+use super::options::{options, Match, ScanCount};
 use crate::core::LockRef;
 use crate::driver;
-use crate::error::Error;
 use crate::keyspace;
-use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
+use crate::server::{Ctx, Str, calls};
+use crate::server::registration::arguments::{Argument, Arguments, ArgumentKind};
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::server::{calls, Ctx, Str};
+use crate::error::Error;
 
-const CURSOR: Argument = Argument::new(
-    c"cursor",
-    ArgumentKind::Text,
-    c"is 0 to begin with, then what the call before has replied",
-);
+const CURSOR: Argument =
+    Argument::new(c"cursor", ArgumentKind::Text, c"0 for the first call, then the cursor of the previous reply");
 
 options! {
     Options {
         pattern: Match<'a>,
-        looks: Looks,
+        count: ScanCount,
     }
 }
 
@@ -35,26 +32,27 @@ impl Command for Scan {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { positional: &[CURSOR], options: Options::ARGUMENTS },
-        summary: c"Goes through the locks that are held, a few at each call.",
-        reply: "The next cursor, 0 at the end, and an array of maps.",
-        complexity: c"O(1) for every call; O(N) for all of them, where N keys are in the database",
+        arguments: Arguments{positional: &[CURSOR], options: Options::ARGUMENTS },
+        summary: c"Iterates over the held locks, a few per call.",
+        reply: "An array of the next cursor, 0 at the end, and an array of maps.",
+        complexity: c"O(1) per call; O(N) for a whole iteration, where N keys are in the database",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.scan", args);
         let cursor = args.key()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
-        let pattern = Str::new(given.pattern.get().unwrap_or(b"*"));
-        let (next, keys) = calls::scan(ctx, &cursor, &pattern, given.looks.get()).map_err(Error::Other)?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
+        let pattern = Str::new(options.pattern.get().unwrap_or(b"*"));
+        let (next, keys) =
+            calls::scan(ctx, &cursor, &pattern, options.count.get()).map_err(Error::FromServer)?;
         let (db, now) = (ctx.db(), ctx.now());
         let locks: Vec<_> = keys
             .into_iter()
             .filter_map(|key| {
                 let holders = keyspace::read_holders(ctx, &Str::new(&key), now).ok()?;
-                let (ends, mode) = (holders.expires_at()?, holders.mode()?);
-                Some((key, mode, holders.len(), left(ends, now)))
+                let (expires_at, mode) = (holders.expires_at()?, holders.mode()?);
+                Some((key, mode, holders.len(), lease_left(expires_at, now)))
             })
             .collect();
         ctx.reply_array(2);

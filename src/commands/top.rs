@@ -3,17 +3,17 @@
 //! `LOCK.TOP`
 
 use super::args::Cursor;
-use super::options::{options, Most};
+use super::options::{options, TopCount};
 use super::{count, milliseconds};
 use crate::driver;
-use crate::error::Error;
+use crate::server::Ctx;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, Spec};
-use crate::server::Ctx;
+use crate::error::Error;
 
 options! {
     Options {
-        most: Most,
+        count: TopCount,
     }
 }
 
@@ -25,20 +25,20 @@ impl Command for Top {
         flags: c"readonly",
         categories: c"read slow dangerous",
         key: None,
-        arguments: Arguments { positional: &[], options: Options::ARGUMENTS },
-        summary: c"Lists the locks that were waited for longest since the module was loaded.",
+        arguments: Arguments{positional: &[], options: Options::ARGUMENTS },
+        summary: c"Lists the locks with the longest total wait since the module was loaded.",
         reply: "An array of maps.",
         complexity: c"O(1)",
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.top", args);
-        let mut given = Options::default();
-        given.read(&mut args)?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
         let db = ctx.db();
         driver::with(ctx, |driver| {
             let mut top = driver.locks.statistics().longest_waited(db);
-            top.truncate(given.most.get());
+            top.truncate(options.count.get());
             ctx.reply_array(top.len());
             for waited in top {
                 let number =

@@ -4,20 +4,20 @@
 
 use super::args::Cursor;
 use super::milliseconds;
-use super::options::{options, Count, KEY};
+use super::options::{options, ListCount, KEY};
 use crate::core::{LockRef, WaiterId};
 use crate::driver;
-use crate::error::Error;
+use crate::server::Ctx;
 use crate::server::clients::long_reply;
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
-use crate::server::Ctx;
+use crate::error::Error;
 
 pub(crate) struct Waiters;
 
 options! {
     Options {
-        count: Count,
+        count: ListCount,
     }
 }
 
@@ -27,8 +27,8 @@ impl Command for Waiters {
         flags: c"readonly",
         categories: c"read slow",
         key: Some(KeyUse::Read),
-        arguments: Arguments { positional: &[KEY], options: Options::ARGUMENTS },
-        summary: c"Lists who waits for a lock, first in line first.",
+        arguments: Arguments{positional: &[KEY], options: Options::ARGUMENTS },
+        summary: c"Lists the waiters of a lock in the order of the queue.",
         reply: "An array of maps.",
         complexity: c"O(N) where N waiters are listed",
     };
@@ -36,11 +36,11 @@ impl Command for Waiters {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Error> {
         let mut args = Cursor::new("lock.waiters", args);
         let key = args.key()?;
-        let mut given = Options::default();
-        given.read(&mut args)?;
+        let mut options = Options::default();
+        options.read(&mut args)?;
         let at = LockRef { db: ctx.db(), key: key.as_bytes() };
         let mut waiters = driver::with(ctx, |driver| driver.locks.waiters_of(at));
-        waiters.truncate(given.count.get());
+        waiters.truncate(options.count.get());
         let len = waiters.len();
         let mut waiters = waiters.into_iter();
         long_reply::array(ctx, len, move |most| waiters.by_ref().take(most).collect(), entry);

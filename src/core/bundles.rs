@@ -226,7 +226,7 @@ impl Bundles {
             .flat_map(|(lead, bundle)| bundle.parts.iter().map(|(lock, id)| (*lead, *lock, *id)))
     }
 
-    /// Fails if a bundle is due that there is not.
+    /// Fails if a due bundle does not exist.
     #[cfg(test)]
     pub(super) fn verify(&self) {
         use std::collections::BTreeSet;
@@ -237,6 +237,6 @@ impl Bundles {
         );
         let due = self.by_lead.iter().filter(|(_, bundle)| bundle.is_due);
         let due: BTreeSet<_> = due.map(|(lead, _)| *lead).collect();
-        assert_eq!(due, self.due.iter().copied().collect(), "a bundle is due that there is not");
+        assert_eq!(due, self.due.iter().copied().collect(), "a due bundle does not exist");
     }
 }

@@ -101,7 +101,7 @@ impl Sessions {
         let bindings = &mut self.of_locks.entry(lock).or_default().bindings;
         let new = || Binding::new(lease, bind.begins.then_some(bind.since));
         let Some(binding) = bindings.get_or_insert_with(owner, new) else {
-            return defect!("a binding is not where it was put");
+            return defect!("a binding is missing from its index");
         };
         let hold = (lock, owner.clone());
         let connection = bind.bind.connection;
@@ -221,7 +221,7 @@ impl Sessions {
         let of_lock = self.of_locks.get_mut(&hold.0);
         let bound =
             of_lock.and_then(|of_lock| Some((of_lock.bindings.get_mut(&hold.1)?, &mut of_lock.closed)));
-        let Some((binding, closed)) = bound else { return defect!("a connection keeps no hold", None) };
+        let Some((binding, closed)) = bound else { return defect!("a connection has no hold", None) };
         let (was_ephemeral, due) = (binding.is_ephemeral(), binding.due());
         let ends = binding.connection_closed(connection);
         if ends {

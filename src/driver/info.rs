@@ -8,10 +8,10 @@ use std::ffi::CStr;
 use crate::core::{Counted, Times};
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
+use crate::server::{Ctx, InCallback, ServerCell, version};
 use crate::server::callback::ctx::now;
 use crate::server::clients::{deferred, long_reply};
 use crate::server::registration::info::{Info, InfoSection};
-use crate::server::{version, Ctx, InCallback, ServerCell};
 
 /// `INFO lock`; `docs/operations.md` describes every field.
 pub(crate) struct Section;
@@ -42,7 +42,7 @@ impl InfoSection for Section {
             info.number(c"deadlocks", driver.stats.deadlocks);
             info.number(c"replicas_missed", driver.stats.replicas_missed);
             info.number(c"leases_run_out", driver.locks.leases_run_out());
-            info.number(c"owners_told", driver.stats.owners_told);
+            info.number(c"owner_events", driver.stats.owner_events);
             let (passed, refused) = guards(proof);
             info.number(c"guards_passed", passed);
             info.number(c"guards_refused", refused);
@@ -126,8 +126,8 @@ fn may_evict_locks() -> bool {
 pub(crate) fn warn_about_eviction(ctx: Ctx<'_>) {
     if may_evict_locks() {
         ctx.warn(
-            "redis-lock: maxmemory-policy lets the server evict locks when its memory is full, and then two \
-             owners hold one lock; set maxmemory-policy noeviction",
+            "redis-lock: maxmemory-policy lets the server evict locks when memory is full, so two owners may \
+             hold one lock; set maxmemory-policy noeviction",
         );
     }
 }

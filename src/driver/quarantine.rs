@@ -9,8 +9,8 @@
 use crate::config;
 use crate::core::MonoUs;
 use crate::driver::state::with;
+use crate::server::{Ctx, calls, version};
 use crate::server::events::server_events::DataSource;
-use crate::server::{calls, version, Ctx};
 
 /// Starts the quarantine at the start of the server. Called when the module is loaded.
 pub(super) fn on_load(ctx: Ctx<'_>) {
@@ -22,7 +22,7 @@ pub(super) fn on_load(ctx: Ctx<'_>) {
     let now: MonoUs = ctx.now().mono;
     with(ctx, |driver| driver.locks_lost_at = Some(now.saturating_sub(uptime_us)));
     note(ctx, |ms| {
-        format!("the last locks of the server that ran before may be forgotten; none is granted in its first {ms} ms")
+        format!("locks from before the restart may have been lost; no grants in the first {ms} ms of uptime")
     });
 }
 
@@ -33,14 +33,14 @@ pub(super) fn on_data_loaded(ctx: Ctx<'_>, source: DataSource) {
         source == DataSource::Aof && is(c"appendfsync", b"always") && is(c"no-appendfsync-on-rewrite", b"no");
     if lost_nothing {
         with(ctx, |driver| driver.locks_lost_at = None);
-        note(ctx, |_| "an AOF that is synced always was read, so no lock is forgotten".to_owned());
+        note(ctx, |_| "the AOF was written with appendfsync always, so no locks were lost".to_owned());
     }
 }
 
 /// Logs the quarantine that begins with a promotion.
 pub(super) fn on_promotion(ctx: Ctx<'_>) {
     note(ctx, |ms| {
-        format!("promoted: the primary before may have granted locks that are not known here; for {ms} ms none is granted")
+        format!("promoted: the previous primary may have granted locks that are unknown here; no grants for {ms} ms")
     });
 }
 

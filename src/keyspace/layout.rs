@@ -14,7 +14,7 @@
 use smallvec::SmallVec;
 
 use crate::core::{Hold, Holders, Owner, Token};
-use crate::decimal::{decimal, Digits, GREATEST};
+use crate::decimal::{decimal, Digits, MAX_SAFE_INTEGER};
 
 pub(super) const FENCE_FIELD: &[u8] = b"#fence";
 const SHARED_PREFIX: &[u8] = b"#shared:";
@@ -33,7 +33,7 @@ pub(super) fn parse(fields: &[Field], expires_at: i64) -> Option<Holders> {
     let (mut holds, mut exclusive, mut fence): (Vec<Hold>, Option<Hold>, _) = (Vec::new(), None, None);
     for (name, value) in fields {
         if **name == *FENCE_FIELD {
-            fence = Some(positive(value).filter(|token| *token <= GREATEST)?);
+            fence = Some(positive(value).filter(|token| *token <= MAX_SAFE_INTEGER)?);
         } else if let Some(owner) = name.strip_prefix(SHARED_PREFIX).filter(|owner| is_owner(owner)) {
             holds.push(parse_shared(owner, value, expires_at)?);
         } else if is_owner(name) && exclusive.is_none() {
@@ -72,7 +72,7 @@ pub(super) fn parse_single_owner(
 
 /// True if a hash with only this field and possibly a token is a lock with this owner.
 pub(super) fn is_single_owner(name: &[u8], holds: i64, token: Option<Token>) -> bool {
-    is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=GREATEST).contains(&token))
+    is_owner(name) && holds > 0 && token.is_none_or(|token| (1..=MAX_SAFE_INTEGER).contains(&token))
 }
 
 fn exclusive_hold(owner: &[u8], exclusive: i64, expires_at: i64) -> Hold {
@@ -114,7 +114,7 @@ fn shared_value(value: &[u8]) -> Option<(i64, i64, Option<i64>)> {
     let shared = positive(parts.next()?)?;
     let end = positive(parts.next()?)?;
     let token = match parts.next() {
-        Some(token) => Some(positive(token).filter(|token| *token <= GREATEST)?),
+        Some(token) => Some(positive(token).filter(|token| *token <= MAX_SAFE_INTEGER)?),
         None => None,
     };
     parts.next().is_none().then_some((shared, end, token))

@@ -11,16 +11,16 @@ use smallvec::SmallVec;
 
 use crate::config;
 use crate::core::{self, Now, Refusal, Reply, RequestId, Token};
-use crate::decimal::{Digits, GREATEST};
+use crate::decimal::{Digits, MAX_SAFE_INTEGER};
 use crate::keyspace::channel;
 use crate::keyspace::names::{self, Name};
-use crate::keyspace::request_record::{integer, Granted, Record};
+use crate::keyspace::request_record::{Granted, Record, integer};
+use crate::server::{Ctx, ServerCell, Str, calls};
 use crate::server::events::muted::muted;
 use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::OwnedKey;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
-use crate::server::{calls, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {
@@ -285,7 +285,7 @@ impl Counter<'_> {
             Some(last) => last.checked_add(1).ok_or(Refusal::CounterFull)?.max(now),
             None => now,
         };
-        if next > GREATEST {
+        if next > MAX_SAFE_INTEGER {
             return Err(Refusal::CounterFull);
         }
         Ok(next)

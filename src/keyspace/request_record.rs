@@ -5,7 +5,7 @@
 use smallvec::SmallVec;
 
 use crate::core::{Mode, Owner, Reply, RequestId, WallMs};
-use crate::decimal::{Digits, GREATEST};
+use crate::decimal::{Digits, MAX_SAFE_INTEGER};
 use crate::keyspace::names::{self, Name};
 
 /// The replies to one request of one owner. An acquire and a release may have the same id. Each reply has its own
@@ -131,7 +131,7 @@ impl Record {
             rest = after;
             let (mut token, mut owner) = (None, None);
             if let Some(value) = rest.strip_prefix(b" t") {
-                let (value, after) = number(value).filter(|(token, _)| (1..=GREATEST).contains(token))?;
+                let (value, after) = number(value).filter(|(token, _)| (1..=MAX_SAFE_INTEGER).contains(token))?;
                 (token, rest) = (Some(value), after);
             }
             let is_owner = |name: &&[u8]| !matches!(name, [] | [b'#', ..]);

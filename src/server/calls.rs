@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_longlong, CStr};
 
 use redis_module::raw;
 
-use crate::server::version::{server_version, Version};
 use crate::server::{Ctx, Str};
+use crate::server::version::{Version, server_version};
 
 /// First version that can check a command without executing it.
 const DRY_RUN_SINCE: Version = Version::new(7, 2, 0);
@@ -124,7 +124,7 @@ pub(crate) fn scan(
             hash
         ));
         if reply.is_null() {
-            return Err("ERR the server does not carry out SCAN".to_owned());
+            return Err("ERR server cannot run SCAN; do not rename the command".to_owned());
         }
         let found = if call!(RedisModule_CallReplyType(reply)) == reply_type(raw::REDISMODULE_REPLY_ERROR) {
             Err(String::from_utf8_lossy(&text_of(reply)).into_owned())

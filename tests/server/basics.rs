@@ -48,8 +48,7 @@ fn an_owner_takes_and_gives_back(flavor: Flavor) {
 }
 
 fn not_owner() -> &'static str {
-    "NOTOWNER this owner holds nothing on the lock: it was released, broken, or its lease is over; \
-     stop, and acquire anew"
+    "NOTOWNER lock was released, broken or expired; stop and acquire it again"
 }
 
 fn leases_are_given_and_set_anew(flavor: Flavor) {

@@ -20,7 +20,7 @@ on_every_server!(
 );
 
 const CANCELLED: &str =
-    "UNBLOCKED this request was cancelled by LOCK.CANCEL and holds nothing; to acquire again, use a new ID";
+    "UNBLOCKED request was cancelled by LOCK.CANCEL and holds nothing; use a new ID to acquire again";
 
 fn a_wait_is_ended(flavor: Flavor) {
     in_world(flavor, |world| {
@@ -173,12 +173,15 @@ fn bad_arguments_change_nothing(flavor: Flavor) {
             ("LOCK.CANCEL k a ID", "ERR wrong number of arguments for 'lock.cancel' command"),
             ("LOCK.CANCEL k a ID r r", "ERR wrong number of arguments for 'lock.cancel' command"),
             ("LOCK.CANCEL k a IX r", "ERR syntax error, unknown option 'IX' in 'lock.cancel' command"),
-            ("LOCK.CANCEL k #a ID r", "ERR owner must not begin with '#' in 'lock.cancel' command"),
+            (
+                "LOCK.CANCEL k #a ID r",
+                "ERR owner begins with '#' in 'lock.cancel' command; use another owner",
+            ),
         ] {
             assert_eq!(client.call(call), error);
         }
         let long = [b'i'; 129];
-        let error = "ERR ID must be 1 to 128 bytes, not 129, in 'lock.cancel' command";
+        let error = "ERR ID is 129 bytes long in 'lock.cancel' command; use 1 to 128 bytes";
         assert_eq!(client.call_args(&[b"LOCK.CANCEL", b"k", b"a", b"ID", &long]), error);
         assert!(client.call("LOCK.CANCEL s a ID r").starts_with("WRONGTYPE"));
         client.call("LPUSH lock_request:{k}:a:other x");

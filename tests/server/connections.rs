@@ -131,7 +131,7 @@ fn a_watchdog_ends_when_the_hold_is_old(flavor: Flavor) {
             ("MAX 5", "ERR MAX needs WATCHDOG in"),
             ("EPHEMERAL MAX 5", "ERR MAX needs WATCHDOG in"),
             ("WATCHDOG MAX", "ERR MAX needs a value in"),
-            ("WATCHDOG MAX 0", "ERR MAX is out of range, must be 1 to 9007199254740991, in"),
+            ("WATCHDOG MAX 0", "ERR MAX is out of range in"),
             ("WATCHDOG MAX 5 MAX 6", "ERR MAX is given twice in"),
         ] {
             for command in ["ACQUIRE", "RENEW"] {
@@ -463,7 +463,7 @@ fn a_script_has_no_connection(flavor: Flavor) {
         ] {
             let script = format!("return redis.pcall({command})");
             let reply = a.call_args(&[b"EVAL", script.as_bytes(), b"1", b"k"]);
-            let error = format!("ERR {option} needs a connection, which a script does not have, in 'lock.");
+            let error = format!("ERR {option} needs a connection in 'lock.");
             assert!(reply.starts_with(&error), "{reply}");
         }
         assert_eq!(a.call("EXISTS k"), "0");

@@ -416,7 +416,7 @@ fn blockers_are_listed_nearest_first(flavor: Flavor) {
         assert!(a.call("LOCK.BLOCKERS").starts_with("ERR wrong number of arguments"));
         assert_eq!(
             a.call("LOCK.BLOCKERS #x"),
-            "ERR owner must not begin with '#' in 'lock.blockers' command"
+            "ERR owner begins with '#' in 'lock.blockers' command; use another owner"
         );
     });
 }
@@ -455,7 +455,7 @@ fn contended_locks_are_listed(flavor: Flavor) {
         for (command, error) in [
             (
                 "LOCK.LIST COUNT 0",
-                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.list' command",
+                "ERR COUNT is out of range in 'lock.list' command; use 1 to 9007199254740991",
             ),
             ("LOCK.LIST MATCH", "ERR MATCH needs a value in 'lock.list' command"),
             ("LOCK.LIST MATCH a MATCH b", "ERR MATCH is given twice in 'lock.list' command"),

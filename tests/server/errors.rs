@@ -24,49 +24,49 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
         let cases = [
             ("LOCK.ACQUIRE free o FOO", format!("ERR syntax error, unknown option 'FOO' {acquire}")),
             ("LOCK.ACQUIRE free o PX", format!("ERR PX needs a value {acquire}")),
-            ("LOCK.ACQUIRE free o PX x", format!("ERR PX is not an integer, but 'x', {acquire}")),
-            ("LOCK.ACQUIRE free o PX 1.5", format!("ERR PX is not an integer, but '1.5', {acquire}")),
-            ("LOCK.ACQUIRE free o PX +1", format!("ERR PX is not an integer, but '+1', {acquire}")),
-            ("LOCK.ACQUIRE free o PX 01", format!("ERR PX is not an integer, but '01', {acquire}")),
+            ("LOCK.ACQUIRE free o PX x", format!("ERR PX 'x' is not an integer {acquire}")),
+            ("LOCK.ACQUIRE free o PX 1.5", format!("ERR PX '1.5' is not an integer {acquire}")),
+            ("LOCK.ACQUIRE free o PX +1", format!("ERR PX '+1' is not an integer {acquire}")),
+            ("LOCK.ACQUIRE free o PX 01", format!("ERR PX '01' is not an integer {acquire}")),
             (
                 "LOCK.ACQUIRE free o PX 0",
-                format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
+                format!("ERR PX is out of range {acquire}; use 1 to 9007199254740991"),
             ),
             (
                 "LOCK.ACQUIRE free o PX -5",
-                format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
+                format!("ERR PX is out of range {acquire}; use 1 to 9007199254740991"),
             ),
             (
                 "LOCK.ACQUIRE free o PX 9007199254740992",
-                format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
+                format!("ERR PX is out of range {acquire}; use 1 to 9007199254740991"),
             ),
             (
                 "LOCK.ACQUIRE free o PX 99999999999999999999999",
-                format!("ERR PX is out of range, must be 1 to 9007199254740991, {acquire}"),
+                format!("ERR PX is out of range {acquire}; use 1 to 9007199254740991"),
             ),
             (
                 "LOCK.ACQUIRE free o EX 9007199254741",
-                format!("ERR EX is out of range, must be 1 to 9007199254740, {acquire}"),
+                format!("ERR EX is out of range {acquire}; use 1 to 9007199254740"),
             ),
             ("LOCK.ACQUIRE free o PX 1 EX 1", format!("ERR only one PX or EX is allowed {acquire}")),
             ("LOCK.ACQUIRE free o PX 1 px 1", format!("ERR only one PX or EX is allowed {acquire}")),
             ("LOCK.ACQUIRE held o BLOCK", format!("ERR BLOCK needs a value {acquire}")),
             (
                 "LOCK.ACQUIRE held o BLOCK -1",
-                format!("ERR BLOCK is out of range, must be 0 to 9007199254740991, {acquire}"),
+                format!("ERR BLOCK is out of range {acquire}; use 0 to 9007199254740991"),
             ),
             ("LOCK.ACQUIRE held o BLOCK 1 BLOCK 1", format!("ERR BLOCK is given twice {acquire}")),
-            ("LOCK.ACQUIRE free #o", format!("ERR owner must not begin with '#' {acquire}")),
+            ("LOCK.ACQUIRE free #o", format!("ERR owner begins with '#' {acquire}; use another owner")),
             (
                 "LOCK.RENEW held #fence",
-                "ERR owner must not begin with '#' in 'lock.renew' command".to_owned(),
+                "ERR owner begins with '#' in 'lock.renew' command; use another owner".to_owned(),
             ),
             ("LOCK.ACQUIRE free", "ERR wrong number of arguments for 'lock.acquire' command".to_owned()),
             ("LOCK.RELEASE held", "ERR wrong number of arguments for 'lock.release' command".to_owned()),
             ("LOCK.RELEASE held a ALL ALL", "ERR ALL is given twice in 'lock.release' command".to_owned()),
             (
                 "LOCK.RELEASE held a PX 0",
-                "ERR PX is out of range, must be 1 to 9007199254740991, in 'lock.release' command".to_owned(),
+                "ERR PX is out of range in 'lock.release' command; use 1 to 9007199254740991".to_owned(),
             ),
             (
                 "LOCK.RENEW held a BLOCK 1",
@@ -75,8 +75,7 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
             ("LOCK.BREAK held x", "ERR wrong number of arguments for 'lock.break' command".to_owned()),
             (
                 "LOCK.WAITERS held COUNT 0",
-                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.waiters' command"
-                    .to_owned(),
+                "ERR COUNT is out of range in 'lock.waiters' command; use 1 to 9007199254740991".to_owned(),
             ),
             (
                 "LOCK.WAITERS held COUNT 1 COUNT 1",
@@ -107,9 +106,9 @@ fn wrong_arguments_name_themselves(flavor: Flavor) {
         }
         assert_eq!(b.call("LOCK.ACQUIRE free o ID"), format!("ERR ID needs a value {acquire}"));
         assert_eq!(b.call("LOCK.ACQUIRE free o ID a ID b"), format!("ERR ID is given twice {acquire}"));
-        let error = format!("ERR owner must be 1 to 1024 bytes, not 0, {acquire}");
+        let error = format!("ERR owner is 0 bytes long {acquire}; use 1 to 1024 bytes");
         assert_eq!(b.call_args(&[b"LOCK.ACQUIRE", b"free", b""]), error);
-        let error = format!("ERR owner must be 1 to 1024 bytes, not 1025, {acquire}");
+        let error = format!("ERR owner is 1025 bytes long {acquire}; use 1 to 1024 bytes");
         assert_eq!(b.call_args(&[b"LOCK.ACQUIRE", b"free", &[b'o'; 1025]]), error);
         // A call that fails, or is refused, is no change to those who watch the keys.
         assert_eq!(b.call("LOCK.ACQUIRE held b"), "nil");
@@ -168,7 +167,7 @@ fn what_is_no_lock_is_left_alone(flavor: Flavor) {
         a.call("DEL s");
         a.call("HSET s a 9223372036854775807");
         a.call("PEXPIRE s 100000");
-        assert!(a.call("LOCK.ACQUIRE s a").starts_with("ERR this owner's hold count is at its maximum"));
+        assert!(a.call("LOCK.ACQUIRE s a").starts_with("ERR hold count of the owner is at its maximum"));
         assert_eq!(a.call("LOCK.RELEASE s a"), "9223372036854775806");
     });
 }
@@ -243,14 +242,12 @@ fn hostile_bytes_do_not_break_the_protocol(flavor: Flavor) {
         let long = vec![b'x'; 1 << 20];
         let reply = a.call_args(&[b"LOCK.ACQUIRE", b"k", b"o", &long]);
         assert!(reply.len() < 200, "an error of {} bytes", reply.len());
-        assert!(a
-            .call_args(&[b"LOCK.ACQUIRE", b"k", &long])
-            .starts_with("ERR owner must be 1 to 1024 bytes"));
+        assert!(a.call_args(&[b"LOCK.ACQUIRE", b"k", &long]).starts_with("ERR owner is "));
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", &long, b"o"]), "1");
         assert_eq!(a.call_args(&[b"LOCK.RELEASE", &long, b"o"]), "0");
         let mut many: Vec<&[u8]> = vec![b"LOCK.ACQUIRE", b"k", b"o"];
         many.extend(std::iter::repeat_n::<&[u8]>(b"PX", 10_000));
-        assert!(a.call_args(&many).starts_with("ERR PX is not an integer"));
+        assert!(a.call_args(&many).starts_with("ERR PX 'PX' is not an integer"));
         assert_eq!(a.call("PING"), "PONG");
     });
 }

@@ -175,7 +175,7 @@ fn the_counter_of_redisson_is_continued(flavor: Flavor) {
         a.call("LOCK.RELEASE k a");
         assert_eq!(acquire(&mut a, "LOCK.ACQUIRE k a FENCE"), 9_007_199_254_740_991);
         a.call("LOCK.RELEASE k a");
-        let full = "ERR the lock's fencing counter is at its maximum; choose another key";
+        let full = "ERR fencing counter of the lock is at its maximum; use another lock";
         assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), full);
         assert_eq!(a.call("EXISTS k"), "0");
         // Its name is that of the lock, with its braces if it has some.
@@ -218,8 +218,7 @@ fn what_is_no_counter_is_left_alone(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let wrong =
-            "WRONGTYPE the key of the lock's fencing counter holds something that is no integer; delete \
-                     it, or choose another key";
+            "WRONGTYPE fencing counter of the lock is not an integer; delete its key, or use another lock";
         for make in [format!("RPUSH {COUNTER} 1"), format!("SET {COUNTER} x"), format!("SET {COUNTER} 1.5")] {
             a.call(&make);
             assert_eq!(a.call("LOCK.ACQUIRE k a FENCE"), wrong);
@@ -241,7 +240,7 @@ fn a_waiter_hears_that_the_counter_is_broken(flavor: Flavor) {
         let mut plain = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         a.call(&format!("RPUSH {COUNTER} 1"));
         assert_eq!(a.call("LOCK.RELEASE k a"), "0");
-        assert!(fenced.recv().starts_with("WRONGTYPE the key of the lock's fencing counter"));
+        assert!(fenced.recv().starts_with("WRONGTYPE fencing counter of the lock"));
         assert_eq!(plain.recv(), "1");
     });
 }

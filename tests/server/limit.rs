@@ -69,19 +69,13 @@ fn what_makes_no_sense_is_said(flavor: Flavor) {
         for (options, error) in [
             ("LIMIT 3", "ERR LIMIT needs SHARED in 'lock.acquire' command"),
             ("SHARED LIMIT", "ERR LIMIT needs a value in 'lock.acquire' command"),
-            (
-                "SHARED LIMIT 0",
-                "ERR LIMIT is out of range, must be 1 to 2147483647, in 'lock.acquire' command",
-            ),
-            (
-                "SHARED LIMIT -1",
-                "ERR LIMIT is out of range, must be 1 to 2147483647, in 'lock.acquire' command",
-            ),
+            ("SHARED LIMIT 0", "ERR LIMIT is out of range in 'lock.acquire' command; use 1 to 2147483647"),
+            ("SHARED LIMIT -1", "ERR LIMIT is out of range in 'lock.acquire' command; use 1 to 2147483647"),
             (
                 "SHARED LIMIT 2147483648",
-                "ERR LIMIT is out of range, must be 1 to 2147483647, in 'lock.acquire' command",
+                "ERR LIMIT is out of range in 'lock.acquire' command; use 1 to 2147483647",
             ),
-            ("SHARED LIMIT many", "ERR LIMIT is not an integer, but 'many', in 'lock.acquire' command"),
+            ("SHARED LIMIT many", "ERR LIMIT 'many' is not an integer in 'lock.acquire' command"),
             ("SHARED LIMIT 1 LIMIT 2", "ERR LIMIT is given twice in 'lock.acquire' command"),
         ] {
             assert_eq!(a.call(&format!("LOCK.ACQUIRE k a {options}")), error, "{options}");

@@ -82,7 +82,7 @@ fn settings_count_from_the_next_call(flavor: Flavor) {
     a.call("LOCK.ACQUIRE k a");
     assert!((69_000..=70_000).contains(&a.number("PTTL k")));
     a.call("CONFIG SET lock.max-lease 60000");
-    let error = "ERR PX is out of range, lock.max-lease is 60000 ms, in 'lock.acquire' command";
+    let error = "ERR PX is out of range in 'lock.acquire' command; lock.max-lease allows 60000 ms";
     assert_eq!(a.call("LOCK.ACQUIRE k a PX 60001"), error);
     assert_eq!(a.call("LOCK.RENEW k a EX 61"), error.replace("PX", "EX").replace("acquire", "renew"));
     assert_eq!(a.call("LOCK.RENEW k a EX 60"), "1");
@@ -123,10 +123,7 @@ fn wrong_module_arguments_stop_the_server(flavor: Flavor) {
         ),
         (&["lock.deadlock-detection", "on"], "lock.deadlock-detection must be no or yes, not 'on'"),
         (&["lock.publish", "loud"], "lock.publish must be auto, off, publish, spublish or both, not 'loud'"),
-        (
-            &["lock.event", "yes"],
-            "unknown module argument 'lock.event'; settings are given as 'name value' pairs",
-        ),
+        (&["lock.event", "yes"], "unknown module argument 'lock.event'; pass settings as 'name value' pairs"),
         (&["lock.max-lease"], "module argument lock.max-lease has no value"),
         (&["lock.max-lease", "1", "lock.max-lease", "2"], "module argument lock.max-lease is given twice"),
     ] {
@@ -312,7 +309,7 @@ fn unloading_is_refused(flavor: Flavor) {
     assert_eq!(b.call("LOCK.ACQUIRE k b"), "2");
     assert_eq!(queued.call("EXEC"), "[1]");
     assert_eq!(paused.recv(), "1");
-    let why = "redis-lock is not unloaded: a client that has used a command";
+    let why = "redis-lock is not unloaded: clients that use its commands";
     assert!(server.log().contains(why), "{}", server.log());
     server.assert_healthy();
 }

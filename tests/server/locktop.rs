@@ -36,7 +36,7 @@ fn snapshot(mut command: Command) -> String {
 fn a_snapshot_tells_who_blocks_whom(flavor: Flavor) {
     let server = Server::with_module(flavor, &[]);
     let empty = snapshot(top(&server));
-    assert!(empty.contains("Nobody waits for a lock.") && empty.contains("waiters 0"), "{empty}");
+    assert!(empty.contains("No lock has waiters.") && empty.contains("waiters 0"), "{empty}");
     let mut a = server.client();
     assert_eq!(a.call("LOCK.ACQUIRE stock ann WATCHDOG"), "1");
     assert_eq!(a.call("LOCK.ACQUIRE orders bob"), "1");
@@ -53,7 +53,7 @@ fn a_snapshot_tells_who_blocks_whom(flavor: Flavor) {
         ["ann", "└─ stock", "   └─ bob", "      └─ orders", "         ├─ cleo", "         └─ dan"],
         "{seen}"
     );
-    for told in ["waiters 3 (most 3)", "contended locks 2"] {
+    for told in ["waiters 3 (max 3)", "contended locks 2"] {
         assert!(seen.contains(told), "{told} is not in\n{seen}");
     }
     let mut only = top(&server);
@@ -62,8 +62,8 @@ fn a_snapshot_tells_who_blocks_whom(flavor: Flavor) {
     for told in [
         "held by ann, holds 1, for ",
         "renewed by the server, client ",
-        "1. bob, exclusive, waits for ",
-        "without end, client ",
+        "1. bob, exclusive, waiting for ",
+        "no limit, client ",
     ] {
         assert!(only.contains(told), "{told} is not in\n{only}");
     }
@@ -94,19 +94,19 @@ fn a_lock_is_broken_after_a_question(flavor: Flavor) {
     terminal.press("b");
     terminal.until_seen("Break the lock stock?");
     terminal.press("y");
-    terminal.until_seen("stock is broken; 1 lost it");
+    terminal.until_seen("stock was broken; holders that lost it: 1");
     assert_eq!(stock.recv(), "1");
     // The cursor is at another lock now, which nobody has chosen.
     terminal.until_seen("▸ orders");
     terminal.press("b");
-    terminal.until_seen("nobody waits for the chosen lock any more; choose again");
+    terminal.until_seen("selected lock no longer has waiters; select again");
     // Somebody else has that one before the answer comes.
     terminal.press("b");
     terminal.until_seen("Break the lock orders?");
     let _dan = server.waiting("LOCK.ACQUIRE orders dan BLOCK 0");
     assert_eq!(a.call("LOCK.RELEASE orders ann"), "0");
     terminal.press("y");
-    terminal.until_seen("orders is held by others now; nothing was broken");
+    terminal.until_seen("orders has other holders now; nothing was broken");
     assert!(a.call("LOCK.INFO orders").contains("bob"));
     terminal.press("q");
     terminal.until_ended();
@@ -119,7 +119,7 @@ fn it_goes_on_when_the_server_does(flavor: Flavor) {
     let mut command = top(&server);
     command.args(["--delay", "0.1"]);
     let terminal = Terminal::start(server.dir.path(), &command);
-    terminal.until_seen("Nobody waits for a lock.");
+    terminal.until_seen("No lock has waiters.");
     assert_eq!(a.call("ACL SETUSER default -lock.list"), "OK");
     terminal.until_seen("NOPERM");
     assert_eq!(a.call("ACL SETUSER default +lock.list"), "OK");
@@ -130,7 +130,7 @@ fn it_goes_on_when_the_server_does(flavor: Flavor) {
     let _cleo = server.waiting("LOCK.ACQUIRE k cleo BLOCK 0");
     terminal.until_seen("1. cleo");
     terminal.press(" ");
-    terminal.until_seen("stopped; space goes on");
+    terminal.until_seen("paused; space resumes");
     terminal.press("C-c");
     terminal.until_ended();
 }
@@ -192,12 +192,12 @@ fn it_ends_with_its_terminal(flavor: Flavor) {
     let mut a = server.client();
     let connections = |a: &mut Client| a.call("CLIENT LIST TYPE normal").lines().count();
     let terminal = Terminal::start(server.dir.path(), &top(&server));
-    terminal.until_seen("Nobody waits for a lock.");
+    terminal.until_seen("No lock has waiters.");
     assert_eq!(connections(&mut a), 2);
     drop(terminal);
     until("its connection is closed", || connections(&mut a) == 1);
     // Without one, it says what to do.
     let output = Run::spawn(top(&server)).finish();
     let printed = Printed::new(&output);
-    assert!(!output.status.success() && printed.stderr.contains("try --batch"), "{printed}");
+    assert!(!output.status.success() && printed.stderr.contains("use --batch"), "{printed}");
 }

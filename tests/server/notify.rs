@@ -132,28 +132,28 @@ fn what_makes_no_sense_is_said(flavor: Flavor) {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
         let long = "x".repeat(129);
-        let named = |what: &str| format!("{what} must be 1 to 128 bytes, not 129,");
+        let named = |what: &str| format!("{what} is 129 bytes long");
         for (call, problem) in [
             ("k b NOTIFY w", "NOTIFY needs ID"),
             ("k b NOTIFY", "NOTIFY needs a value"),
             ("k b ID r GRACE 5", "GRACE needs NOTIFY"),
-            ("k b ID r NOTIFY w GRACE 0", "GRACE is out of range, must be 1 to 9007199254740991,"),
-            ("k b ID r NOTIFY w GRACE x", "GRACE is not an integer, but 'x',"),
+            ("k b ID r NOTIFY w GRACE 0", "GRACE is out of range"),
+            ("k b ID r NOTIFY w GRACE x", "GRACE 'x' is not an integer"),
             ("k b ID r NOTIFY w NOTIFY v", "NOTIFY is given twice"),
             ("k b ID r NOTIFY w GRACE 1 GRACE 1", "GRACE is given twice"),
             ("k b ID r NOTIFY w BLOCK 0", "only one of BLOCK and NOTIFY is allowed"),
-            ("k * ID r NOTIFY w", "NOTIFY needs an owner other than *,"),
+            ("k * ID r NOTIFY w", "NOTIFY needs an owner other than *"),
             ("k b ID r NOTIFY w REPLICAS 1", "only one of NOTIFY and REPLICAS is allowed"),
             (&format!("k b ID r NOTIFY {long}"), &named("NOTIFY")),
             (&format!("k b ID {long} NOTIFY w"), &named("ID")),
         ] {
             let reply = a.call(&format!("LOCK.ACQUIRE {call}"));
-            assert_eq!(reply, format!("ERR {problem} in 'lock.acquire' command"));
+            assert!(reply.starts_with(&format!("ERR {problem} in 'lock.acquire' command")), "{reply}");
         }
         let spaced = a.call_args(&[b"LOCK.ACQUIRE", b"k", b"b", b"NOTIFY", b"w", b"ID", b"a b"]);
         assert_eq!(
             spaced,
-            "ERR with NOTIFY, ID must not have a space, which ends it in the message, in 'lock.acquire' command"
+            "ERR ID contains a space in 'lock.acquire' command; NOTIFY needs an ID without spaces"
         );
         let reply = a.call("LOCK.MACQUIRE 1 k b NOTIFY w ID r");
         assert_eq!(reply, "ERR syntax error, unknown option 'NOTIFY' in 'lock.macquire' command");
@@ -566,7 +566,7 @@ fn a_script_cannot_wait(flavor: Flavor) {
         let script = b"return redis.call('LOCK.ACQUIRE', KEYS[1], 'b', 'NOTIFY', 'w', 'ID', 'r')";
         for key in [&b"k"[..], b"free"] {
             let reply = a.call_args(&[b"EVAL", script, b"1", key]);
-            assert!(reply.contains("NOTIFY needs a connection, which a script does not have,"), "{reply}");
+            assert!(reply.contains("NOTIFY needs a connection"), "{reply}");
         }
         assert_eq!(a.call("EXISTS free"), "0");
     });
@@ -605,8 +605,7 @@ fn a_connection_has_so_many_waits(flavor: Flavor) {
         for key in 0..3 {
             assert_eq!(b.call(&format!("LOCK.ACQUIRE k{key} b NOTIFY w ID r")), "0");
         }
-        let refused =
-            "ERR too many waits of this connection, see the setting lock.max-notify; try again later";
+        let refused = "ERR too many waits of this connection; try again later, or raise lock.max-notify";
         assert_eq!(b.call("LOCK.ACQUIRE k3 b NOTIFY w ID r"), refused);
         assert_eq!(b.call("LOCK.ACQUIRE k2 b NOTIFY w ID r"), "0", "it waits already");
         assert_eq!(b.call("LOCK.ACQUIRE free b NOTIFY w ID r"), "1", "it does not wait");
@@ -621,7 +620,7 @@ fn a_connection_has_so_many_waits(flavor: Flavor) {
         assert_eq!(a.call("CONFIG SET lock.max-waiters 2"), "OK");
         assert_eq!(
             b.call("LOCK.ACQUIRE k3 c NOTIFY w ID r3"),
-            "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later"
+            "ERR too many waiters for this lock; try again later, or raise lock.max-waiters"
         );
         assert_eq!(b.call("LOCK.ACQUIRE k2 c NOTIFY w ID r3"), "0");
     });

@@ -85,7 +85,7 @@ fn ten_thousand_waits_for_as_many_locks_end_with_their_connection(flavor: Flavor
     assert!(per_wait <= BYTES_WITH_LOCK, "{per_wait} bytes");
     assert_eq!(
         b.call("LOCK.ACQUIRE k0 c NOTIFY w ID one-more"),
-        "ERR too many waits of this connection, see the setting lock.max-notify; try again later"
+        "ERR too many waits of this connection; try again later, or raise lock.max-notify"
     );
     let full = memory(&mut a);
     assert_eq!(a.call(&format!("CLIENT KILL ID {}", b.id)), "1");

@@ -77,9 +77,9 @@ fn calls_are_told_apart(flavor: Flavor) {
         a.call("SELECT 3");
         assert_eq!(a.call("LOCK.ACQUIRE k a ID one"), "1");
         let long = [b'x'; 129];
-        let error = "ERR ID must be 1 to 128 bytes, not 129, in 'lock.acquire' command";
+        let error = "ERR ID is 129 bytes long in 'lock.acquire' command; use 1 to 128 bytes";
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", b"a", b"ID", &long]), error);
-        let error = "ERR ID must be 1 to 128 bytes, not 0, in 'lock.release' command";
+        let error = "ERR ID is 0 bytes long in 'lock.release' command; use 1 to 128 bytes";
         assert_eq!(a.call_args(&[b"LOCK.RELEASE", b"k", b"a", b"ID", b""]), error);
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", b"a", b"ID", &long[..128]]), "2");
         assert_eq!(a.call_args(&[b"LOCK.ACQUIRE", b"k", b"\xff o", b"SHARED", b"ID", b"\0\r\n"]), "nil");
@@ -154,7 +154,7 @@ fn lost_while_it_waited_and_nobody_knows_yet(flavor: Flavor) {
             let mut c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
             let mut again = world.waiting(&call);
             let ended =
-                "UNBLOCKED the same request was sent again on another connection, and waits there; wait for that reply";
+                "UNBLOCKED the same request was sent again on another connection; wait for the reply there";
             assert_eq!(first.recv(), ended);
             assert_eq!(a.call("LOCK.WAITERS k").matches("owner").count(), 2);
             a.call("LOCK.RELEASE k a");
@@ -327,7 +327,7 @@ fn what_is_no_record_is_left_alone(flavor: Flavor) {
                 a.call(&make.replace('X', lock));
                 for command in ["LOCK.ACQUIRE X a ID one", "LOCK.RELEASE X a ID one"] {
                     let reply = a.call(&command.replace('X', lock));
-                    assert!(reply.starts_with("WRONGTYPE the key in which the reply"), "{reply}");
+                    assert!(reply.starts_with("WRONGTYPE key for the record"), "{reply}");
                 }
                 a.call(&format!("DEL lock_request:{{{lock}}}:a:one"));
             }
@@ -342,7 +342,7 @@ fn names_that_look_alike_are_not_mixed_up(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         assert_eq!(a.call("LOCK.ACQUIRE k a:b SHARED ID c"), "1");
-        let error = "ERR another owner's request has the same name as this one; choose another ID";
+        let error = "ERR request of another owner has the same record key; use another ID";
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED ID b:c"), error);
         assert_eq!(a.call("LOCK.RELEASE k a ID b:c"), error);
         assert_eq!(a.call("LOCK.ACQUIRE k a SHARED ID d"), "1");

@@ -29,7 +29,7 @@ fn release_while_it_hangs_up(world: &World, holder: &mut Client, release: &str, 
 fn is_not_told_of_a_grant(mut gone: Client) {
     if let Ok(told) = gone.try_recv() {
         let told = show(&told);
-        assert!(told.starts_with("UNBLOCKED the connection was closed"), "{told}");
+        assert!(told.starts_with("UNBLOCKED client closed the connection"), "{told}");
     }
 }
 

@@ -321,7 +321,7 @@ fn without_times(line: &str) -> String {
         let number = digits(&rest[at..]);
         let after = &rest[at + number.len()..];
         shown.push_str(&rest[..at]);
-        shown.push_str(if number.len() > 12 || after.starts_with(" ms more") { "N" } else { &number });
+        shown.push_str(if number.len() > 12 || after.starts_with(" ms, try") { "N" } else { &number });
         rest = after;
     }
     shown + rest

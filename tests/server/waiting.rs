@@ -195,7 +195,7 @@ fn the_queue_is_bounded(flavor: Flavor) {
         let mut b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         let _c = world.waiting("LOCK.ACQUIRE k c BLOCK 0");
         let mut d = world.client();
-        let refused = "ERR too many waiters for this lock, see the setting lock.max-waiters; try again later";
+        let refused = "ERR too many waiters for this lock; try again later, or raise lock.max-waiters";
         assert_eq!(d.call("LOCK.ACQUIRE k d BLOCK 0"), refused);
         assert_eq!(d.call("LOCK.ACQUIRE k d"), "nil");
         assert_eq!(a.call("LOCK.ACQUIRE k a BLOCK 0"), "2", "the holder does not queue");

@@ -307,7 +307,7 @@ fn a_scan_is_one_of_the_server(flavor: Flavor) {
             ("LOCK.SCAN", "ERR wrong number of arguments for 'lock.scan' command"),
             (
                 "LOCK.SCAN 0 COUNT 0",
-                "ERR COUNT is out of range, must be 1 to 9007199254740991, in 'lock.scan' command",
+                "ERR COUNT is out of range in 'lock.scan' command; use 1 to 9007199254740991",
             ),
             ("LOCK.SCAN 0 MATCH", "ERR MATCH needs a value in 'lock.scan' command"),
             ("LOCK.SCAN 0 TYPE hash", "ERR syntax error, unknown option 'TYPE' in 'lock.scan' command"),

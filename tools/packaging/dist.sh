@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Makes what is handed out, into target/dist:
+# Builds the release packages in target/dist:
 #
-#   redis-lock-<version>-<system>.tar.gz     the module, the tools, and what belongs to them
-#   redis-lock_<version>_<arch>.deb          the module, where Debian's redis-server and valkey-server may load it
-#   redis-lock-tools_<version>_<arch>.deb    lockrun and locktop
-#   SHA256SUMS
+# * redis-lock-<version>-<system>.tar.gz has the module, the tools and the documentation.
+# * redis-lock_<version>_<arch>.deb has the module, in the folder of Debian's redis-server and valkey-server.
+# * redis-lock-tools_<version>_<arch>.deb has lockrun and locktop.
+# * SHA256SUMS has the checksums.
 #
-# Called by `make dist`. Times, owners and order in what it packs follow from the commit alone.
+# `make dist` calls it. The builds are reproducible: times, owners and order in the packages follow from the commit alone.
 
 set -eu
 cd "$(dirname -- "$0")/../.."
@@ -24,12 +24,12 @@ umask 022
 rm -rf "$dist"
 mkdir -p "$dist"
 
-# The newest C library that a program needs something of.
+# The newest version of the C library that these files need.
 libc() {
     objdump -T "$@" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -V | tail -n 1
 }
 
-# Packs a folder as a package: its name, what it depends on besides libc, its other fields.
+# Builds a Debian package of a folder. Arguments: name and additional control fields; the standard input has the description.
 package() {
     root=$tmp/$1
     find "$root" -type f -executable -o -name '*.so' -type f | xargs -r strip --strip-unneeded
@@ -71,14 +71,15 @@ Description: distributed locks as native commands of Redis and Valkey
  the lock to exactly one of them, and it works on the same data as Redisson's
  RLock.
  .
- A server loads it by the line in /usr/share/redis-lock/redis-lock.conf.
+ To load it, add the line in /usr/share/redis-lock/redis-lock.conf to the
+ configuration of the server.
 END
 make install-tools DESTDIR="$tmp/redis-lock-tools" PREFIX=/usr >/dev/null
 package redis-lock-tools "Recommends: ca-certificates" <<'END'
 Description: run commands under a lock in Redis or Valkey, and watch the locks
  lockrun runs a command while it holds a lock of the redis-lock module, as
- flock(1) does with a file, but for many machines. locktop shows who waits for
- which lock, and who is in the way.
+ flock(1) does with a file, but for many machines. locktop shows locks, their
+ waiters and their blockers.
 END
 
 (cd "$dist" && sha256sum -- *.tar.gz *.deb >SHA256SUMS)

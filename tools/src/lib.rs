@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! What the tools share: how they reach a server, and what is asked of them at their command lines.
+//! Shared code of the tools: connections to a server, and options of the command line.
 
 pub mod link;
 pub mod place;

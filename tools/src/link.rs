@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Connections for questions to a server, or to all of a cluster.
+//! Connections for queries to a server, or to all primaries of a cluster.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use redis::{
 };
 use redis_lock_client::Server;
 
-use crate::place::{explained, tcp, Certificates, Place};
+use crate::place::{explain, tcp, Certificates, ServerOptions};
 
-/// The way to a server. Each [`Way::connect`] finds out anew which one it is.
-pub struct Way(Kind);
+/// Connects to a server or cluster. Each [`Connector::connect`] looks up the current primary.
+pub struct Connector(Kind);
 
 enum Kind {
-    /// There is one, or one at a time.
+    /// A single server, or the primary of a Sentinel setup.
     One(Server, Option<TlsCertificates>),
     Cluster(ClusterClient),
 }
@@ -32,40 +32,39 @@ enum Open {
     Cluster(Box<ClusterConnection>),
 }
 
-impl Way {
-    /// What is needed to connect. Nothing is asked of the network yet.
+impl Connector {
+    /// Prepares connections with these options. Does not use the network yet.
     ///
     /// # Errors
     ///
-    /// If a URL makes no sense, or a file with a certificate cannot be read.
-    pub fn to(place: &Place) -> Result<Way, String> {
-        let certificates = place.certificates()?;
-        let Some(nodes) = place.cluster()? else {
-            return Ok(Way(Kind::One(place.server_with(&certificates)?, pem(certificates))));
+    /// If a URL is invalid, or a file with a certificate cannot be read.
+    pub fn new(options: &ServerOptions) -> Result<Connector, String> {
+        let certificates = options.certificates()?;
+        let Some(nodes) = options.cluster()? else {
+            return Ok(Connector(Kind::One(options.server_with(&certificates)?, pem(certificates))));
         };
         let certificates = pem(certificates);
         let mut cluster = ClusterClient::builder(nodes).tcp_settings(tcp()).retries(2);
         if let Some(certificates) = certificates {
             cluster = cluster.certs(certificates);
         }
-        Ok(Way(Kind::Cluster(cluster.build().map_err(|error| in_words(&error))?)))
+        Ok(Connector(Kind::Cluster(cluster.build().map_err(|error| describe(&error))?)))
     }
 
-    /// Connects, to the primary of the moment. No step of it takes longer than `patience`, and no call later than that, unless
-    /// [`Link::call_within`] says otherwise.
+    /// Connects to the current primary. `timeout` limits each step.
     ///
     /// # Errors
     ///
-    /// If nobody is there, or lets us in.
-    pub fn connect(&self, patience: Duration) -> RedisResult<Link> {
+    /// If no server is reachable, or if it refuses the connection.
+    pub fn connect(&self, timeout: Duration) -> RedisResult<Link> {
         Ok(Link(match &self.0 {
             Kind::One(server, certificates) => {
                 let found =
-                    server.find(patience).map_err(|error| std::io::Error::other(error.text().to_owned()))?;
-                Open::One(client(found, certificates.as_ref())?.get_connection_with_timeout(patience)?)
+                    server.find(timeout).map_err(|error| std::io::Error::other(error.text().to_owned()))?;
+                Open::One(client(found, certificates.as_ref())?.get_connection_with_timeout(timeout)?)
             }
             Kind::Cluster(cluster) => {
-                let config = ClusterConfig::new().set_connection_timeout(patience);
+                let config = ClusterConfig::new().set_connection_timeout(timeout);
                 Open::Cluster(Box::new(cluster.get_connection_with_config(config)?))
             }
         }))
@@ -73,36 +72,36 @@ impl Way {
 }
 
 impl Link {
-    /// Calls, and waits for the reply for as long as said, or without an end. After an error of the connection it is of no use.
+    /// Calls, and waits at most `timeout` for the reply, or without limit. The link is unusable after a connection error.
     ///
     /// # Errors
     ///
-    /// What the server says, or if it says nothing in time.
+    /// If the server replies with an error, or does not reply in time.
     pub fn call_within<T: FromRedisValue>(
         &mut self,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         command: &Cmd,
     ) -> RedisResult<T> {
-        self.wait_for_replies(patience)?;
+        self.set_timeouts(timeout)?;
         match &mut self.0 {
             Open::One(connection) => command.query(connection),
             Open::Cluster(connection) => command.query(&mut **connection),
         }
     }
 
-    /// Calls every primary that there is: one server, or each of a cluster.
+    /// Calls every primary: one server, or all primaries of a cluster.
     ///
     /// # Errors
     ///
-    /// What one of them says, or if it says nothing in time.
+    /// If one of them replies with an error, or does not reply in time.
     pub fn call_everywhere<T: FromRedisValue>(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
         command: &Cmd,
     ) -> RedisResult<Vec<T>> {
-        self.wait_for_replies(Some(patience))?;
+        self.set_timeouts(Some(timeout))?;
         match &mut self.0 {
-            Open::One(_) => Ok(vec![self.call_within(Some(patience), command)?]),
+            Open::One(_) => Ok(vec![self.call_within(Some(timeout), command)?]),
             Open::Cluster(connection) => {
                 let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
                 let replies = connection.route_command(command, everywhere)?;
@@ -112,15 +111,15 @@ impl Link {
         }
     }
 
-    fn wait_for_replies(&mut self, patience: Option<Duration>) -> RedisResult<()> {
+    fn set_timeouts(&mut self, timeout: Option<Duration>) -> RedisResult<()> {
         match &self.0 {
             Open::One(connection) => {
-                connection.set_write_timeout(patience)?;
-                connection.set_read_timeout(patience)
+                connection.set_write_timeout(timeout)?;
+                connection.set_read_timeout(timeout)
             }
             Open::Cluster(connection) => {
-                connection.set_write_timeout(patience)?;
-                connection.set_read_timeout(patience)
+                connection.set_write_timeout(timeout)?;
+                connection.set_read_timeout(timeout)
             }
         }
     }
@@ -136,19 +135,19 @@ fn client(node: ConnectionInfo, certificates: Option<&TlsCertificates>) -> Redis
 }
 
 fn pem(certificates: Certificates) -> Option<TlsCertificates> {
-    let Certificates { authority: root_cert, own } = certificates;
-    let client_tls = own.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+    let Certificates { authority: root_cert, client } = certificates;
+    let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
     (root_cert.is_some() || client_tls.is_some()).then_some(TlsCertificates { client_tls, root_cert })
 }
 
-/// An error in words for a terminal.
+/// The text of an error, with advice for frequent mistakes.
 #[must_use]
-pub fn in_words(error: &RedisError) -> String {
+pub fn describe(error: &RedisError) -> String {
     if error.is_timeout() {
         return "no answer in time".to_owned();
     }
     match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => explained(&format!("{code} {detail}")),
-        _ => explained(&error.to_string()),
+        (Some(code), Some(detail)) => explain(&format!("{code} {detail}")),
+        _ => explain(&error.to_string()),
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Where a server is, as said at a command line: alone, behind Sentinel or in a cluster.
+//! The server options of a command line: a single server, a Sentinel setup or a cluster.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,19 +16,21 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use socket2::TcpKeepalive;
 
-/// How long a server may take to answer what it answers at once.
-pub const SOON: Duration = Duration::from_secs(5);
+/// The maximum time for the reply to a call that does not block.
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the server is, as said at a command line.
+/// The options that select the server.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
-pub struct Place {
-    /// Where the server is, or several.
+pub struct ServerOptions {
+    /// The URL of the server, or several URLs.
     #[arg(
         short,
         long,
-        help = "Where the server is: redis://[user:password@]host[:port][/db], with TLS rediss://…, or unix:///path?db=n. Several, \
-                with commas, for --cluster and --sentinel",
+        help = concat!(
+            "The URL of the server: redis://[user:password@]host[:port][/db], with TLS rediss://…, or unix:///path?db=n. ",
+            "Several URLs, separated by commas, for --cluster and --sentinel"
+        ),
         env = "REDIS_URL",
         hide_env_values = true,
         default_value = "redis://127.0.0.1:6379",
@@ -37,16 +39,16 @@ pub struct Place {
     )]
     url: Vec<String>,
 
-    /// The URL names nodes of a cluster.
+    /// The URLs are those of nodes of a cluster.
     #[arg(long, conflicts_with = "sentinel")]
     cluster: bool,
 
-    /// The URL names Sentinels; the server is the primary that they know under this name. User, password and db of the URL are
-    /// the server's.
+    /// The URLs are those of Sentinels, which know the primary under this name. User, password and database of the URL apply to
+    /// the primary.
     #[arg(long, value_name = "NAME")]
     sentinel: Option<String>,
 
-    /// The password of the Sentinels, if they have one.
+    /// The password of the Sentinels.
     #[arg(
         long,
         value_name = "PASSWORD",
@@ -56,11 +58,11 @@ pub struct Place {
     )]
     sentinel_password: Option<String>,
 
-    /// Trusts the servers whose certificates this authority has signed, in place of those that the system trusts.
+    /// The CA certificate that signs the server certificates, instead of those of the system.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     cacert: Option<PathBuf>,
 
-    /// The certificate that is shown to the server.
+    /// The client certificate.
     #[arg(long, value_name = "FILE", requires = "key_file", value_hint = ValueHint::FilePath)]
     cert: Option<PathBuf>,
 
@@ -69,17 +71,17 @@ pub struct Place {
     key_file: Option<PathBuf>,
 }
 
-/// The certificates that the command line names, in PEM.
+/// The certificates of the command line, in PEM.
 pub(crate) struct Certificates {
     pub(crate) authority: Option<Vec<u8>>,
-    /// The certificate that is shown, and its private key.
-    pub(crate) own: Option<(Vec<u8>, Vec<u8>)>,
+    /// The client certificate and its private key.
+    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Place {
-    /// Where it is, without passwords.
+impl ServerOptions {
+    /// The addresses without passwords.
     #[must_use]
-    pub fn shown(&self) -> String {
+    pub fn address(&self) -> String {
         let nodes = self
             .url
             .iter()
@@ -87,30 +89,30 @@ impl Place {
         nodes.collect::<Vec<_>>().join(",")
     }
 
-    /// The server that has the locks. Nothing is asked of the network yet.
+    /// The server with the locks. Does not use the network yet.
     ///
     /// # Errors
     ///
-    /// If a URL makes no sense, or a file with a certificate cannot be read.
+    /// If a URL is invalid, or a file with a certificate cannot be read.
     pub fn server(&self) -> Result<Server, String> {
         self.server_with(&self.certificates()?)
     }
 
     pub(crate) fn server_with(&self, certificates: &Certificates) -> Result<Server, String> {
         let nodes = self.nodes()?;
-        let first = nodes.first().cloned().ok_or("no URL")?;
+        let first = nodes.first().cloned().ok_or("URL is missing")?;
         let server = if self.cluster {
             Server::cluster(nodes)
         } else if let Some(name) = &self.sentinel {
-            // User, password and db of the URL are the server's.
-            let mut asked = RedisConnectionInfo::default();
+            // User, password and database of the URL apply to the primary, not to the Sentinels.
+            let mut settings = RedisConnectionInfo::default();
             if let Some(password) = &self.sentinel_password {
-                asked = asked.set_password(password);
+                settings = settings.set_password(password);
             }
-            let sentinels = nodes.into_iter().map(|node| node.set_redis_settings(asked.clone()));
+            let sentinels = nodes.into_iter().map(|node| node.set_redis_settings(settings.clone()));
             Server::sentinel(sentinels, name, first)
         } else if nodes.len() > 1 {
-            return Err("several URLs, and neither --cluster nor --sentinel".to_owned());
+            return Err("several URLs need --cluster or --sentinel".to_owned());
         } else {
             Server::alone(first)
         };
@@ -121,21 +123,21 @@ impl Place {
         })
     }
 
-    /// The nodes of the cluster, if it is one.
+    /// The nodes of the cluster, with `--cluster`.
     pub(crate) fn cluster(&self) -> Result<Option<Vec<ConnectionInfo>>, String> {
         self.cluster.then(|| self.nodes()).transpose()
     }
 
     pub(crate) fn certificates(&self) -> Result<Certificates, String> {
-        // There is one in this program, so it is no matter if somebody was faster.
+        // Fails if a provider is installed already. It is the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let read = |path: &Option<PathBuf>| {
             let read =
                 |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
             path.as_ref().map(read).transpose()
         };
-        let own = read(&self.cert)?.zip(read(&self.key_file)?);
-        Ok(Certificates { authority: read(&self.cacert)?, own })
+        let client = read(&self.cert)?.zip(read(&self.key_file)?);
+        Ok(Certificates { authority: read(&self.cacert)?, client })
     }
 
     fn nodes(&self) -> Result<Vec<ConnectionInfo>, String> {
@@ -144,9 +146,9 @@ impl Place {
 }
 
 impl Certificates {
-    /// Nothing if the command line names none: what the system trusts is trusted.
+    /// `None` without certificates on the command line: the client then uses those of the system.
     fn tls(&self) -> Result<Option<Arc<ClientConfig>>, String> {
-        if self.authority.is_none() && self.own.is_none() {
+        if self.authority.is_none() && self.client.is_none() {
             return Ok(None);
         }
         let mut roots = RootCertStore::empty();
@@ -157,13 +159,13 @@ impl Certificates {
                     roots.add(certificate).map_err(|error| format!("--cacert: {error}"))?;
                 }
                 if roots.is_empty() {
-                    return Err("--cacert: there is no certificate in it".to_owned());
+                    return Err("--cacert: file contains no certificate".to_owned());
                 }
             }
             None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
         }
         let config = ClientConfig::builder().with_root_certificates(roots);
-        let Some((certificate, key)) = &self.own else {
+        let Some((certificate, key)) = &self.client else {
             return Ok(Some(config.with_no_client_auth().into()));
         };
         let chain = CertificateDer::pem_slice_iter(certificate).collect::<Result<Vec<_>, _>>();
@@ -174,14 +176,14 @@ impl Certificates {
     }
 }
 
-/// What a URL says; the password is from `REDISCLI_AUTH` if it has none, as with redis-cli.
+/// Parses a URL. Without a password, uses that of `REDISCLI_AUTH`, as redis-cli does.
 fn node(url: &str) -> Result<ConnectionInfo, String> {
     let node = url.into_connection_info().map_err(|error| {
-        let words = error.to_string();
-        if words.contains("did not parse") {
-            format!("{words} (in a user or password, letters like / , : @ are written as %2F %2C %3A %40)")
+        let text = error.to_string();
+        if text.contains("did not parse") {
+            format!("{text} (in a user or password, encode / , : @ as %2F %2C %3A %40)")
         } else {
-            words
+            text
         }
     })?;
     let node = node.set_tcp_settings(tcp());
@@ -194,7 +196,7 @@ fn node(url: &str) -> Result<ConnectionInfo, String> {
     })
 }
 
-/// A server that is gone without a word is noticed within fifteen seconds, also while nothing is sent.
+/// Settings that detect a dead peer within fifteen seconds, even on an idle connection.
 pub(crate) fn tcp() -> TcpSettings {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(6))
@@ -206,11 +208,11 @@ pub(crate) fn tcp() -> TcpSettings {
         .set_user_timeout(Duration::from_secs(15))
 }
 
-/// What the server says, for one who may not know that it has no locks.
+/// The text of an error. Replaces it by advice if the server has no LOCK commands.
 #[must_use]
-pub fn explained(words: &str) -> String {
-    if words.contains("unknown command") && words.contains("LOCK.") {
-        return "the server has no LOCK commands: is the module loaded?".to_owned();
+pub fn explain(text: &str) -> String {
+    if text.contains("unknown command") && text.contains("LOCK.") {
+        return "server has no LOCK commands; load the redis-lock module".to_owned();
     }
-    words.to_owned()
+    text.to_owned()
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 
-//! Times at a command line.
+//! Durations on the command line.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// A time in seconds, with a fraction if you like.
+/// Parses a duration in seconds, such as `2` or `0.5`.
 ///
 /// # Errors
 ///
-/// If it is no number, or out of bounds.
+/// If the text is not a number, or out of bounds.
 pub fn seconds(text: &str, bounds: RangeInclusive<f64>) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
     if !bounds.contains(&seconds) {

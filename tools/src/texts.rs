@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 
-//! Man pages and completions for shells, made from the tables of options.
+//! Manual pages and shell completions, generated from the options.
 
 use std::io::{self, Write};
 
 use clap::{Command, ValueEnum};
 use clap_complete::Shell;
 
-/// What packagers ask for.
+/// A text for packagers.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Text {
     /// A manual page
@@ -20,11 +20,11 @@ pub enum Text {
     Zsh,
 }
 
-/// Writes a text about a command to the standard output. `more` is put behind the manual page, in roff.
+/// Writes a text about a command to the standard output. `more` is appended to the manual page, in roff.
 ///
 /// # Errors
 ///
-/// If it cannot be written.
+/// If the standard output cannot be written.
 pub fn write(text: Text, mut command: Command, more: &str) -> io::Result<()> {
     let mut made = Vec::new();
     let shell = match text {

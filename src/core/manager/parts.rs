@@ -306,7 +306,7 @@ impl Parts {
         decision: Decision,
     ) {
         let (Some(lock), Some(request)) = (self.name(lock), request.id.clone()) else {
-            return defect!("a message is about nothing");
+            return defect!("a message belongs to no wait");
         };
         let news = if matches!(decision, Decision::Granted(_)) { News::Granted } else { News::Lost };
         self.messages.push_back(Message { id, inbox: notify.inbox.clone(), lock, request, news });
@@ -528,7 +528,7 @@ impl Parts {
     #[inline(always)]
     pub(super) fn grant_wait(&mut self, id: WaiterId, now: Now, begins: bool) -> (MonoUs, bool) {
         let Some(ended) = self.waiters.grant(id, now.mono, begins) else {
-            return defect!("an unknown wait is granted", (0, false));
+            return defect!("an unknown wait was granted", (0, false));
         };
         let Ended { place, crossing, waits_more, waited } = ended;
         self.leave_queue(id, place, crossing);
@@ -549,7 +549,7 @@ impl Parts {
         match self.table.get_mut(lock).and_then(removed) {
             Some(true) => self.statistics.contention_ends(),
             Some(false) => {}
-            None => defect!("a wait stands in no queue"),
+            None => defect!("a wait is in no queue"),
         }
         self.mark_crossing(crossing);
     }
@@ -760,7 +760,7 @@ impl Parts {
         self.grace_ends(id, wait.request());
         let state = self.table.get_mut(wait.lock());
         let confirmed = state.and_then(|state| state.unconfirmed.confirm(id, &wait.request().owner));
-        let Some(confirmed) = confirmed else { return defect!("a grant that its lock does not know", None) };
+        let Some(confirmed) = confirmed else { return defect!("a grant is unknown to its lock", None) };
         if confirmed.settles {
             self.table.set_ready(wait.lock());
         }

@@ -232,10 +232,10 @@ pub(super) fn was_withheld(parts: &mut Parts, in_hand: InHand) {
 pub(super) fn let_pass(parts: &mut Parts, who: WaiterId, part: WaiterId) -> Option<LockId> {
     let lock = parts.waiters.queued(who)?.lock();
     if parts.waiters.queued(part)?.lock() != lock {
-        return defect!("a wait is to pass a part of another queue", None);
+        return defect!("a wait would overtake a wait in another queue", None);
     }
     if !parts.state_mut(lock)?.queue.let_pass(who, part) {
-        return defect!("a wait passes a part that it has passed", None);
+        return defect!("a wait overtakes the same wait twice", None);
     }
     // What it stands behind now may wait for its owner otherwise, too.
     parts.searches.insert(part);

@@ -400,7 +400,7 @@ impl<'a> Step<'a> {
             let next = self.parts.state_mut(lock).and_then(|state| state.unconfirmed.next_to_revoke(of));
             let Some((id, owes)) = next else { break };
             let Some((wait, _)) = self.parts.waiters.remove(id) else {
-                defect!("a grant is to be revoked that nobody got");
+                defect!("a grant to revoke was never made");
                 continue;
             };
             let Request { owner, id: request, .. } = wait.request();
@@ -548,7 +548,7 @@ impl<'a> Step<'a> {
                     }
                 }
                 Err(NotGranted::Refused(refusal)) => self.parts.end_queued(id, Decision::Refused(refusal)),
-                Err(NotGranted::Busy) => return defect!("a wait is next that cannot be granted"),
+                Err(NotGranted::Busy) => return defect!("the first wait cannot be granted"),
             }
         }
     }
@@ -902,7 +902,7 @@ impl<'a> Step<'a> {
                 }
                 Some(self.hand_over(lock, id, &request, grant, waits))
             }
-            Err(_) => defect!("a part cannot be granted whose turn it is", None),
+            Err(_) => defect!("the first wait for one of several locks cannot be granted", None),
         }
     }
 
@@ -1131,7 +1131,7 @@ impl<'a> Step<'a> {
         // The lease may be settled now.
         self.revoke_some(wait.lock(), Some(&request.owner), usize::MAX);
         let (Some(notify), Some(id)) = (&request.notify, &request.id) else {
-            return defect!("a grant is confirmed of which no message tells", None);
+            return defect!("a confirmed grant has no message", None);
         };
         self.parts.waiters.notified.has_confirmed(notify.connection);
         self.parts.statistics.count(Counted::Confirmed);

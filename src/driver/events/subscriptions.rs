@@ -10,9 +10,9 @@ use crate::core::{Happened, KeyChange, LockRef};
 use crate::driver::quarantine;
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
+use crate::server::{Ctx, ServerCell, version};
 use crate::server::events::server_events::{self, KeyspaceEvents, Role};
 use crate::server::replication::{keyspace_events, propagation, replica_messages};
-use crate::server::{version, Ctx, ServerCell};
 
 /// Whether [`subscribe`] has run: a lock has been used.
 static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));
@@ -65,7 +65,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>) {
     server_events::ignore_loading(ctx);
     subscribe_to_role(ctx);
     if !server_events::listen_to_keys::<KeyEvents>(ctx) {
-        ctx.warn("redis-lock: the server refuses a subscription; locks that others free are handed on late");
+        ctx.warn("redis-lock: the server rejected a subscription; locks freed by external clients are handed on late");
     }
     subscribe_to_fields(ctx);
     // From now on, commands and events without a receiver are skipped, as far as the server reports its receivers.
@@ -91,14 +91,14 @@ pub(crate) fn subscribe_to_fields(ctx: Ctx<'_>) {
     let begins =
         config::events() && SUBSCRIBED.get(ctx).get() && !SUBSCRIBED_TO_FIELDS.get(ctx).replace(true);
     if begins && !server_events::listen_to_fields::<KeyEvents>(ctx) {
-        ctx.warn("redis-lock: the server refuses a subscription; owners are told late of fields that others remove");
+        ctx.warn("redis-lock: the server rejected a subscription; owners are notified late when external clients remove their fields");
     }
 }
 
 /// Subscribes to changes of this server's role.
 pub(crate) fn subscribe_to_role(ctx: Ctx<'_>) {
     if !server_events::listen_to_role(ctx, on_role_change) {
-        ctx.warn("redis-lock: the server refuses a subscription; who waits hears nothing of a failover");
+        ctx.warn("redis-lock: the server rejected a subscription; waiters are not notified of a failover");
     }
 }
 

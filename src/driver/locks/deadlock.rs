@@ -5,13 +5,13 @@
 use crate::config;
 use crate::core::waits_for::{Edge, Step, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
+use crate::keyspace;
 use crate::driver::clients::blocked_clients::WaitOutcome;
 use crate::driver::locks::reconcile::{reconcile, serve_bundles};
 use crate::driver::state::{dispatch, with};
-use crate::error::shown;
-use crate::keyspace;
-use crate::server::clients::caller::Caller;
 use crate::server::{Ctx, Str};
+use crate::server::clients::caller::Caller;
+use crate::error::printable;
 
 /// If at most this many locks are remembered, each is checked for the owner before a search begins.
 const QUICK_CHECK_LOCKS: usize = 64;
@@ -90,7 +90,7 @@ pub(crate) fn run_deferred_searches(ctx: Ctx<'_>) {
                 driver.locks.end_deadlocked(id);
                 driver.blocked.end(lead, WaitOutcome::Deadlock(edges));
             }),
-            (SearchResult::Deadlock(..), None) => return defect!("a deadlock of no wait"),
+            (SearchResult::Deadlock(..), None) => return defect!("a deadlock without a wait"),
         }
     }
     with(ctx, |driver| driver.locks.rest_from_searches(ctx.now()));
@@ -141,7 +141,7 @@ fn apply_overtakes(ctx: Ctx<'_>, overtakes: &[(WaiterId, WaiterId)]) {
         |(waiter, member): &(WaiterId, WaiterId)| with(ctx, |driver| driver.locks.let_pass(*waiter, *member));
     let mut locks: Vec<LockId> = overtakes.iter().filter_map(apply).collect();
     if locks.is_empty() {
-        return defect!("nobody is let pass");
+        return defect!("no wait overtakes to break the cycle");
     }
     locks.sort_unstable();
     locks.dedup();
@@ -209,13 +209,13 @@ fn run_search(ctx: Ctx<'_>, search: &mut Search) -> Step {
 /// Formats a cycle: `a waits for b (lock k1), b for c (lock k2), c for a (lock k3)`.
 ///
 /// Hides the name of a lock that the caller may not read, and every owner that only such locks name. The caller's own
-/// name, with which the cycle begins, is always shown.
+/// name, with which the cycle begins, is always printable.
 fn describe_cycle(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
     let Some(last) = cycle.last() else { return String::new() };
     let readable: Vec<bool> = cycle.iter().map(may_read).collect();
     // Each edge leads to an owner, which is named by the lock of that edge and by the lock of the next edge.
     let known = |at: usize| at + 1 == cycle.len() || readable[at] || readable[at + 1];
-    let name = |owner: &Owner, known| if known { shown(owner.as_bytes()) } else { "somebody".to_owned() };
+    let name = |owner: &Owner, known| if known { printable(owner.as_bytes()) } else { "somebody".to_owned() };
     let mut text = String::new();
     let mut from = name(&last.owner, true);
     for (at, edge) in cycle.iter().enumerate() {
@@ -229,7 +229,7 @@ fn describe_cycle(cycle: &[Edge], may_read: impl Fn(&Edge) -> bool) -> String {
             let verb = if at == 0 { "waits for" } else { "for" };
             let comma = if at == 0 { "" } else { ", " };
             let lock = if readable[at] {
-                format!("lock {}", shown(&edge.lock.key))
+                format!("lock {}", printable(&edge.lock.key))
             } else {
                 "a lock that you may not read".to_owned()
             };

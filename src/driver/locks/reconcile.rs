@@ -8,9 +8,9 @@ use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try,
 use crate::driver::locks::commit::store;
 use crate::driver::locks::remembered::Remembered;
 use crate::driver::state::with;
-use crate::error::Error;
 use crate::keyspace::Lock;
-use crate::server::{calls, Ctx, Str};
+use crate::server::{Ctx, Str, calls};
+use crate::error::Error;
 
 /// Reads a lock that may have become free, and grants it to the first waiter.
 pub(crate) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {
@@ -64,7 +64,7 @@ fn serve_due(ctx: Ctx<'_>) {
         });
         // The bundle was due because this lock was available.
         if blocked_at.is_some_and(|part| failed.contains(&part)) {
-            return defect!("a lock is to be had, and then it is not");
+            return defect!("an available lock became unavailable");
         }
         failed.extend(blocked_at);
     }
@@ -129,7 +129,7 @@ fn grant_members(ctx: Ctx<'_>, lead: WaiterId, parts: &[(LockId, WaiterId)], rec
     };
     match parts.iter().map(granted).collect::<Option<Vec<Reply>>>() {
         Some(replies) => with(ctx, |driver| driver.locks.granted_all(lead, replies)),
-        None => defect!("a lock is not to be had any more that was so in the same step"),
+        None => defect!("an available lock became unavailable in the same step"),
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn publish(ctx: Ctx<'_>, has_time: impl Fn() -> bool) {
     loop {
         let notices: Vec<_> = with(ctx, |driver| {
             let notices: Vec<_> = std::iter::from_fn(|| driver.locks.next_notice()).take(BATCH).collect();
-            driver.stats.owners_told += notices.len();
+            driver.stats.owner_events += notices.len();
             notices
         });
         for notice in &notices {

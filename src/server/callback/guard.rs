@@ -16,7 +16,7 @@ pub(crate) const ERR: c_int = 1;
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 /// Reply to a command that has panicked. The server's log has the details.
-pub(crate) const INTERNAL_ERROR: &str = "ERR internal error, see the server's log";
+pub(crate) const INTERNAL_ERROR: &str = "ERR internal error; see the server's log";
 
 /// Runs the body of a callback. A panic becomes `None`, after the panic hook has logged it.
 pub(crate) fn guard<T>(body: impl FnOnce() -> T) -> Option<T> {
@@ -34,7 +34,7 @@ pub(crate) fn panics() -> usize {
 
 #[cold]
 pub(crate) fn missing_function(function: &str) -> ! {
-    panic!("the server has no {function}, which was there when the module was loaded")
+    panic!("the server no longer has {function}, which it had at load time")
 }
 
 #[cfg(test)]

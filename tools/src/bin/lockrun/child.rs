@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-//! The command, and all that it has started.
+//! The command and its descendants.
 //!
-//! It stays in the process group of this program, as with flock: so the terminal, pipelines and scripts treat both as one. This program
-//! is the parent of orphans, so whatever the command starts stays its descendant.
+//! The command stays in the process group of this program, as with flock, so terminals, pipelines and scripts treat both as one.
+//! This program is a subreaper: it adopts orphans, so all processes that the command starts stay its descendants.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,16 +16,16 @@ use nix::sys::signal::{kill, pthread_sigmask, SigSet, SigmaskHow, Signal};
 use nix::sys::termios::{tcgetattr, tcsetattr, SetArg, Termios};
 use nix::unistd::{getpgrp, getpid, tcgetpgrp, Pid};
 
-/// How the command has ended.
+/// The end of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Exited(i32),
-    /// By a signal of this number.
+    /// Terminated by the signal with this number.
     Killed(i32),
 }
 
 impl Ended {
-    /// As a shell would say it.
+    /// The exit status that a shell reports.
     pub(crate) fn status(self) -> u8 {
         match self {
             Ended::Exited(status) => u8::try_from(status & 0xff).unwrap_or(u8::MAX),
@@ -36,39 +36,39 @@ impl Ended {
     }
 }
 
-/// Starts the command, with these signals blocked. To be called by a thread that lasts as long as this program: the command gets SIGTERM
+/// Starts the command with these signals blocked. The calling thread must live as long as this program: the command gets SIGTERM
 /// when that thread ends.
 ///
 /// # Errors
 ///
-/// If there is no such command, or it cannot be run.
+/// If the command does not exist or cannot be run.
 pub(crate) fn start(mut command: Command, blocked: SigSet) -> io::Result<Pid> {
     nix::sys::prctl::set_child_subreaper(true)?;
     let parent = getpid();
-    // SAFETY: between fork and exec only system calls are made, and no memory is allocated.
+    // SAFETY: between fork and exec the closure only makes system calls, and allocates no memory.
     unsafe {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
             if nix::unistd::getppid() != parent {
-                // This program was killed a moment ago.
+                // This program was killed after the fork.
                 return Err(io::ErrorKind::Interrupted.into());
             }
             Ok(pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&blocked), None)?)
         });
     }
     let child = command.spawn()?;
-    // It is waited for by its number, see `watch`.
+    // `watch` waits for it by its process ID.
     Ok(Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?))
 }
 
-/// Waits for the end of the command, tells it, and goes on reaping what it has left behind.
-pub(crate) fn watch(command: Pid, tell: impl Fn(Ended)) {
+/// Waits for the end of the command and reports it. Then reaps the processes that the command has left behind.
+pub(crate) fn watch(command: Pid, report: impl Fn(Ended)) {
     loop {
         let mut status = 0;
-        // SAFETY: `status` is there. (The safe wrapper takes a signal without a name for an error.)
+        // SAFETY: `status` is valid. (The safe wrapper fails for signals without a name.)
         let found = unsafe { libc::waitpid(-1, &raw mut status, 0) };
         if found == command.as_raw() {
-            tell(if libc::WIFEXITED(status) {
+            report(if libc::WIFEXITED(status) {
                 Ended::Exited(libc::WEXITSTATUS(status))
             } else {
                 Ended::Killed(libc::WTERMSIG(status))
@@ -80,12 +80,12 @@ pub(crate) fn watch(command: Pid, tell: impl Fn(Ended)) {
     }
 }
 
-/// Passes a signal on to the command. That it has ended is no matter.
+/// Forwards a signal to the command. Ignores that the command may have ended.
 pub(crate) fn signal(command: Pid, signal: Signal) {
     let _ = kill(command, signal);
 }
 
-/// Passes a signal on to the command and all that it has started. How many there were.
+/// Sends a signal to the command and its descendants. Returns the number of processes.
 pub(crate) fn signal_all(signal: Signal) -> usize {
     let descendants = descendants();
     for pid in &descendants {
@@ -94,7 +94,7 @@ pub(crate) fn signal_all(signal: Signal) -> usize {
     descendants.len()
 }
 
-/// All processes below this one that have not ended.
+/// All descendants of this program that have not ended.
 pub(crate) fn descendants() -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -102,7 +102,7 @@ pub(crate) fn descendants() -> Vec<Pid> {
             continue;
         };
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        // pid (name) state parent …, where a name may have brackets and spaces.
+        // The format is: pid (name) state parent … The name may contain brackets and spaces.
         let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         let (state, parent) = (fields.next(), fields.next().and_then(|parent| parent.parse().ok()));
         if let (Some(state), Some(parent)) = (state, parent) {
@@ -120,7 +120,7 @@ pub(crate) fn descendants() -> Vec<Pid> {
     found.into_iter().map(Pid::from_raw).collect()
 }
 
-/// How the terminal was set before the command began, if there is one.
+/// The settings of the terminal before the command started, if there is a terminal.
 pub(crate) struct Terminal(Option<Termios>);
 
 impl Terminal {
@@ -128,7 +128,7 @@ impl Terminal {
         Terminal(tcgetattr(io::stdin()).ok())
     }
 
-    /// Sets it as it was: a command that was killed has not.
+    /// Restores the settings, as a killed command cannot.
     pub(crate) fn restore(&self) {
         if let Some(before) = &self.0 {
             if tcgetpgrp(io::stdin()) == Ok(getpgrp()) {

@@ -2,14 +2,14 @@
 
 //! `lockrun`: runs a command while it holds a lock.
 //!
-//! One thread waits for signals, one for the lock and then for the command, one renews the lock. All tell the main thread,
-//! which decides.
+//! One thread waits for signals, one for the lock, one for the end of the command, and one renews the lock. All send events to
+//! the main thread, which decides.
 
 mod child;
-mod keeper;
+mod messages;
 mod options;
+mod renewer;
 mod signals;
-mod voice;
 mod wait;
 
 use std::ffi::{OsStr, OsString};
@@ -27,38 +27,38 @@ use redis_lock_client::{Canceller, Error, Hold, Server};
 use redis_lock_tools::texts;
 
 use child::{Ended, Terminal};
-use keeper::{Keeper, Told, OUT_OF_REACH};
 use options::Options;
-use signals::{Came, Stage};
-use wait::{in_words, Outcome, Wanted};
+use renewer::{Renewer, RenewerEvent, UNREACHABLE};
+use signals::{Received, Stage};
+use wait::{describe, LockRequest, Outcome};
 
-/// What the main thread is told.
+/// An event for the main thread.
 enum Event {
-    Signal(Came),
-    Waited(Outcome),
-    Keeper(Told),
-    Ended(Ended),
+    Signal(Received),
+    WaitEnded(Outcome),
+    Renewer(RenewerEvent),
+    CommandEnded(Ended),
 }
 
-/// How often it is looked for what a command has left behind that has lost its lock.
-const LEFT_BEHIND: Duration = Duration::from_millis(20);
+/// The interval between searches for descendants while the command is ended.
+const DESCENDANTS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a process may take to end by SIGKILL.
-const UNTIL_KILLED: Duration = Duration::from_secs(2);
+/// The maximum time for processes to end after SIGKILL.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the end waits for a server that does not take the lock back. The lease frees it.
-const UNTIL_RELEASED: Duration = Duration::from_secs(5);
+/// The maximum time for the release. Afterwards the lease frees the lock.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the end waits for a server that does not take a wait back. The connection's end ends it, too.
-const UNTIL_CANCELLED: Duration = Duration::from_secs(2);
+/// The maximum time for the cancellation of a wait. Afterwards the end of the connection ends the wait.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What comes so soon behind something belongs to it.
-const AT_ONCE: Duration = Duration::from_millis(500);
+/// Signals within this time after the end of the command belong to that end, such as the second copy of Ctrl-C.
+const SIGNAL_GRACE: Duration = Duration::from_millis(500);
 
-/// How the command, or the attempt to run it, has ended.
+/// The end of this program.
 enum End {
     Status(u8),
-    /// By the signal by which the command has ended, as after Ctrl-C: whoever has started this program wants to know.
+    /// By the same signal as the command, as after Ctrl-C, so that the parent of this program sees it.
     Signal(Signal),
 }
 
@@ -79,13 +79,13 @@ fn main() -> ExitCode {
     let end = match Run::begin(options) {
         Ok((run, server)) => run.finish(server),
         Err(error) => {
-            voice::say(&error.to_string());
+            messages::print(&error.to_string());
             End::Status(options::USAGE)
         }
     };
     match end {
         End::Status(status) => {
-            voice::finish();
+            messages::flush();
             ExitCode::from(status)
         }
         End::Signal(signal) => signals::die_of(signal),
@@ -95,13 +95,13 @@ fn main() -> ExitCode {
 /// One run of this program.
 struct Run {
     options: Options,
-    wanted: Arc<Wanted>,
-    begun: Instant,
-    /// What was blocked when this program was started, and is to be for the command.
-    blocked: SigSet,
-    tell: Sender<Event>,
-    told: Receiver<Event>,
-    /// By what the wait is ended.
+    request: Arc<LockRequest>,
+    started: Instant,
+    /// The signal mask of this program at its start, for the command.
+    original_mask: SigSet,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    /// Ends the wait.
     canceller: Canceller,
     stage: Arc<Stage>,
 }
@@ -112,7 +112,7 @@ impl Run {
             Some(name) => name.clone(),
             None => format!("{}:{}", gethostname()?.to_string_lossy(), getpid()),
         };
-        let wanted = Wanted {
+        let request = LockRequest {
             key: options.key.clone().unwrap_or_default().into_vec(),
             owner: format!("{name}:"),
             shared: options.shared || options.limit.is_some(),
@@ -120,24 +120,24 @@ impl Run {
             lease: options.lease,
             wait: if options.nonblock { Some(Duration::ZERO) } else { options.wait },
         };
-        // Before anything else, so that a URL that makes no sense is told as such.
-        let server = options.place.server()?;
-        let signals = signals::take()?;
-        let (tell, told) = mpsc::channel();
+        // First, so that an invalid URL is a usage error.
+        let server = options.server.server()?;
+        let signals = signals::block()?;
+        let (sender, events) = mpsc::channel();
         let run = Run {
             options,
-            wanted: Arc::new(wanted),
-            begun: Instant::now(),
-            blocked: signals.before,
-            tell,
-            told,
+            request: Arc::new(request),
+            started: Instant::now(),
+            original_mask: signals.original_mask,
+            sender,
+            events,
             canceller: Canceller::new(),
             stage: Arc::default(),
         };
-        let (tell, stage) = (run.tell.clone(), run.stage.clone());
+        let (sender, stage) = (run.sender.clone(), run.stage.clone());
         thread::spawn(move || {
-            while let Some(came) = signals::next(&signals.signals, &stage) {
-                if tell.send(Event::Signal(came)).is_err() {
+            while let Some(received) = signals::next(&signals.received, &stage) {
+                if sender.send(Event::Signal(received)).is_err() {
                     return;
                 }
             }
@@ -148,9 +148,9 @@ impl Run {
     fn finish(self, server: Server) -> End {
         match self.wait_for_the_lock(server) {
             Ok(hold) => {
-                self.say(&format!(
+                self.log(&format!(
                     "acquired after {:.3} s, token {}",
-                    self.begun.elapsed().as_secs_f64(),
+                    self.started.elapsed().as_secs_f64(),
                     hold.token().unwrap_or_default()
                 ));
                 self.run(hold)
@@ -159,94 +159,102 @@ impl Run {
         }
     }
 
-    /// Waits until the lock is ours, or says with what status to end.
+    /// Waits for the lock. Returns the exit status if there is no grant.
     fn wait_for_the_lock(&self, server: Server) -> Result<Hold, u8> {
-        self.say("waiting");
-        let (tell, wanted, canceller) = (self.tell.clone(), Arc::clone(&self.wanted), self.canceller.clone());
+        self.log("waiting");
+        let (sender, request, canceller) =
+            (self.sender.clone(), Arc::clone(&self.request), self.canceller.clone());
         thread::spawn(move || {
-            let leaving = canceller.clone();
-            let say = move |what: &str| {
-                if !leaving.is_cancelled() {
-                    voice::say(what);
+            let cancelled = canceller.clone();
+            let report = move |what: &str| {
+                if !cancelled.is_cancelled() {
+                    messages::print(what);
                 }
             };
-            let outcome = wait::acquire(server, &wanted, &canceller, say);
-            let _ = tell.send(Event::Waited(outcome));
+            let outcome = wait::acquire(server, &request, &canceller, report);
+            let _ = sender.send(Event::WaitEnded(outcome));
         });
         loop {
-            match self.told.recv() {
-                Ok(Event::Waited(Outcome::Granted(hold))) => return Ok(hold),
-                Ok(Event::Waited(Outcome::NotGranted)) => {
-                    self.say("somebody else holds the lock");
+            match self.events.recv() {
+                Ok(Event::WaitEnded(Outcome::Granted(hold))) => return Ok(hold),
+                Ok(Event::WaitEnded(Outcome::NotGranted)) => {
+                    self.log("another owner holds the lock");
                     return Err(self.options.conflict_exit_code);
                 }
-                Ok(Event::Waited(Outcome::Failed(error))) => {
+                Ok(Event::WaitEnded(Outcome::Failed(error))) => {
                     return Err(self.unavailable(&error));
                 }
-                // The wait goes on in the server. What it has come to is looked at behind this.
-                Ok(Event::Signal(Came::Stop)) => drop(nix::sys::signal::raise(Signal::SIGSTOP)),
-                Ok(Event::Signal(Came::PassOn(signal) | Came::Both(signal) | Came::Early(signal))) => {
+                // The wait continues in the server. The next event has its outcome.
+                Ok(Event::Signal(Received::Stop)) => drop(nix::sys::signal::raise(Signal::SIGSTOP)),
+                Ok(Event::Signal(
+                    Received::Forward(signal)
+                    | Received::FromTerminal(signal)
+                    | Received::BeforeCommand(signal),
+                )) => {
                     self.cancel();
                     signals::die_of(signal);
                 }
-                Ok(Event::Keeper(_) | Event::Ended(_)) => {}
+                Ok(Event::Renewer(_) | Event::CommandEnded(_)) => {}
                 Err(_) => return Err(options::UNAVAILABLE),
             }
         }
     }
 
-    /// Runs the command, and gives the lock back.
+    /// Runs the command, and releases the lock.
     fn run(&self, hold: Hold) -> End {
         let hold = Arc::new(hold);
-        // From the first moment on, whatever takes long in what follows.
-        let keeper = self.keep(&hold);
-        // It may have been stopped since the grant.
+        // Renewals start first, as the following steps may take long.
+        let renewer = self.start_renewer(&hold);
+        // This program may have been stopped since the grant.
         if hold.valid_for().is_zero() {
-            self.say_lost("before the command began");
-            keeper.release();
-            self.until_released();
+            self.report_loss("lease expired before the command started");
+            renewer.release();
+            self.wait_until_released();
             return End::Status(options::LOST);
         }
-        self.say(&format!("running {}", self.name()));
+        self.log(&format!("running {}", self.name()));
         let terminal = Terminal::now();
-        self.stage.starting();
-        let started = child::start(self.command(&hold), self.blocked);
-        self.stage.running();
+        self.stage.set_starting();
+        let started = child::start(self.command(&hold), self.original_mask);
+        self.stage.set_running();
         let command = match started {
             Ok(command) => command,
             Err(error) => {
-                keeper.release();
-                voice::say(&format!("{}: {error}", self.name()));
-                self.until_released();
+                renewer.release();
+                messages::print(&format!("{}: {error}", self.name()));
+                self.wait_until_released();
                 let missing = error.kind() == io::ErrorKind::NotFound;
                 return End::Status(if missing { options::NOT_FOUND } else { options::NOT_RUN });
             }
         };
-        let tell = self.tell.clone();
-        thread::spawn(move || child::watch(command, |ended| drop(tell.send(Event::Ended(ended)))));
-        match self.until_ended(command, &hold) {
+        let sender = self.sender.clone();
+        thread::spawn(move || child::watch(command, |ended| drop(sender.send(Event::CommandEnded(ended)))));
+        match self.wait_until_ended(command, &hold) {
             Ok(ended) => {
                 if matches!(ended, Ended::Killed(_)) {
                     terminal.restore();
                 }
-                self.say(&format!("the command has ended with {}", ended.status()));
+                self.log(&format!("command ended with status {}", ended.status()));
                 let in_time = !hold.valid_for().is_zero();
-                keeper.release();
-                match self.until_released() {
-                    Some(Err(error)) if keeper::is_loss(&error) || !in_time => {
-                        self.say_lost(&format!("before the command ended: {}", keeper::why(&error)));
+                renewer.release();
+                match self.wait_until_released() {
+                    Some(Err(error)) if renewer::is_loss(&error) || !in_time => {
+                        self.report_loss(&format!(
+                            "{} (before the command ended)",
+                            renewer::loss_reason(&error)
+                        ));
                         return End::Status(options::LOST);
                     }
                     Some(Err(error)) => {
-                        voice::say(&format!(
-                            "the lock is not given back, its lease ends it: {}",
-                            in_words(&error)
+                        messages::print(&format!(
+                            "cannot release the lock, its lease will end it: {}",
+                            describe(&error)
                         ));
                     }
-                    Some(Ok(())) => self.say("released"),
-                    None => voice::say("the server does not take the lock back; its lease ends it"),
+                    Some(Ok(())) => self.log("released"),
+                    None => messages::print("no reply to the release of the lock; its lease will end it"),
                 }
-                // As if this program had not been there: a loop in a shell ends by that.
+                // A shell loop ends only if this program dies by the signal of the command.
                 match [Signal::SIGINT, Signal::SIGQUIT]
                     .into_iter()
                     .find(|signal| ended == Ended::Killed(*signal as i32))
@@ -256,54 +264,61 @@ impl Run {
                 }
             }
             Err(why) => {
-                self.say_lost(&why);
-                self.end();
+                self.report_loss(&why);
+                self.kill_all();
                 terminal.restore();
-                keeper.release();
-                self.until_released();
+                renewer.release();
+                self.wait_until_released();
                 End::Status(options::LOST)
             }
         }
     }
 
-    fn keep(&self, hold: &Arc<Hold>) -> Keeper {
-        let tell = self.tell.clone();
-        Keeper::start(Arc::clone(hold), self.wanted.lease, move |told| drop(tell.send(Event::Keeper(told))))
+    fn start_renewer(&self, hold: &Arc<Hold>) -> Renewer {
+        let sender = self.sender.clone();
+        let notify = move |event| drop(sender.send(Event::Renewer(event)));
+        Renewer::start(Arc::clone(hold), self.request.lease, notify)
     }
 
-    /// Waits for the end of the command; or tells why the lock is lost.
-    fn until_ended(&self, command: Pid, hold: &Hold) -> Result<Ended, String> {
+    /// Waits for the end of the command. Fails with the reason if the lock is lost.
+    fn wait_until_ended(&self, command: Pid, hold: &Hold) -> Result<Ended, String> {
         loop {
-            hold.check().map_err(|error| keeper::why(&error))?;
+            hold.check().map_err(|error| renewer::loss_reason(&error))?;
             let left = hold.valid_for();
             if left.is_zero() {
-                return Err(OUT_OF_REACH.to_owned());
+                return Err(UNREACHABLE.to_owned());
             }
-            // The clock goes on while the machine sleeps, and this does not; so it is looked at again soon.
-            match self.told.recv_timeout(left.min(Duration::from_secs(1))) {
-                Ok(Event::Ended(ended)) => return Ok(ended),
-                Ok(Event::Keeper(Told::Lost(why))) => return Err(why),
-                Ok(Event::Keeper(Told::Trouble(what))) => self.say(&format!("{what}; trying again")),
-                Ok(Event::Signal(Came::PassOn(signal) | Came::Early(signal))) => {
+            // The clock of the hold includes the sleep of the machine, and this timeout does not, so it is short.
+            match self.events.recv_timeout(left.min(Duration::from_secs(1))) {
+                Ok(Event::CommandEnded(ended)) => return Ok(ended),
+                Ok(Event::Renewer(RenewerEvent::Lost(why))) => return Err(why),
+                Ok(Event::Renewer(RenewerEvent::Trouble(what))) => self.log(&format!("{what}; trying again")),
+                Ok(Event::Signal(Received::Forward(signal) | Received::BeforeCommand(signal))) => {
                     child::signal(command, signal)
                 }
-                Ok(Event::Signal(Came::Stop)) => {
-                    // All of it, or it would go on when the lock has run out.
+                Ok(Event::Signal(Received::Stop)) => {
+                    // All processes must stop, as the lease can expire meanwhile.
                     child::signal_all(Signal::SIGSTOP);
                     let _ = nix::sys::signal::raise(Signal::SIGSTOP);
                     if !hold.valid_for().is_zero() {
                         child::signal_all(Signal::SIGCONT);
                     }
                 }
-                Ok(Event::Signal(Came::Both(_)) | Event::Waited(_) | Event::Keeper(Told::Released(_)))
+                Ok(
+                    Event::Signal(Received::FromTerminal(_))
+                    | Event::WaitEnded(_)
+                    | Event::Renewer(RenewerEvent::Released(_)),
+                )
                 | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err("a thread has ended".to_owned()),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err("internal error: a thread has ended".to_owned())
+                }
             }
         }
     }
 
-    /// Ends all that the command has started: SIGTERM, and SIGKILL when the time is over.
-    fn end(&self) {
+    /// Ends the command and its descendants: SIGTERM, then SIGKILL after `--kill-after`.
+    fn kill_all(&self) {
         let until = Instant::now() + self.options.kill_after;
         child::signal_all(Signal::SIGTERM);
         child::signal_all(Signal::SIGCONT);
@@ -311,39 +326,37 @@ impl Run {
             if child::descendants().is_empty() {
                 return;
             }
-            thread::sleep(LEFT_BEHIND);
+            thread::sleep(DESCENDANTS_INTERVAL);
         }
         if child::signal_all(Signal::SIGKILL) == 0 {
             return;
         }
-        voice::say("it does not end: SIGKILL");
-        // Again for those that were started meanwhile. Not for ever: one that waits for a broken disk, or belongs to another user, does
-        // not end.
-        let until = Instant::now() + UNTIL_KILLED;
+        messages::print("command did not end after SIGTERM, sending SIGKILL");
+        // Repeated, as processes may start others meanwhile. Limited, as a process that waits for a broken disk or belongs to
+        // another user does not end.
+        let until = Instant::now() + KILL_TIMEOUT;
         while Instant::now() < until && child::signal_all(Signal::SIGKILL) > 0 {
-            thread::sleep(LEFT_BEHIND);
+            thread::sleep(DESCENDANTS_INTERVAL);
         }
     }
 
-    /// What came of giving the lock back; nothing if that takes too long, or a signal says that it does.
-    fn until_released(&self) -> Option<redis_lock_client::Result<()>> {
+    /// The result of the release; `None` if it takes too long or a signal interrupts the wait.
+    fn wait_until_released(&self) -> Option<redis_lock_client::Result<()>> {
         let since = Instant::now();
         loop {
-            match self.told.recv_timeout(UNTIL_RELEASED.saturating_sub(since.elapsed())) {
-                Ok(Event::Keeper(Told::Released(released))) => return Some(released),
-                // That of Ctrl-C which has ended the command may come behind its end.
-                Ok(Event::Signal(Came::PassOn(_) | Came::Both(_) | Came::Early(_)))
-                    if since.elapsed() > AT_ONCE =>
-                {
-                    return None
-                }
+            match self.events.recv_timeout(RELEASE_TIMEOUT.saturating_sub(since.elapsed())) {
+                Ok(Event::Renewer(RenewerEvent::Released(released))) => return Some(released),
+                // The signal of a Ctrl-C that has ended the command may arrive after its end.
+                Ok(Event::Signal(
+                    Received::Forward(_) | Received::FromTerminal(_) | Received::BeforeCommand(_),
+                )) if since.elapsed() > SIGNAL_GRACE => return None,
                 Ok(_) => {}
                 Err(_) => return None,
             }
         }
     }
 
-    /// The command, with what it finds in its environment.
+    /// The command with its environment.
     fn command(&self, hold: &Hold) -> Command {
         let mut command = match (&self.options.shell, self.options.command.split_first()) {
             (None, Some((program, arguments))) => {
@@ -369,44 +382,47 @@ impl Run {
         name.map(|name: &OsString| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Ends the wait, and waits until the server knows.
+    /// Cancels the wait, and waits until the server has confirmed it.
     fn cancel(&self) {
         self.canceller.cancel();
-        let until = Instant::now() + UNTIL_CANCELLED;
-        while let Ok(event) = self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        let until = Instant::now() + CANCEL_TIMEOUT;
+        while let Ok(event) = self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
             match event {
-                Event::Waited(Outcome::Granted(hold)) => {
-                    // In the very moment in which we leave.
-                    self.keep(&Arc::new(hold)).release();
-                    self.until_released();
+                Event::WaitEnded(Outcome::Granted(hold)) => {
+                    // The grant and the cancellation have crossed.
+                    self.start_renewer(&Arc::new(hold)).release();
+                    self.wait_until_released();
                     return;
                 }
-                // Who asks twice does not want to wait.
-                Event::Waited(_) | Event::Signal(Came::PassOn(_) | Came::Both(_) | Came::Early(_)) => return,
+                // A second signal ends the program without waiting.
+                Event::WaitEnded(_)
+                | Event::Signal(
+                    Received::Forward(_) | Received::FromTerminal(_) | Received::BeforeCommand(_),
+                ) => return,
                 _ => {}
             }
         }
-        self.say("the server does not take the wait back");
+        self.log("no reply to the cancellation of the wait");
     }
 
     fn unavailable(&self, error: &Error) -> u8 {
-        let words = in_words(error);
-        // Which server it is, is said where there is none.
-        voice::say(&if error.is_unsent() {
-            words
+        let text = describe(error);
+        // The text for an unreachable server names its address already.
+        messages::print(&if error.is_unsent() {
+            text
         } else {
-            format!("{}: {words}", self.options.place.shown())
+            format!("{}: {text}", self.options.server.address())
         });
         options::UNAVAILABLE
     }
 
-    fn say(&self, what: &str) {
+    fn log(&self, what: &str) {
         if self.options.verbose {
-            voice::say(&format!("{}: {what}", String::from_utf8_lossy(&self.wanted.key)));
+            messages::print(&format!("{}: {what}", String::from_utf8_lossy(&self.request.key)));
         }
     }
 
-    fn say_lost(&self, why: &str) {
-        voice::say(&format!("lost the lock {}: {why}", String::from_utf8_lossy(&self.wanted.key)));
+    fn report_loss(&self, why: &str) {
+        messages::print(&format!("lost the lock {}: {why}", String::from_utf8_lossy(&self.request.key)));
     }
 }

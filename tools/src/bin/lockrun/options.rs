@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: MIT
 
-//! What stands on the command line.
+//! The options of the command line.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser, ValueHint};
-use redis_lock_tools::place::Place;
+use redis_lock_tools::place::ServerOptions;
 use redis_lock_tools::seconds::seconds;
 use redis_lock_tools::texts::Text;
 
-/// The command line was wrong.
+/// The exit status for a wrong command line.
 pub(crate) const USAGE: u8 = 64;
-/// No server, or one that refused.
+/// The exit status for an unreachable server, or one that refused the request.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The lock was lost while the command ran.
+/// The exit status for a lock that was lost while the command ran.
 pub(crate) const LOST: u8 = 75;
-/// The command was found and could not be run.
+/// The exit status for a command that exists but cannot be run.
 pub(crate) const NOT_RUN: u8 = 126;
-/// There is no such command.
+/// The exit status for a command that does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// A command that ended by a signal: this, and the signal's number.
+/// The exit status for a command that ended by a signal is this plus the number of the signal.
 pub(crate) const BY_SIGNAL: u8 = 128;
 
 /// Runs a command while it holds a lock in Redis or Valkey
 ///
-/// Waits until the lock is free, first come, first served; takes it, runs the command, keeps the lock as long as the command runs,
-/// and gives it back.
+/// Waits for the lock, first come, first served, and acquires it. Runs the command, renews the lock as long as the command runs,
+/// and releases it.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "lockrun",
@@ -37,126 +37,87 @@ pub(crate) const BY_SIGNAL: u8 = 128;
     group = ArgGroup::new("what").required(true).args(["command", "shell", "text"])
 )]
 pub(crate) struct Options {
-    /// The lock's key.
+    /// The key of the lock.
     #[arg(required_unless_present = "text")]
     pub key: Option<OsString>,
 
-    /// The command to run, and its arguments.
+    /// The command to run and its arguments.
     #[arg(trailing_var_arg = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 
-    /// Runs this by the shell (sh -c).
+    /// Runs this command with the shell (sh -c).
     #[arg(short = 'c', long = "command", value_name = "COMMAND", value_hint = ValueHint::CommandString)]
     pub shell: Option<OsString>,
 
-    /// Does not wait: if somebody else holds the lock, that is all.
+    /// Does not wait: exits if another owner holds the lock.
     #[arg(short, long, alias = "nb", conflicts_with = "wait")]
     pub nonblock: bool,
 
-    /// Waits no longer than that; 0.5 is half a second.
+    /// Waits at most this time; 0.5 is half a second.
     #[arg(short, long, alias = "timeout", value_name = "SECONDS", value_parser = time)]
     pub wait: Option<Duration>,
 
-    /// Holds the lock beside others that hold it so, as a reader does.
+    /// Holds the lock shared with other shared holders, as a reader.
     #[arg(short, long)]
     pub shared: bool,
 
-    /// Runs at most so many at a time, this one among them: holds the lock shared, as a semaphore.
+    /// Holds the lock shared with at most this many holders, as a semaphore. The maximum includes this command.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub limit: Option<u32>,
 
-    /// Holds the lock alone, as is the default.
+    /// Holds the lock exclusively. This is the default.
     #[arg(short = 'x', visible_short_alias = 'e', long, conflicts_with_all = ["shared", "limit"])]
     pub exclusive: bool,
 
-    /// The exit status if the lock was not to be had, with -n or -w.
+    /// The exit status if -n or -w ends the wait without the lock.
     #[arg(short = 'E', long, value_name = "STATUS", default_value_t = 1)]
     pub conflict_exit_code: u8,
 
-    /// For how long the lock outlives this program if it is killed, or cannot reach the server.
+    /// The lease: the time for which the lock stays held if this program is killed or cannot reach the server.
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = lease)]
     pub lease: Duration,
 
-    /// How much time a command has that lost its lock, from SIGTERM to SIGKILL.
+    /// The time between SIGTERM and SIGKILL for a command that has lost its lock.
     #[arg(short, long, value_name = "SECONDS", default_value = "5", value_parser = time)]
     pub kill_after: Duration,
 
-    /// Under what name the lock is held, host:pid unless given. A UUID is put behind it, as no two may be the same.
+    /// The prefix of the owner, host:pid by default. A random UUID follows it, so that each owner is unique.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
 
-    /// Tells on the standard error what happens to the lock.
+    /// Prints events of the lock to the standard error.
     #[arg(short, long)]
     pub verbose: bool,
 
     #[command(flatten)]
-    pub place: Place,
+    pub server: ServerOptions,
 
-    /// Prints a manual page, or what makes a shell complete the options.
+    /// Prints the manual page or a completion script for a shell.
     #[arg(long, value_name = "TEXT", hide = true, exclusive = true)]
     pub text: Option<Text>,
 }
 
-const AFTER: &str = "\
-The command finds in its environment: LOCK_KEY, LOCK_OWNER, and LOCK_TOKEN, a number that is greater than that of all who held \
-the lock before.
+const AFTER: &str = concat!(
+    "Environment of the command: LOCK_KEY, LOCK_OWNER and LOCK_TOKEN (greater than all earlier tokens).\n",
+    "\n",
+    "Exit status: that of the command, or 128 plus the number of the signal that ended it; otherwise\n",
+    "   1  the lock was not available, with -n or -w (-E sets another status)\n",
+    "  64  the options are wrong\n",
+    "  69  the server is unreachable or refused the request\n",
+    "  75  the lock was lost while the command ran\n",
+    " 126  the command cannot be run\n",
+    " 127  the command does not exist\n",
+    "\n",
+    "Examples:\n",
+    "  lockrun -n nightly-report ./report.sh\n",
+    "  lockrun -w 60 -c 'pg_dump shop | gzip > shop.gz' backup:shop\n",
+    "  lockrun -u rediss://cron:secret@redis.internal deploy ansible-playbook site.yml"
+);
 
-Exit status: that of the command, or 128 and the signal's number; else
-   1  the lock was not to be had, with -n or -w (-E chooses another)
-  64  wrong options
-  69  no server, or it refused
-  75  the lock was lost while the command ran
- 126  the command cannot be run
- 127  there is no such command
+/// Sections of the manual page that clap does not generate, in roff.
+pub(crate) const MANUAL: &str = include_str!("manual.roff");
 
-Examples:
-  lockrun -n nightly-report ./report.sh
-  lockrun -w 60 -c 'pg_dump shop | gzip > shop.gz' backup:shop
-  lockrun -u rediss://cron:secret@redis.internal deploy ansible-playbook site.yml";
-
-/// What only the manual page has, in roff.
-pub(crate) const MANUAL: &str = r#".SH SIGNALS
-SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1 and SIGUSR2 are passed on to the command, unless they come from the terminal, which sends
-them to the command itself.
-While
-.B lockrun
-still waits for the lock, they end it as they end any program, and the wait is cancelled.
-.PP
-Ctrl-Z stops the command and
-.B lockrun
-together, and the lock runs out. If it was lost when both go on, the command is ended at once.
-.SH "A LOST LOCK"
-The lock is renewed each second, or three times a lease, if that is more often.
-It is lost if somebody breaks it, if the server forgets it, or if the server cannot be reached for as long as a lease, counted from
-when the last renewal that it confirmed was sent.
-Then the command and all processes that it has started get SIGTERM, after
-.B --kill-after
-SIGKILL, and
-.B lockrun
-exits with 75, whatever the command's status.
-.PP
-If
-.B lockrun
-itself is killed by SIGKILL, the command gets SIGTERM at once, but not what it has started; and the lock stays held for what is left
-of the lease.
-.SH ENVIRONMENT
-.TP
-.B REDIS_URL
-the server, if there is no
-.B --url
-.TP
-.B REDISCLI_AUTH
-the password, if the URL has none
-.TP
-.B SENTINEL_PASSWORD
-the password of the Sentinels
-.SH "SEE ALSO"
-.BR locktop (1),
-.BR flock (1),
-.BR redis-cli (1)
-"#;
-
-/// Up to as much as BLOCK takes in any version.
+/// A time in seconds. The maximum is valid for BLOCK in all versions.
 fn time(text: &str) -> Result<Duration, String> {
     seconds(text, 0.0..=1e9)
 }
@@ -164,7 +125,7 @@ fn time(text: &str) -> Result<Duration, String> {
 fn lease(text: &str) -> Result<Duration, String> {
     let lease = time(text)?;
     if lease < Duration::from_secs(1) {
-        return Err("must be 1 at least".to_owned());
+        return Err("must be at least 1".to_owned());
     }
     Ok(lease)
 }
@@ -176,12 +137,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_options_is_sound() {
+    fn options_are_consistent() {
         Options::command().debug_assert();
     }
 
     #[test]
-    fn what_follows_the_command_is_the_commands_own() {
+    fn arguments_after_the_command_belong_to_it() {
         let options =
             Options::try_parse_from(["lockrun", "-n", "key", "rsync", "-a", "--wait", "x"]).unwrap();
         assert_eq!((options.nonblock, options.wait), (true, None));
@@ -189,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shell_may_stand_before_and_behind_the_key() {
+    fn shell_option_may_precede_or_follow_the_key() {
         for line in [["lockrun", "key", "-c", "a; b"], ["lockrun", "-c", "a; b", "key"]] {
             let options = Options::try_parse_from(line).unwrap();
             assert_eq!((options.key, options.shell), (Some("key".into()), Some("a; b".into())));
@@ -197,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn contradictory_options_are_refused() {
         for line in [
             &["lockrun"][..],
             &["lockrun", "key"],

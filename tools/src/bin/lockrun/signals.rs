@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! The signals that are not ours but the command's.
+//! Receives signals for the command and forwards them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
@@ -8,68 +8,69 @@ use std::time::Duration;
 
 use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
 
-/// What is passed on.
-const PASSED_ON: [Signal; 6] =
+/// The signals that are forwarded.
+const FORWARDED: [Signal; 6] =
     [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// What stops this program, with the command: the terminal sends them to both.
-const STOPS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+/// The signals that stop this program and the command. The terminal sends them to both.
+const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
-/// A signal that has come.
+/// A received signal.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Came {
-    /// Stop, the command with us.
+pub(crate) enum Received {
+    /// Stop this program and the command.
     Stop,
-    /// For the command, which has not got it.
-    PassOn(Signal),
-    /// Of the terminal, which has sent it to the command, too.
-    Both(Signal),
-    /// Of the terminal, before there was a command that could get it.
-    Early(Signal),
+    /// The command has not received the signal, so it must be forwarded.
+    Forward(Signal),
+    /// The terminal has sent the signal to the command, too.
+    FromTerminal(Signal),
+    /// The terminal has sent the signal before the command was running.
+    BeforeCommand(Signal),
 }
 
-/// The signals that are taken.
+/// The signals that this program receives by [`next`].
 #[derive(Clone, Copy)]
-pub(crate) struct Taken {
-    pub(crate) signals: SigSet,
-    /// What was blocked before, and is so for the command.
-    pub(crate) before: SigSet,
+pub(crate) struct Signals {
+    pub(crate) received: SigSet,
+    /// The signal mask of this program at its start, for the command.
+    pub(crate) original_mask: SigSet,
 }
 
-/// Takes the signals from now on. To be called before there are threads, as each inherits what is blocked.
+/// Blocks the signals, so that [`next`] receives them. Call it before the first thread starts, as threads inherit the mask.
 ///
 /// # Errors
 ///
-/// What the system says.
-pub(crate) fn take() -> nix::Result<Taken> {
-    let mut taken = SigSet::empty();
-    for signal in PASSED_ON.into_iter().chain(STOPS) {
-        // What is ignored stays ignored, by the command too: nohup lockrun ….
+/// If a system call fails.
+pub(crate) fn block() -> nix::Result<Signals> {
+    let mut received = SigSet::empty();
+    for signal in FORWARDED.into_iter().chain(STOP_SIGNALS) {
+        // An ignored signal stays ignored, by the command too, as after `nohup lockrun`.
         if !is_ignored(signal)? {
-            taken.add(signal);
+            received.add(signal);
         }
     }
-    // If it is ignored, nobody can be waited for.
+    // If SIGCHLD is ignored, this program cannot wait for the command.
     set_default(Signal::SIGCHLD);
-    let before = taken.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    Ok(Taken { signals: taken, before })
+    let original_mask = received.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    Ok(Signals { received, original_mask })
 }
 
-/// How far this program has come.
+/// The progress of this program.
 #[derive(Debug, Default)]
 pub(crate) struct Stage(AtomicU8);
 
-/// There is no command yet, unless it is one of these.
+/// The values of [`Stage`]; 0 means that there is no command yet.
 const STARTING: u8 = 1;
 const RUNNING: u8 = 2;
 
 impl Stage {
-    pub(crate) fn starting(&self) {
+    /// The command is about to start.
+    pub(crate) fn set_starting(&self) {
         self.0.store(STARTING, Ordering::Release);
     }
 
-    /// The command gets what the terminal sends; or there will be none.
-    pub(crate) fn running(&self) {
+    /// The command receives the signals of the terminal, or has failed to start.
+    pub(crate) fn set_running(&self) {
         self.0.store(RUNNING, Ordering::Release);
     }
 
@@ -77,9 +78,9 @@ impl Stage {
         self.0.load(Ordering::Acquire) == stage
     }
 
-    /// A process that is stopped on its way to become the command keeps whom has started it waiting for it. So it goes on, and is
-    /// stopped behind that.
-    fn until_started(&self) {
+    /// Waits until the command has started. A process that is stopped between fork and exec would block its parent, so it is
+    /// continued until then.
+    fn wait_until_started(&self) {
         while self.is(STARTING) {
             crate::child::signal_all(Signal::SIGCONT);
             thread::sleep(Duration::from_millis(2));
@@ -87,11 +88,11 @@ impl Stage {
     }
 }
 
-/// Waits for the next of them.
-pub(crate) fn next(signals: &SigSet, stage: &Stage) -> Option<Came> {
+/// Waits for the next signal.
+pub(crate) fn next(signals: &SigSet, stage: &Stage) -> Option<Received> {
     let mut info = std::mem::MaybeUninit::<nix::libc::siginfo_t>::zeroed();
     loop {
-        // SAFETY: both are there, and `info` may be all zeros.
+        // SAFETY: both pointers are valid, and `info` may be all zeros.
         let number = unsafe { nix::libc::sigwaitinfo(signals.as_ref(), info.as_mut_ptr()) };
         let Ok(signal) = Signal::try_from(number) else {
             match nix::errno::Errno::last() {
@@ -99,42 +100,42 @@ pub(crate) fn next(signals: &SigSet, stage: &Stage) -> Option<Came> {
                 _ => return None,
             }
         };
-        // SAFETY: it was filled in, or is all zeros.
+        // SAFETY: the call has filled it in, or it is all zeros.
         let code = unsafe { info.assume_init_ref() }.si_code;
         return Some(match signal {
-            signal if STOPS.contains(&signal) => {
-                stage.until_started();
-                Came::Stop
+            signal if STOP_SIGNALS.contains(&signal) => {
+                stage.wait_until_started();
+                Received::Stop
             }
-            // What a process sends has 0 or less.
-            signal if code > 0 && stage.is(RUNNING) => Came::Both(signal),
-            signal if code > 0 => Came::Early(signal),
-            signal => Came::PassOn(signal),
+            // The code is positive only for signals of the kernel, such as those of the terminal.
+            signal if code > 0 && stage.is(RUNNING) => Received::FromTerminal(signal),
+            signal if code > 0 => Received::BeforeCommand(signal),
+            signal => Received::Forward(signal),
         });
     }
 }
 
-/// Ends this program as if the signal had never been taken, so that whoever waits for it sees that.
+/// Ends this program by the default action of the signal, so that its parent sees the signal.
 pub(crate) fn die_of(signal: Signal) -> ! {
-    crate::voice::finish();
+    crate::messages::flush();
     set_default(signal);
-    let mut it = SigSet::empty();
-    it.add(signal);
+    let mut set = SigSet::empty();
+    set.add(signal);
     let _ = nix::sys::signal::raise(signal);
-    let _ = it.thread_unblock();
+    let _ = set.thread_unblock();
     std::process::exit(i32::from(crate::options::BY_SIGNAL) + signal as i32)
 }
 
 fn set_default(signal: Signal) {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default action runs no code of ours.
+    // SAFETY: the default action runs no code of this program.
     let _ = unsafe { sigaction(signal, &default) };
 }
 
-/// Asks for the disposition, and leaves it as it is.
+/// Whether the signal is ignored. Does not change its disposition.
 fn is_ignored(signal: Signal) -> nix::Result<bool> {
     let mut now = std::mem::MaybeUninit::<nix::libc::sigaction>::uninit();
-    // SAFETY: nothing is set, and the kernel fills in all of `now` if it returns 0.
+    // SAFETY: the null pointer changes nothing, and the kernel fills in all of `now` if it returns 0.
     let now = unsafe {
         nix::errno::Errno::result(nix::libc::sigaction(signal as i32, std::ptr::null(), now.as_mut_ptr()))?;
         now.assume_init()

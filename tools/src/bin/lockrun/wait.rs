@@ -1,132 +1,133 @@
 // SPDX-License-Identifier: MIT
 
-//! Gets the lock, whatever happens to the connection.
+//! Waits for the lock across connection failures.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use redis_lock_client::{Canceller, Error, Hold, Locks, Server, Settings};
-use redis_lock_tools::place::{explained, SOON};
+use redis_lock_tools::place::{explain, REPLY_TIMEOUT};
 
-/// As long as a failover takes, where it is set up well.
-const FAILOVER: Duration = Duration::from_secs(20);
+/// The maximum duration of a failover with sensible settings.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// From one attempt to the next one.
-pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+/// The pause between two attempts.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Which lock, for whom, how, and for how long it is waited for.
-pub(crate) struct Wanted {
+/// The requested lock.
+pub(crate) struct LockRequest {
     pub key: Vec<u8>,
-    /// A UUID comes behind it.
+    /// The prefix of the owner; the client appends a UUID.
     pub owner: String,
     pub shared: bool,
-    /// How many may hold it, if it is shared with so many only.
+    /// The maximum number of holders of a shared lock, if there is a limit.
     pub limit: Option<u32>,
     pub lease: Duration,
-    /// Without an end, if nothing is said.
+    /// The maximum wait; `None` without limit.
     pub wait: Option<Duration>,
 }
 
-/// What came of waiting for it.
+/// The outcome of the wait.
 pub(crate) enum Outcome {
     Granted(Hold),
-    /// Somebody else holds it.
+    /// Another owner held the lock for the whole wait.
     NotGranted,
     Failed(Error),
 }
 
-/// What disturbs the wait.
-struct Troubles {
+/// Reports errors during the wait, and gives up if no server was ever reached.
+struct ErrorHandler {
     begun: Instant,
-    /// How long nobody may be there when the wait begins.
-    patience: Duration,
+    /// The time without a connection after which the wait is given up, if there was none yet.
+    connect_timeout: Duration,
     canceller: Canceller,
-    say: Box<dyn Fn(&str) + Send + Sync>,
-    so_far: Mutex<SoFar>,
+    report: Box<dyn Fn(&str) + Send + Sync>,
+    state: Mutex<ErrorState>,
 }
 
 #[derive(Default)]
-struct SoFar {
-    /// Somebody was there.
+struct ErrorState {
+    /// Whether a server was reached.
     connected: bool,
-    told: bool,
-    /// Why the wait was given up.
-    end: Option<Error>,
+    /// Whether an error was reported.
+    reported: bool,
+    /// The error for which the wait was given up.
+    fatal: Option<Error>,
 }
 
-/// Waits for the lock. If the connection is lost on the way, the wait goes on over a new one, in the same place of the queue if
-/// it is the same server. It ends when it is cancelled, and then nothing waits and nothing is held.
+/// Waits for the lock. If the connection is lost, the wait continues over a new connection, with the same position in the queue
+/// if it is the same server. After a cancellation nothing waits and nothing is held.
 pub(crate) fn acquire(
     server: Server,
-    wanted: &Wanted,
+    request: &LockRequest,
     canceller: &Canceller,
-    say: impl Fn(&str) + Send + Sync + 'static,
+    report: impl Fn(&str) + Send + Sync + 'static,
 ) -> Outcome {
-    // Whoever has mistyped the address does not want to wait for it. But there may be a failover just now.
-    let patience = if server.may_fail_over() { FAILOVER } else { Duration::ZERO };
-    let troubles = Arc::new(Troubles {
+    // A wrong address must fail at once. But during a failover no server may be reachable.
+    let connect_timeout = if server.may_fail_over() { FAILOVER_TIMEOUT } else { Duration::ZERO };
+    let errors = Arc::new(ErrorHandler {
         begun: Instant::now(),
-        patience,
+        connect_timeout,
         canceller: canceller.clone(),
-        say: Box::new(say),
-        so_far: Mutex::default(),
+        report: Box::new(report),
+        state: Mutex::default(),
     });
-    let heard = Arc::clone(&troubles);
-    // A second renewal fits into a lease if the first has no answer.
-    let patience = (wanted.lease / 3).clamp(Duration::from_millis(500), SOON);
-    let settings = Settings::new().patience(patience).on_trouble(move |error| heard.hear(error));
-    // Its end would wait for a server that is silent. The end of this program is its end, too.
+    let handler = Arc::clone(&errors);
+    // If a renewal gets no reply, a second one still fits into the lease.
+    let reply_timeout = (request.lease / 3).clamp(Duration::from_millis(500), REPLY_TIMEOUT);
+    let settings = Settings::new().patience(reply_timeout).on_trouble(move |error| handler.handle(error));
+    // Leaked, as dropping it would wait for a silent server. It ends with this program.
     let locks = Box::leak(Box::new(Locks::at(server, settings)));
-    // What the command has started may outlive this program, so the hold does not end with the connection.
+    // Processes that the command has started may outlive this program, so the hold must not end with the connection.
     let mut lock =
-        locks.lock(wanted.key.clone()).owner(&wanted.owner).lease(wanted.lease).keep(false).fence();
-    if wanted.shared {
+        locks.lock(request.key.clone()).owner(&request.owner).lease(request.lease).keep(false).fence();
+    if request.shared {
         lock = lock.shared();
     }
-    if let Some(limit) = wanted.limit {
+    if let Some(limit) = request.limit {
         lock = lock.limit(limit);
     }
-    // One connection, with one more to look after a long wait, is enough for one lock; and no permission for messages is needed.
+    // A blocking wait needs one connection, a second one for probes, and no permission for messages.
     let lock = lock.blocking().canceller(canceller);
-    let left = || wanted.wait.map_or(Duration::MAX, |wait| wait.saturating_sub(troubles.begun.elapsed()));
+    let left = || request.wait.map_or(Duration::MAX, |wait| wait.saturating_sub(errors.begun.elapsed()));
     loop {
         let error = match lock.clone().wait(left()).acquire() {
             Ok(hold) => return Outcome::Granted(hold),
             Err(Error::Busy(_) | Error::TimedOut(_)) => return Outcome::NotGranted,
             Err(error) => error,
         };
-        // Without a connection it has been tried for as long as there was time.
-        if !passes(&error) || left().is_zero() {
-            return Outcome::Failed(troubles.end().unwrap_or(error));
+        // Without a connection, the client has retried until the deadline.
+        if !is_temporary(&error) || left().is_zero() {
+            return Outcome::Failed(errors.fatal().unwrap_or(error));
         }
-        troubles.hear(&error);
-        thread::sleep(PAUSE);
+        errors.handle(&error);
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 
-impl Troubles {
-    /// Says that it is tried again, once; or gives up.
-    fn hear(&self, error: &Error) {
-        let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
-        so_far.connected |= !error.is_unsent();
-        if !so_far.connected && self.begun.elapsed() >= self.patience {
-            so_far.end = Some(error.clone());
+impl ErrorHandler {
+    /// Reports the first error after a connection, or gives up if no server is reached in time.
+    fn handle(&self, error: &Error) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.connected |= !error.is_unsent();
+        if !state.connected && self.begun.elapsed() >= self.connect_timeout {
+            state.fatal = Some(error.clone());
             return self.canceller.cancel();
         }
-        if so_far.connected && !std::mem::replace(&mut so_far.told, true) {
-            (self.say)(&format!("{}; trying again", in_words(error)));
+        if state.connected && !std::mem::replace(&mut state.reported, true) {
+            (self.report)(&format!("{}; trying again", describe(error)));
         }
     }
 
-    fn end(&self) -> Option<Error> {
-        self.so_far.lock().unwrap_or_else(PoisonError::into_inner).end.clone()
+    fn fatal(&self) -> Option<Error> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).fatal.clone()
     }
 }
 
-/// Whether a server said something that will not be so in a moment: a failover, a start, a script that runs.
-fn passes(error: &Error) -> bool {
-    const PASSING: [&str; 11] = [
+/// Whether the server replied with a temporary error, such as during a failover, a start or a long script.
+fn is_temporary(error: &Error) -> bool {
+    const TEMPORARY: [&str; 11] = [
         "BUSY",
         "CLUSTERDOWN",
         "LOADING",
@@ -139,13 +140,13 @@ fn passes(error: &Error) -> bool {
         "TRYAGAIN",
         "UNBLOCKED",
     ];
-    matches!(error, Error::Unavailable(_)) && error.code().is_some_and(|code| PASSING.contains(&code))
+    matches!(error, Error::Unavailable(_)) && error.code().is_some_and(|code| TEMPORARY.contains(&code))
 }
 
-/// An error in words for a terminal.
-pub(crate) fn in_words(error: &Error) -> String {
+/// The text of an error, with advice for frequent mistakes.
+pub(crate) fn describe(error: &Error) -> String {
     match error.code() {
-        Some("MOVED") => format!("{}: the server is of a cluster, try --cluster", error.text()),
-        _ => explained(error.text()),
+        Some("MOVED") => format!("{}: server is part of a cluster, try --cluster", error.text()),
+        _ => explain(error.text()),
     }
 }

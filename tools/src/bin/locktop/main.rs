@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `locktop`: shows who waits for which lock, and who is in the way.
+//! `locktop`: shows locks, their waiters and their blockers.
 
 mod options;
 mod screen;
@@ -24,19 +24,19 @@ use ratatui::crossterm::execute;
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 use redis::RedisResult;
-use redis_lock_tools::link::{in_words, Link, Way};
-use redis_lock_tools::place::SOON;
+use redis_lock_tools::link::{describe, Connector, Link};
+use redis_lock_tools::place::REPLY_TIMEOUT;
 use redis_lock_tools::texts;
 
 use options::Options;
 use screen::View;
 use state::{Holder, Lock, State};
 
-/// How wide and high a terminal must be to show a question.
-const QUESTION: (u16, u16) = (40, 8);
+/// The minimum width and height of a terminal for the confirmation.
+const MIN_QUESTION_SIZE: (u16, u16) = (40, 8);
 
-/// What is printed with `--batch` is as wide as this, unless `COLUMNS` says otherwise.
-const WIDTH: u16 = 120;
+/// The width of the output with `--batch`, unless `COLUMNS` sets another.
+const BATCH_WIDTH: u16 = 120;
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         Ok(top) if batch => end(top.print()),
         Ok(mut top) => {
             if !io::stdout().is_terminal() {
-                eprintln!("locktop: the output is no terminal; try --batch");
+                eprintln!("locktop: output is not a terminal; use --batch");
                 return ExitCode::FAILURE;
             }
             if let Err(error) = end_at_signals() {
@@ -65,8 +65,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Leaves the terminal as it was when a signal ends this program, or the terminal itself has gone. Not by the thread that draws: of a
-/// terminal that has gone that one may read without an end.
+/// Restores the terminal when a signal ends this program, or when the terminal is closed. Uses a separate thread, as the drawing
+/// thread may block forever in a read from a closed terminal.
 fn end_at_signals() -> nix::Result<()> {
     let signals: SigSet =
         [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM].into_iter().collect();
@@ -79,32 +79,32 @@ fn end_at_signals() -> nix::Result<()> {
     Ok(())
 }
 
-/// Ends this program, whatever the thread that draws does.
+/// Ends this program, even if the drawing thread is blocked.
 fn leave(status: i32) -> ! {
     ratatui::restore();
-    // Who draws would have shown it at its end.
+    // The drawing thread would have shown the cursor at its end.
     let _ = execute!(io::stdout(), Show);
     process::exit(status)
 }
 
-/// What the user does. A thread of its own reads it, so that the user can leave while a server is asked that is silent.
-fn user(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
-    let (tell, told) = mpsc::channel();
+/// The keys of the user. A thread of its own reads them, so that the user can quit while a silent server is asked.
+fn user_events(asking: Arc<AtomicBool>) -> Receiver<io::Result<Event>> {
+    let (sender, events) = mpsc::channel();
     thread::spawn(move || loop {
         let event = event::read();
-        if asking.load(Ordering::Acquire) && matches!(&event, Ok(Event::Key(key)) if ends(key)) {
+        if asking.load(Ordering::Acquire) && matches!(&event, Ok(Event::Key(key)) if is_quit_key(key)) {
             leave(0);
         }
         let is_over = event.is_err();
-        if tell.send(event).is_err() || is_over {
+        if sender.send(event).is_err() || is_over {
             return;
         }
     });
-    told
+    events
 }
 
-/// Whether a key ends the program, unless it is the answer to a question.
-fn ends(key: &KeyEvent) -> bool {
+/// Whether a key ends the program, outside of the confirmation.
+fn is_quit_key(key: &KeyEvent) -> bool {
     let keys = match key.modifiers.contains(KeyModifiers::CONTROL) {
         true => [KeyCode::Char('c'); 2],
         false => [KeyCode::Char('q'), KeyCode::Esc],
@@ -115,7 +115,7 @@ fn ends(key: &KeyEvent) -> bool {
 fn end(result: io::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough.
+        // The reader of the output has closed it.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("locktop: {error}");
@@ -124,76 +124,76 @@ fn end(result: io::Result<()>) -> ExitCode {
     }
 }
 
-/// What is shown, and where it comes from.
+/// The running program.
 struct Top {
     options: Options,
-    place: String,
-    way: Way,
+    address: String,
+    connector: Connector,
     link: Option<Link>,
     state: State,
-    /// The key of the lock that the cursor is at; it stays there when others come and go.
-    chosen: Option<Vec<u8>>,
-    /// The lock that is to be broken, if the answer is yes.
+    /// The key of the selected lock. The selection stays on it when other locks appear and disappear.
+    selected: Option<Vec<u8>>,
+    /// The lock to break if the user confirms it.
     question: Option<Lock>,
-    news: String,
-    trouble: Option<String>,
+    message: String,
+    error: Option<String>,
     paused: bool,
-    /// The server is asked.
+    /// Whether a call to the server is in progress.
     asking: Arc<AtomicBool>,
 }
 
 impl Top {
     fn begin(options: Options) -> Result<Top, String> {
-        let way = Way::to(&options.place)?;
+        let connector = Connector::new(&options.server)?;
         let mut link = None;
         let read = |link: &mut Link| State::read(link, options.most, &options.pattern);
-        let state = Top::ask(&way, &mut link, read).map_err(|error| in_words(&error))?;
+        let state = Top::ask(&connector, &mut link, read).map_err(|error| describe(&error))?;
         Ok(Top {
-            place: options.place.shown(),
+            address: options.server.address(),
             options,
-            way,
+            connector,
             link,
             state,
-            chosen: None,
+            selected: None,
             question: None,
-            news: String::new(),
-            trouble: None,
+            message: String::new(),
+            error: None,
             paused: false,
             asking: Arc::default(),
         })
     }
 
-    /// Shows it, until the user has seen enough.
+    /// Draws the screen until the user quits.
     fn run(&mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
-        let user = user(Arc::clone(&self.asking));
+        let user = user_events(Arc::clone(&self.asking));
         let mut next = Instant::now() + self.options.delay;
         loop {
             let size = terminal.draw(|frame| screen::draw(frame, &self.view()))?.area;
-            let large_enough = size.width >= QUESTION.0 && size.height >= QUESTION.1;
+            let large_enough = size.width >= MIN_QUESTION_SIZE.0 && size.height >= MIN_QUESTION_SIZE.1;
             match user.recv_timeout(next.saturating_duration_since(Instant::now())).ok().transpose()? {
                 Some(Event::Key(key))
-                    if key.kind == KeyEventKind::Press && self.pressed(key, large_enough) =>
+                    if key.kind == KeyEventKind::Press && self.handle_key(key, large_enough) =>
                 {
                     return Ok(())
                 }
                 _ => {}
             }
             if Instant::now() >= next {
-                // What is asked about stays as it is shown.
+                // During the confirmation the screen does not change.
                 if !self.paused && self.question.is_none() {
-                    self.look();
+                    self.refresh();
                 }
                 next = Instant::now() + self.options.delay;
             }
         }
     }
 
-    /// Prints what would be shown.
+    /// Prints the screen once.
     fn print(&self) -> io::Result<()> {
         let width = std::env::var("COLUMNS")
             .ok()
             .and_then(|width| width.parse().ok())
-            .unwrap_or(WIDTH)
+            .unwrap_or(BATCH_WIDTH)
             .clamp(60, 500);
         let needed =
             tree::lines(&self.state.locks).len().max(self.state.locks.len()) + self.state.locks.len() + 24;
@@ -203,7 +203,7 @@ impl Top {
         let buffer = terminal.backend().buffer();
         let mut lines: Vec<String> = (0..height.saturating_sub(1))
             .map(|y| {
-                // A wide letter has the next cell, too.
+                // A wide character occupies two cells.
                 let (mut line, mut x) = (String::new(), 0);
                 while x < usize::from(width) {
                     let symbol = buffer.content[usize::from(y) * usize::from(width) + x].symbol();
@@ -213,7 +213,7 @@ impl Top {
                 line.trim_end().to_owned()
             })
             .collect();
-        // The line between the two columns goes down to the bottom.
+        // Remove lines that contain only the line between the two columns.
         while lines.last().is_some_and(|line| line.trim_matches([' ', '│']).is_empty()) {
             lines.pop();
         }
@@ -222,59 +222,59 @@ impl Top {
 
     fn view(&self) -> View<'_> {
         View {
-            place: &self.place,
+            address: &self.address,
             state: &self.state,
-            chosen: self.at(),
-            trouble: self.trouble.as_deref(),
+            selected: self.selected_index(),
+            error: self.error.as_deref(),
             paused: self.paused,
             question: self.question.as_ref(),
-            news: &self.news,
+            message: &self.message,
         }
     }
 
-    /// Where the cursor is.
-    fn at(&self) -> usize {
-        self.chosen
+    /// The position of the selected lock.
+    fn selected_index(&self) -> usize {
+        self.selected
             .as_ref()
             .and_then(|key| self.state.locks.iter().position(|lock| lock.raw == *key))
             .unwrap_or(0)
     }
 
-    /// Looks again. If the server cannot be reached, what is shown stays, with the reason.
-    fn look(&mut self) {
+    /// Reads the state again. If the server is unreachable, the old state stays on the screen, with the error.
+    fn refresh(&mut self) {
         let Options { most, pattern, .. } = &self.options;
         let read = |link: &mut Link| State::read(link, *most, pattern);
         self.asking.store(true, Ordering::Release);
-        let read = Top::ask(&self.way, &mut self.link, read);
+        let read = Top::ask(&self.connector, &mut self.link, read);
         self.asking.store(false, Ordering::Release);
         match read {
-            Ok(state) => (self.state, self.trouble) = (state, None),
-            Err(error) => self.trouble = Some(in_words(&error)),
+            Ok(state) => (self.state, self.error) = (state, None),
+            Err(error) => self.error = Some(describe(&error)),
         }
     }
 
-    /// Asks over the connection that there is, or over a new one.
+    /// Asks over the open connection, or over a new one.
     fn ask<T>(
-        way: &Way,
+        connector: &Connector,
         link: &mut Option<Link>,
         question: impl FnOnce(&mut Link) -> RedisResult<T>,
     ) -> RedisResult<T> {
         let mut open = match link.take() {
             Some(open) => open,
-            None => way.connect(SOON)?,
+            None => connector.connect(REPLY_TIMEOUT)?,
         };
         let answer = question(&mut open);
-        // After an answer of the server, a refusal too, the connection is as good as before.
+        // After a reply of the server, even an error, the connection remains usable.
         if answer.as_ref().err().is_none_or(|error| error.code().is_some()) {
             *link = Some(open);
         }
         answer
     }
 
-    /// True if that was the end.
-    fn pressed(&mut self, key: KeyEvent, large_enough: bool) -> bool {
+    /// Handles a key. Returns true if the program ends.
+    fn handle_key(&mut self, key: KeyEvent, large_enough: bool) -> bool {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return ends(&key);
+            return is_quit_key(&key);
         }
         if let Some(asked) = self.question.take() {
             if key.code == KeyCode::Char('y') {
@@ -282,42 +282,42 @@ impl Top {
             }
             return false;
         }
-        self.news.clear();
+        self.message.clear();
         match key.code {
-            _ if ends(&key) => return true,
-            KeyCode::Up | KeyCode::Char('k') => self.choose(self.at().saturating_sub(1)),
-            KeyCode::Down | KeyCode::Char('j') => self.choose(self.at() + 1),
-            KeyCode::Home => self.choose(0),
-            KeyCode::End => self.choose(usize::MAX),
+            _ if is_quit_key(&key) => return true,
+            KeyCode::Up | KeyCode::Char('k') => self.select(self.selected_index().saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.select(self.selected_index() + 1),
+            KeyCode::Home => self.select(0),
+            KeyCode::End => self.select(usize::MAX),
             KeyCode::Char(' ') => self.paused = !self.paused,
             KeyCode::Char('b') if !large_enough => {
-                "the terminal is too small to ask".clone_into(&mut self.news)
+                "terminal is too small for the confirmation".clone_into(&mut self.message)
             }
-            KeyCode::Char('b') => self.ask_about_the_chosen(),
+            KeyCode::Char('b') => self.ask_about_selected(),
             _ => {}
         }
         false
     }
 
-    fn choose(&mut self, at: usize) {
+    fn select(&mut self, at: usize) {
         let last = self.state.locks.len().saturating_sub(1);
-        self.chosen = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
+        self.selected = self.state.locks.get(at.min(last)).map(|lock| lock.raw.clone());
     }
 
-    /// Never about a lock that the cursor has come to by itself.
-    fn ask_about_the_chosen(&mut self) {
-        let at = self.at();
+    /// Asks for confirmation to break the selected lock. Does not ask if the selection has moved by itself.
+    fn ask_about_selected(&mut self) {
+        let at = self.selected_index();
         let Some(lock) = self.state.locks.get(at) else { return };
-        if self.chosen.as_ref().is_some_and(|chosen| *chosen != lock.raw) {
-            "nobody waits for the chosen lock any more; choose again".clone_into(&mut self.news);
-            self.choose(at);
+        if self.selected.as_ref().is_some_and(|selected| *selected != lock.raw) {
+            "selected lock no longer has waiters; select again".clone_into(&mut self.message);
+            self.select(at);
             return;
         }
         self.question = Some(lock.clone());
-        self.choose(at);
+        self.select(at);
     }
 
-    /// Breaks a lock, if those still hold it who were shown.
+    /// Breaks a lock, if its holders are still those on the screen.
     fn break_lock(&mut self, lock: &Lock) {
         let broken = |link: &mut Link| {
             let owners =
@@ -325,14 +325,14 @@ impl Top {
             if owners(&state::holders(link, &lock.raw)?) != owners(&lock.holders) {
                 return Ok(None);
             }
-            link.call_within::<i64>(Some(SOON), redis::cmd("LOCK.BREAK").arg(&lock.raw)).map(Some)
+            link.call_within::<i64>(Some(REPLY_TIMEOUT), redis::cmd("LOCK.BREAK").arg(&lock.raw)).map(Some)
         };
         self.asking.store(true, Ordering::Release);
-        self.news = match Top::ask(&self.way, &mut self.link, broken) {
-            Ok(None) => format!("{} is held by others now; nothing was broken", lock.key),
-            Ok(Some(holders)) => format!("{} is broken; {holders} lost it", lock.key),
-            Err(error) => in_words(&error),
+        self.message = match Top::ask(&self.connector, &mut self.link, broken) {
+            Ok(None) => format!("{} has other holders now; nothing was broken", lock.key),
+            Ok(Some(holders)) => format!("{} was broken; holders that lost it: {holders}", lock.key),
+            Err(error) => describe(&error),
         };
-        self.look();
+        self.refresh();
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! How it looks.
+//! Draws the screen.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use ratatui::Frame;
 use crate::state::{Lock, State};
 use crate::tree::{self, Node};
 
-/// What is to be seen at a moment.
+/// The content of the screen.
 pub(crate) struct View<'a> {
-    pub place: &'a str,
+    pub address: &'a str,
     pub state: &'a State,
-    pub chosen: usize,
-    /// Why there is nothing newer.
-    pub trouble: Option<&'a str>,
+    pub selected: usize,
+    /// The error of the last update.
+    pub error: Option<&'a str>,
     pub paused: bool,
-    /// The lock that is to be broken, if the answer is yes.
+    /// The lock to break if the user confirms it.
     pub question: Option<&'a Lock>,
-    /// What came of the last one.
-    pub news: &'a str,
+    /// The outcome of the last command.
+    pub message: &'a str,
 }
 
 const HEAD: Style = Style::new().add_modifier(Modifier::REVERSED);
@@ -33,10 +33,10 @@ const OWNER: Style = Style::new().fg(Color::Yellow);
 const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const PALE: Style = Style::new().fg(Color::DarkGray);
 
-/// A wait that one should look at.
-const LONG: i64 = 10_000;
+/// The wait in milliseconds from which it is highlighted.
+const LONG_WAIT_MS: i64 = 10_000;
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub(crate) fn draw(frame: &mut Frame, view: &View) {
     let rows = u16::try_from(view.state.locks.len()).unwrap_or(u16::MAX).saturating_add(1);
     let whole = frame.area();
@@ -53,14 +53,14 @@ pub(crate) fn draw(frame: &mut Frame, view: &View) {
     frame.render_widget(Paragraph::new(summary(view)), head);
     draw_locks(frame, locks, view);
     if !view.state.locks.is_empty() {
-        draw_chosen(frame, left, view);
+        draw_selected(frame, left, view);
         draw_tree(frame, right, view);
     }
-    let foot_line = match view.trouble {
-        Some(trouble) => Line::styled(trouble.to_owned(), BAD),
-        None if view.paused => Line::styled("stopped; space goes on", BAD),
-        None if view.news.is_empty() => Line::styled("↑↓ choose   b break   space stop   q end", PALE),
-        None => Line::raw(view.news.to_owned()),
+    let foot_line = match view.error {
+        Some(error) => Line::styled(error.to_owned(), BAD),
+        None if view.paused => Line::styled("paused; space resumes", BAD),
+        None if view.message.is_empty() => Line::styled("↑↓ select   b break   space pause   q quit", PALE),
+        None => Line::raw(view.message.to_owned()),
     };
     frame.render_widget(foot_line, foot);
     if let Some(lock) = view.question {
@@ -77,13 +77,13 @@ fn summary(view: &View) -> Vec<Line<'static>> {
     let figures = vec![
         Span::raw("waiters "),
         number("lock_waiters", bold),
-        Span::raw(format!(" (most {})   contended locks ", figure("lock_waiters_max"))),
+        Span::raw(format!(" (max {})   contended locks ", figure("lock_waiters_max"))),
         number("lock_contended_locks", bold),
         Span::raw("   deadlocks "),
         number("lock_deadlocks", plain),
-        Span::raw("   leases run out "),
+        Span::raw("   expired leases "),
         number("lock_leases_run_out", plain),
-        Span::raw("   defects "),
+        Span::raw("   internal errors "),
         number("lock_internal_errors", if figure("lock_internal_errors") == 0 { plain } else { BAD }),
     ];
     let waits = format!(
@@ -93,7 +93,7 @@ fn summary(view: &View) -> Vec<Line<'static>> {
         micros(figure("lock_wait_us_max")),
     );
     vec![
-        Line::from(vec![Span::styled("locktop", bold), Span::raw(format!("  {}   {waits}", view.place))]),
+        Line::from(vec![Span::styled("locktop", bold), Span::raw(format!("  {}   {waits}", view.address))]),
         Line::from(figures),
     ]
 }
@@ -103,7 +103,7 @@ fn draw_locks(frame: &mut Frame, area: Rect, view: &View) {
         let holder = lock.holders.first();
         let more = lock.holders.len().saturating_sub(1);
         let name = holder.map_or_else(|| "-".to_owned(), |holder| holder.owner.clone());
-        let long = if lock.longest_ms >= LONG { BAD } else { Style::new() };
+        let long = if lock.longest_ms >= LONG_WAIT_MS { BAD } else { Style::new() };
         Row::new([
             Line::styled(lock.key.clone(), KEY),
             Line::raw(lock.mode.clone()),
@@ -138,16 +138,17 @@ fn draw_locks(frame: &mut Frame, area: Rect, view: &View) {
         .header(head.style(HEAD))
         .row_highlight_style(Style::new().add_modifier(Modifier::BOLD))
         .highlight_symbol("▸ ");
-    let mut chosen = TableState::new().with_selected((!view.state.locks.is_empty()).then_some(view.chosen));
-    frame.render_stateful_widget(table, area, &mut chosen);
+    let mut selected =
+        TableState::new().with_selected((!view.state.locks.is_empty()).then_some(view.selected));
+    frame.render_stateful_widget(table, area, &mut selected);
     if view.state.locks.is_empty() {
         let [_, empty] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
-        frame.render_widget(Line::styled("  Nobody waits for a lock.", PALE), empty);
+        frame.render_widget(Line::styled("  No lock has waiters.", PALE), empty);
     }
 }
 
-fn draw_chosen(frame: &mut Frame, area: Rect, view: &View) {
-    let Some(lock) = view.state.locks.get(view.chosen) else { return };
+fn draw_selected(frame: &mut Frame, area: Rect, view: &View) {
+    let Some(lock) = view.state.locks.get(view.selected) else { return };
     let client = |client: Option<i64>| client.map_or_else(String::new, |client| format!(", client {client}"));
     let mut lines = Vec::new();
     for holder in &lock.holders {
@@ -166,14 +167,14 @@ fn draw_chosen(frame: &mut Frame, area: Rect, view: &View) {
     }
     for (nth, waiter) in lock.waiters.iter().enumerate() {
         let until = match waiter.remaining_ms {
-            -1 => "without end".to_owned(),
-            left => format!("{} more at most", millis(left)),
+            -1 => "no limit".to_owned(),
+            left => format!("{} left", millis(left)),
         };
         lines.push(Line::from(vec![
             Span::raw(format!("{}. ", nth + 1)),
             Span::styled(waiter.owner.clone(), OWNER),
             Span::raw(format!(
-                ", {}, waits for {}, {until}{}",
+                ", {}, waiting for {}, {until}{}",
                 waiter.mode,
                 millis(waiter.waited_ms),
                 client(Some(waiter.client))
@@ -185,12 +186,12 @@ fn draw_chosen(frame: &mut Frame, area: Rect, view: &View) {
 }
 
 fn draw_tree(frame: &mut Frame, area: Rect, view: &View) {
-    let chosen = view.state.locks.get(view.chosen);
+    let selected = view.state.locks.get(view.selected);
     let lines = tree::lines(&view.state.locks);
     let drawn = lines.iter().map(|line| {
         let node = match &line.node {
             Node::Owner(name) => Span::styled(name.clone(), OWNER),
-            Node::Lock(key) if chosen.is_some_and(|lock| lock.key == *key) => {
+            Node::Lock(key) if selected.is_some_and(|lock| lock.key == *key) => {
                 Span::styled(key.clone(), KEY.bold())
             }
             Node::Lock(key) => Span::styled(key.clone(), KEY),
@@ -198,7 +199,7 @@ fn draw_tree(frame: &mut Frame, area: Rect, view: &View) {
         };
         Line::from(vec![Span::styled(line.branches.clone(), PALE), node])
     });
-    let block = Block::new().borders(Borders::TOP | Borders::LEFT).title(" who blocks whom ");
+    let block = Block::new().borders(Borders::TOP | Borders::LEFT).title(" blockers ");
     frame.render_widget(Paragraph::new(drawn.collect::<Vec<_>>()).block(block), area);
 }
 
@@ -206,9 +207,9 @@ fn draw_question(frame: &mut Frame, lock: &Lock) {
     let holders = names(lock);
     let lines = vec![
         Line::from(vec![Span::raw("Break the lock "), Span::styled(lock.key.clone(), KEY), Span::raw("?")]),
-        Line::raw(format!("{holders} would lose it at once, and the next in line would have it.")),
+        Line::raw(format!("{holders} would lose it at once, and the next waiter would get it.")),
         Line::raw(""),
-        Line::styled("y breaks it; any other key does not", BAD),
+        Line::styled("y breaks it, any other key cancels", BAD),
     ];
     let width = lines.iter().map(Line::width).max().unwrap_or_default() + 4;
     let area = frame.area();
@@ -235,7 +236,7 @@ fn millis(ms: i64) -> String {
     short(Duration::from_millis(ms.unsigned_abs()))
 }
 
-/// A time in at most six characters.
+/// A duration in at most six characters.
 fn short(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: MIT
 
-//! What the server says at one moment.
+//! A snapshot of the locks of the server.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use redis::{FromRedisValue, ParsingError, RedisResult, Value};
 use redis_lock_tools::link::Link;
-use redis_lock_tools::place::SOON;
+use redis_lock_tools::place::REPLY_TIMEOUT;
 
-/// As many waiters of a lock are looked at.
-const WAITERS: usize = 20;
+/// The maximum number of waiters per lock.
+const MAX_WAITERS: usize = 20;
 
-/// All that is shown.
+/// The locks and figures of the screen.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The longest wait first.
+    /// Ordered by the longest wait.
     pub locks: Vec<Lock>,
-    /// How many wait, for how many locks, and other figures of `INFO lock`.
+    /// The fields of `INFO lock`.
     pub figures: HashMap<String, i64>,
 }
 
-/// A lock that somebody waits for.
+/// A lock with waiters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lock {
-    /// As it is shown.
+    /// The key for the screen.
     pub key: String,
-    /// As the server knows it, whatever bytes it has.
+    /// The key in the server, which may have any bytes.
     pub raw: Vec<u8>,
     pub mode: String,
     pub holders: Vec<Holder>,
-    /// The first of them.
+    /// The first [`MAX_WAITERS`] waiters.
     pub waiters: Vec<Waiter>,
-    /// How many they are.
+    /// The number of all waiters.
     pub waiting: i64,
     pub longest_ms: i64,
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Holder {
     pub owner: String,
@@ -49,31 +49,31 @@ pub(crate) struct Holder {
     pub watchdog: bool,
 }
 
-/// Who waits for a lock.
+/// A waiter for a lock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Waiter {
     pub owner: String,
     pub mode: String,
     pub waited_ms: i64,
-    /// -1 if it waits without an end.
+    /// -1 without limit.
     pub remaining_ms: i64,
     pub client: i64,
 }
 
 impl State {
-    /// Asks the server. What changes between two questions may look odd for a moment.
+    /// Reads the state with several calls. Changes between two calls may look inconsistent for a moment.
     pub(crate) fn read(link: &mut Link, most: u16, pattern: &str) -> RedisResult<State> {
         let list = redis::cmd("LOCK.LIST").arg("MATCH").arg(pattern).arg("COUNT").arg(most).clone();
-        let mut locks = link.call_everywhere::<Vec<Lock>>(SOON, &list)?.concat();
+        let mut locks = link.call_everywhere::<Vec<Lock>>(REPLY_TIMEOUT, &list)?.concat();
         locks.sort_by_key(|lock| Reverse(lock.longest_ms));
         locks.truncate(usize::from(most));
         for lock in &mut locks {
             lock.holders = holders(link, &lock.raw)?;
-            let waiters = redis::cmd("LOCK.WAITERS").arg(&lock.raw).arg("COUNT").arg(WAITERS).clone();
-            lock.waiters = link.call_within(Some(SOON), &waiters)?;
+            let waiters = redis::cmd("LOCK.WAITERS").arg(&lock.raw).arg("COUNT").arg(MAX_WAITERS).clone();
+            lock.waiters = link.call_within(Some(REPLY_TIMEOUT), &waiters)?;
         }
         let mut figures = HashMap::new();
-        for info in link.call_everywhere::<String>(SOON, redis::cmd("INFO").arg("lock"))? {
+        for info in link.call_everywhere::<String>(REPLY_TIMEOUT, redis::cmd("INFO").arg("lock"))? {
             let pairs = info.lines().filter_map(|line| line.split_once(':'));
             for (name, value) in
                 pairs.filter_map(|(name, value)| Some((name, value.trim().parse::<i64>().ok()?)))
@@ -84,33 +84,33 @@ impl State {
         Ok(State { locks, figures })
     }
 
-    /// A figure of `INFO lock`, of all servers together.
+    /// The sum of a field of `INFO lock` over all servers.
     pub(crate) fn figure(&self, name: &str) -> i64 {
         self.figures.get(name).copied().unwrap_or_default()
     }
 }
 
-/// Who holds a lock; nobody if it became free just now.
+/// The holders of a lock; none if it has become free.
 pub(crate) fn holders(link: &mut Link, key: &[u8]) -> RedisResult<Vec<Holder>> {
     let info = redis::cmd("LOCK.INFO").arg(key).clone();
-    let info: Option<HashMap<String, Value>> = link.call_within(Some(SOON), &info)?;
+    let info: Option<HashMap<String, Value>> = link.call_within(Some(REPLY_TIMEOUT), &info)?;
     let Some(holders) = info.and_then(|mut info| info.remove("holders")) else { return Ok(Vec::new()) };
     Ok(Vec::from_redis_value(holders)?)
 }
 
-/// A name as a terminal may be sent it: neither what moves its cursor, nor what turns the direction of the text around and so
-/// lets one name look like another.
-fn shown(name: &[u8]) -> String {
-    let mut shown = String::new();
+/// Escapes a name for a terminal: control characters, and characters that change the direction of the text, as they could
+/// disguise a name.
+fn escape(name: &[u8]) -> String {
+    let mut escaped = String::new();
     for letter in String::from_utf8_lossy(name).chars() {
-        let turns = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if letter.is_control() || turns {
-            shown.extend(letter.escape_default());
+        let reorders = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if letter.is_control() || reorders {
+            escaped.extend(letter.escape_default());
         } else {
-            shown.push(letter);
+            escaped.push(letter);
         }
     }
-    shown
+    escaped
 }
 
 /// The fields of a map, or of a flat array in RESP2.
@@ -125,9 +125,9 @@ impl Fields {
         T::from_redis_value(self.0.remove(name).unwrap_or(Value::Nil))
     }
 
-    /// A name, whatever bytes it has.
+    /// A name, escaped for the terminal.
     fn text(&mut self, name: &str) -> Result<String, ParsingError> {
-        Ok(shown(&self.take::<Vec<u8>>(name)?))
+        Ok(escape(&self.take::<Vec<u8>>(name)?))
     }
 }
 
@@ -136,7 +136,7 @@ impl FromRedisValue for Lock {
         let mut fields = Fields::of(value)?;
         let raw: Vec<u8> = fields.take("key")?;
         Ok(Lock {
-            key: shown(&raw),
+            key: escape(&raw),
             raw,
             mode: fields.text("mode")?,
             waiting: fields.take("waiters")?,

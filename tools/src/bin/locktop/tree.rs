@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: MIT
 
-//! Who blocks whom, as a tree.
+//! The tree of blockers.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::state::Lock;
 
-/// As deep as it is shown. A cycle cannot be, but what is read in several steps may look like one.
-const DEEPEST: usize = 16;
+/// The maximum depth. Deadlocks do not exist, but data from several calls may look like a cycle.
+const MAX_DEPTH: usize = 16;
 
 /// A line of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// The branches before it.
+    /// The branches drawn before the node.
     pub branches: String,
     pub node: Node,
 }
 
-/// What a line is about.
+/// The content of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
     Owner(String),
     Lock(String),
-    /// So many waiters more.
+    /// The number of waiters that are not shown.
     More(i64),
 }
 
-/// The lines of all trees. At the roots are owners that hold what others wait for and wait for nothing themselves.
+/// The lines of all trees. The roots are owners that hold locks with waiters and wait for no lock themselves.
 pub(crate) fn lines(locks: &[Lock]) -> Vec<Line> {
     let mut held: HashMap<&str, Vec<&Lock>> = HashMap::new();
     let mut waiting = HashSet::new();
@@ -39,18 +39,18 @@ pub(crate) fn lines(locks: &[Lock]) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut shown = HashSet::new();
     let owners = || locks.iter().flat_map(|lock| &lock.holders).map(|holder| holder.owner.as_str());
-    // Owners of a cycle have no root among them; each such cycle begins with the first that is not shown yet.
+    // A cycle has no root, so it begins with its first owner that is not shown yet.
     for owner in owners().filter(|owner| !waiting.contains(owner)).chain(owners()) {
         if shown.insert(owner) {
             lines.push(Line { branches: String::new(), node: Node::Owner(owner.to_owned()) });
-            below(owner, "", &held, &mut shown, &mut lines);
+            add_held_locks(owner, "", &held, &mut shown, &mut lines);
         }
     }
     lines
 }
 
-/// The locks that an owner holds, and below each those who wait for it.
-fn below<'a>(
+/// Adds the locks that an owner holds, and below each lock its waiters.
+fn add_held_locks<'a>(
     owner: &'a str,
     branches: &str,
     held: &HashMap<&'a str, Vec<&'a Lock>>,
@@ -58,7 +58,7 @@ fn below<'a>(
     lines: &mut Vec<Line>,
 ) {
     let Some(locks) = held.get(owner) else { return };
-    if branches.chars().count() >= 3 * DEEPEST {
+    if branches.chars().count() >= 3 * MAX_DEPTH {
         return;
     }
     for (nth, lock) in locks.iter().enumerate() {
@@ -68,9 +68,9 @@ fn below<'a>(
         for (nth, waiter) in lock.waiters.iter().enumerate() {
             let (branch, inner) = self::branch(&inner, nth + 1 == lock.waiters.len() && more <= 0);
             lines.push(Line { branches: branch, node: Node::Owner(waiter.owner.clone()) });
-            // Who waits for several locks has its own locks below the first of them.
+            // The locks of an owner that waits for several locks are shown only once, below the first.
             if shown.insert(&waiter.owner) {
-                below(&waiter.owner, &inner, held, shown, lines);
+                add_held_locks(&waiter.owner, &inner, held, shown, lines);
             }
         }
         if more > 0 {
@@ -79,7 +79,7 @@ fn below<'a>(
     }
 }
 
-/// What stands before a line, and before those below it.
+/// The branches before a line, and before the lines below it.
 fn branch(branches: &str, last: bool) -> (String, String) {
     let (own, below) = if last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
     (format!("{branches}{own}"), format!("{branches}{below}"))
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_who_waits_for_nobody() {
+    fn root_waits_for_no_lock() {
         let mut stock = lock("stock", &["ann"], &["bob", "cleo"]);
         stock.waiting = 5;
         let drawn = drawn(&[lock("orders", &["bob"], &["dan"]), stock, lock("mail", &["bob"], &["eve"])]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_several_locks_is_shown_with_its_own_once() {
+    fn locks_of_a_waiter_are_shown_once() {
         let drawn = drawn(&[
             lock("a", &["ann"], &["bob"]),
             lock("b", &["ann"], &["bob"]),
@@ -142,19 +142,19 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_cycle_ends() {
+    fn apparent_cycle_ends() {
         let drawn = drawn(&[lock("a", &["ann"], &["bob"]), lock("b", &["bob"], &["ann"])]);
         assert_eq!(drawn, "ann\n└─ [a]\n   └─ bob\n      └─ [b]\n         └─ ann\n");
     }
 
     #[test]
-    fn readers_stand_beside_each_other() {
+    fn shared_holders_are_separate_roots() {
         let drawn = drawn(&[lock("a", &["ann", "bob"], &["cleo"])]);
         assert_eq!(drawn, "ann\n└─ [a]\n   └─ cleo\nbob\n└─ [a]\n   └─ cleo\n");
     }
 
     #[test]
-    fn a_long_chain_is_cut() {
+    fn long_chain_is_cut() {
         let name = |n: i32| format!("o{n}");
         let locks: Vec<_> = (0..1000).map(|n| lock(&n.to_string(), &[&name(n)], &[&name(n + 1)])).collect();
         assert!(lines(&locks).iter().all(|line| line.branches.chars().count() < 200));

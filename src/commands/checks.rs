@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+
+//! Checks of a parsed call that ask the server: its connection, its replicas, its permissions and the slots of a cluster.
+//!
+//! Each command makes them in a fixed order after it has read its arguments, so a call with two mistakes always gets the same
+//! error. In a cluster, the slot of several keys is checked before their owner and options are read, as the server does.
+
+use std::rc::Rc;
+
+use super::args::CommandName;
+use super::options::{Binding, NotifyOptions};
+use crate::config;
+use crate::core::{Bind, ConnectionId, Notify, Refusal, RequestId};
+use crate::driver::{self, ReplicaRequirement};
+use crate::keyspace::names;
+use crate::server::{Ctx, Str, calls};
+use crate::server::clients::caller;
+use crate::server::replication::replicas;
+use crate::error::{printable, Error};
+
+/// The request with this ID. Fails in a cluster if the record of the request would not be in the slot of the lock.
+pub(super) fn request(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    key: &Str<'_>,
+    owner: &Str<'_>,
+    id: &[u8],
+) -> Result<RequestId, Error> {
+    let owner = owner.as_bytes();
+    shares_slot(ctx, command, "ID", key, || names::request_key(key.as_bytes(), owner, id))?;
+    Ok(RequestId::new(owner, id, config::request_ttl()))
+}
+
+/// Fails in a cluster if the fencing counter, which `option` needs, would not be in the slot of the lock.
+pub(super) fn counter_slot(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    option: &str,
+    key: &Str<'_>,
+) -> Result<(), Error> {
+    shares_slot(ctx, command, option, key, || names::counter_key(key.as_bytes()))
+}
+
+fn shares_slot(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    option: &str,
+    key: &Str<'_>,
+    derived: impl FnOnce() -> names::Name,
+) -> Result<(), Error> {
+    if !ctx.is_cluster() {
+        return Ok(());
+    }
+    let derived = derived();
+    if !names::share_slot(key.as_bytes(), &derived) {
+        return Err(command.problem_with_advice(
+            format_args!("{option} is not possible for key '{}' of a cluster", printable(key.as_bytes())),
+            format_args!("its braces put '{}' into another slot, use another key", printable(&derived)),
+        ));
+    }
+    // While the slot migrates, the derived key may be on either node. A retry must find it.
+    if !calls::serves_slot_of(ctx, &[key, &Str::new(&derived)]) {
+        return Err(Error::TryAgain);
+    }
+    Ok(())
+}
+
+/// Fails in a cluster if the keys are not in one slot, or if that slot is migrating and a key is not here. The server itself
+/// checks the first key only.
+pub(super) fn one_slot(ctx: Ctx<'_>, keys: &[Str<'_>]) -> Result<(), Error> {
+    let [first, others @ ..] = keys else { return Ok(()) };
+    if others.is_empty() || !ctx.is_cluster() {
+        return Ok(());
+    }
+    let is_elsewhere = |key: &Str<'_>| {
+        !names::share_slot(first.as_bytes(), key.as_bytes())
+            && calls::slot_of(ctx, first) != calls::slot_of(ctx, key)
+    };
+    if others.iter().any(is_elsewhere) {
+        return Err(Error::CrossSlot);
+    }
+    if !calls::serves_slot_of(ctx, &keys.iter().collect::<Vec<_>>()) {
+        return Err(Error::TryAgain);
+    }
+    Ok(())
+}
+
+/// Binds a hold to the calling connection. Fails in a script, which has no connection.
+#[inline(always)]
+pub(super) fn bind(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    binding: Option<Binding>,
+) -> Result<Option<Bind>, Error> {
+    let Some(Binding { watchdog, max_ms, ephemeral }) = binding else { return Ok(None) };
+    let Some(client) = caller::connection_id(ctx) else {
+        return Err(no_connection(command, if watchdog { "WATCHDOG" } else { "EPHEMERAL" }));
+    };
+    let max_ms = max_ms.or_else(config::max_watchdog);
+    Ok(Some(Bind { connection: ConnectionId(client), watchdog, max_ms, ephemeral }))
+}
+
+fn no_connection(command: CommandName, option: &str) -> Error {
+    command.problem_with_advice(format_args!("{option} needs a connection"), "call it outside of scripts")
+}
+
+/// Fails if the replicas that a call asks for cannot acknowledge it.
+#[inline]
+pub(super) fn replicas(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    requested: Option<ReplicaRequirement>,
+) -> Result<Option<ReplicaRequirement>, Error> {
+    if let Some(requested) = &requested {
+        enough_replicas(ctx, command, requested)?;
+    }
+    Ok(requested)
+}
+
+#[cold]
+fn enough_replicas(ctx: Ctx<'_>, command: CommandName, requested: &ReplicaRequirement) -> Result<(), Error> {
+    let flags = ctx.flags();
+    if flags.denies_blocking() {
+        return Err(command.problem_with_advice(
+            "REPLICAS is not possible here",
+            "call it outside of MULTI, scripts and functions",
+        ));
+    }
+    if !replicas::can_ask(ctx) {
+        return Err(command.problem_with_advice(
+            "REPLICAS needs the commands ROLE and REPLCONF",
+            "do not rename them on the server",
+        ));
+    }
+    if !flags.is_primary() {
+        // A writable replica: a failover would not preserve its grants.
+        return Err(Error::Refused(Refusal::Replica));
+    }
+    let online = replicas::online(ctx);
+    let needed = usize::try_from(requested.replicas.get()).unwrap_or(usize::MAX);
+    if online < needed {
+        driver::with(ctx, |driver| driver.stats.replicas_missed += 1);
+        return Err(Error::TooFewReplicas { online, needed });
+    }
+    Ok(())
+}
+
+/// The rest of a call with `NOTIFY`.
+pub(super) struct NotifyCall<'a> {
+    /// The owner as written by the client.
+    pub(super) owner: &'a Str<'a>,
+    pub(super) id: Option<&'a [u8]>,
+    pub(super) lease_ms: i64,
+    /// Whether replicas have to acknowledge the grant.
+    pub(super) awaits_replicas: bool,
+}
+
+/// Checks a call with `NOTIFY`. Fails if another argument excludes `NOTIFY`, if a script makes the call, or if the user may not
+/// subscribe to the channel of the inbox.
+pub(super) fn notify(
+    ctx: Ctx<'_>,
+    command: CommandName,
+    NotifyOptions { inbox, grace_ms }: NotifyOptions<'_>,
+    call: &NotifyCall<'_>,
+) -> Result<Rc<Notify>, Error> {
+    let Some(id) = call.id else { return Err(command.problem("NOTIFY needs ID")) };
+    if id.contains(&b' ') {
+        // A message has the ID before the key, and ends it with a space. The key comes last, so it may have spaces.
+        return Err(command.problem_with_advice("ID contains a space", "NOTIFY needs an ID without spaces"));
+    }
+    if call.owner.as_bytes() == b"*" {
+        return Err(command.problem("NOTIFY needs an owner other than *"));
+    }
+    if call.awaits_replicas {
+        return Err(command.exclusive("NOTIFY", "REPLICAS"));
+    }
+    let Some(client) = caller::connection_id(ctx) else {
+        return Err(no_connection(command, "NOTIFY"));
+    };
+    Ok(Rc::new(Notify {
+        inbox: driver::inbox(ctx, inbox)?,
+        connection: ConnectionId(client),
+        grace_ms: grace_ms.min(call.lease_ms),
+        at_most: config::max_notify(),
+    }))
+}
