@@ -43,8 +43,10 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
+use server::events::{selected_database, server_events, turn_end};
+use server::registration::{command, info, load, unloading};
 use server::version::{self, Version};
-use server::{load, Ctx};
+use server::{calls, Ctx};
 
 /// Allocates with the server's allocator, so that `INFO memory` and `maxmemory` include the module's memory.
 #[cfg(not(test))]
@@ -82,10 +84,10 @@ fn register(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
         return Err("the server rejected a command; unload any other module with LOCK commands".to_owned());
     }
     config::register(ctx, args)?;
-    if !server::info::register::<driver::info::Section>(ctx)
-        || !server::events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::on_settings_changed)
+    if !info::register::<driver::info::Section>(ctx)
+        || !server_events::listen_to_settings(ctx, &driver::info::SETTINGS, driver::on_settings_changed)
         || !driver::start(ctx)
-        || !server::selected_database::watch_copies(ctx)
+        || !selected_database::watch_copies(ctx)
     {
         return Err("the server rejected a subscription to its events".to_owned());
     }
@@ -114,7 +116,7 @@ fn load(ctx: Ctx<'_>, args: command::Args<'_>) -> Result<(), String> {
     load::log_panics();
     defect::log_to(load::log_defect);
     load::set_options(ctx, server);
-    server::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
+    server::clients::blocked::allow_client_unblock(ctx, server >= CLIENT_UNBLOCK_SINCE);
     register(ctx, args)?;
     for (name, without) in CALLED_COMMANDS.iter().filter(|(name, _)| !calls::knows_command(ctx, name)) {
         let name = name.to_string_lossy().to_ascii_uppercase();
@@ -159,10 +161,10 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 #[allow(non_snake_case, unsafe_code, unreachable_pub, missing_docs)]
 pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut raw::RedisModuleCtx) -> c_int {
     let unloads = |ctx: Ctx<'_>| {
-        let in_use = server::unloading::is_in_use(ctx);
-        let may_unload = !in_use || config::allow_unload() && !server::unloading::is_named_by_acl(ctx);
-        // The server is about to call the module. By the next turn of its event loop it has done so.
-        let unloads = may_unload && !server::turn::is_pending(ctx);
+        let in_use = unloading::is_in_use(ctx);
+        let may_unload = !in_use || config::allow_unload() && !unloading::is_named_by_acl(ctx);
+        // The server is about to call the module. By the next iteration of its event loop it has done so.
+        let unloads = may_unload && !turn_end::is_pending(ctx);
         if unloads {
             driver::stop(ctx);
         } else {

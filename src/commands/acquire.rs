@@ -10,7 +10,7 @@ use super::options::{
 use super::Target;
 use crate::config;
 use crate::core::{Now, Outcome, Patience, Request, Unseen, WaiterId, Wants};
-use crate::driver::{self, ReplicaRequirement, AwaitedHold, HoldRef, WaitStart};
+use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::server::{Ctx, Str};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};

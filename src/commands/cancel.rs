@@ -8,7 +8,7 @@ use super::options::{KEY, OWNER};
 use super::Target;
 use crate::driver;
 use crate::server::Ctx;
-use crate::server::registration::arguments::{Argument, Arguments, ArgumentKind};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::error::Error;
 

@@ -10,7 +10,7 @@ use crate::keyspace;
 use crate::server::Ctx;
 use crate::server::clients::{deferred, guarded_command};
 use crate::server::clients::caller::Caller;
-use crate::server::registration::arguments::{Argument, Arguments, ArgumentKind};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};
 use crate::error::{Error, NotGuarded};
 
@@ -78,7 +78,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, attempt: Attempt) -> Result<(), Error> {
     let is_refused =
         reply.as_ref().map_or(true, |reply| reply.is_error() && !command.may_have_written(reply));
     match (proof.token_ahead, before) {
-        (_, Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, before),
+        (Some(raised), Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, raised, before),
         (Some(token), None) if !is_refused => {
             keyspace::raise_counter(ctx, &key, token);
         }

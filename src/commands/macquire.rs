@@ -13,7 +13,7 @@ use crate::config;
 use crate::core::{
     Checked, Mode, MonoUs, NewBundle, Now, Patience, Refusal, Reply, Request, Verdict, WaiterId, Wants,
 };
-use crate::driver::{self, ReplicaRequirement, AwaitedHold, HoldRef, WaitStart};
+use crate::driver::{self, AwaitedHold, HoldRef, ReplicaRequirement, WaitStart};
 use crate::server::{Ctx, Str};
 use crate::server::registration::arguments::Arguments;
 use crate::server::registration::command::{Args, Command, KeyUse, Spec};

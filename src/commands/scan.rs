@@ -10,7 +10,7 @@ use crate::core::LockRef;
 use crate::driver;
 use crate::keyspace;
 use crate::server::{Ctx, Str, calls};
-use crate::server::registration::arguments::{Argument, Arguments, ArgumentKind};
+use crate::server::registration::arguments::{Argument, ArgumentKind, Arguments};
 use crate::server::registration::command::{Args, Command, Spec};
 use crate::error::Error;
 

@@ -8,10 +8,10 @@ use std::ffi::CStr;
 use crate::core::{Counted, Times};
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
-use crate::server::{Ctx, InCallback, ServerCell, version};
 use crate::server::callback::ctx::now;
 use crate::server::clients::{deferred, long_reply};
 use crate::server::registration::info::{Info, InfoSection};
+use crate::server::{version, Ctx, InCallback, ServerCell};
 
 /// `INFO lock`; `docs/operations.md` describes every field.
 pub(crate) struct Section;

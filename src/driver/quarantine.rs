@@ -9,8 +9,8 @@
 use crate::config;
 use crate::core::MonoUs;
 use crate::driver::state::with;
-use crate::server::{Ctx, calls, version};
 use crate::server::events::server_events::DataSource;
+use crate::server::{calls, version, Ctx};
 
 /// Starts the quarantine at the start of the server. Called when the module is loaded.
 pub(super) fn on_load(ctx: Ctx<'_>) {

@@ -11,11 +11,11 @@ use crate::driver::clients::blocked_clients::{BlockedClients, WaitOutcome};
 use crate::driver::clients::deliveries::{Deliveries, FreedGrant};
 use crate::driver::clients::known_clients::KnownClients;
 use crate::driver::messages::inboxes::Inboxes;
-use crate::driver::replicas::completion::replica_waits::{AwaitedWrite, ReplicaWaits};
+use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaWaits};
 use crate::driver::timer::alarm::Alarm;
 use crate::driver::timer::recheck_schedule::{FragileRound, RecheckSchedule};
-use crate::server::{Ctx, InCallback, Obstacle, ServerCell};
 use crate::server::events::{event_loop, server_events};
+use crate::server::{Ctx, InCallback, Obstacle, ServerCell};
 use crate::stats::Stats;
 
 /// While writes are impossible, the interval between attempts to announce a flush, in milliseconds.

@@ -8,8 +8,8 @@ use std::ffi::CStr;
 use crate::config::{self, Publish};
 use crate::core::Notice;
 use crate::keyspace::names::{self, Name};
-use crate::server::{Ctx, Str, calls};
 use crate::server::replication::propagation::Propagation;
+use crate::server::{calls, Ctx, Str};
 
 /// Prefix of the channel that announces a free lock.
 const FREE_CHANNEL_PREFIX: &[u8; 24] = b"redisson_lock__channel:{";

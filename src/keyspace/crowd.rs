@@ -17,13 +17,13 @@
 use std::rc::Rc;
 
 use crate::core::{Crowd, Hold, Holders, LockRef, Now, Touched};
-use crate::keyspace::layout;
 use crate::keyspace::memory::Memory;
-use crate::keyspace::reader_cache::{self, CacheKey};
-use crate::server::{Ctx, Str};
+use crate::keyspace::reader_cache::CacheKey;
+use crate::keyspace::{layout, reader_cache};
 use crate::server::keys::key::Key;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
+use crate::server::{Ctx, Str};
 
 /// A hash with more fields than this is read as a crowd if it only has readers.
 pub(super) const SMALL_HASH_FIELDS: usize = 8;

@@ -7,19 +7,19 @@ use std::ffi::{c_int, CStr};
 use crate::core::{Foreseen, Holders, Now};
 use crate::decimal::Digits;
 use crate::error::Error;
-use crate::keyspace::{channel, reader_cache, redisson_fair};
 use crate::keyspace::crowd::{self, HashShape};
 use crate::keyspace::layout::{self, Field, WantedField};
 use crate::keyspace::memory::Memory;
 use crate::keyspace::read_holders::{fence_field, read_fields};
 use crate::keyspace::records::Records;
-use crate::keyspace::stored::{PlainOwner, Stored, single_owner_fields};
-use crate::server::{Ctx, Str};
+use crate::keyspace::stored::{single_owner_fields, PlainOwner, Stored};
+use crate::keyspace::{channel, reader_cache, redisson_fair};
 use crate::server::events::muted::muted;
 use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::Key;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
+use crate::server::{Ctx, Str};
 
 /// A lock of the selected database that is open for reading and writing.
 pub(crate) struct Lock<'a> {

@@ -4,12 +4,12 @@
 
 use crate::core::{Hold, Holders, Now};
 use crate::error::Error;
-use crate::keyspace::reader_cache;
-use crate::keyspace::crowd::{self, HashShape};
+use crate::keyspace::crowd::HashShape;
 use crate::keyspace::layout::{self, Field};
-use crate::server::{Ctx, Str};
+use crate::keyspace::{crowd, reader_cache};
 use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::Key;
+use crate::server::{Ctx, Str};
 
 /// A hash with more fields than this is read through the cache of its readers.
 const FULL_READ_FIELDS: usize = 1000;

@@ -14,13 +14,13 @@ use crate::core::{self, Now, Refusal, Reply, RequestId, Token};
 use crate::decimal::{Digits, MAX_SAFE_INTEGER};
 use crate::keyspace::channel;
 use crate::keyspace::names::{self, Name};
-use crate::keyspace::request_record::{Granted, Record, integer};
-use crate::server::{Ctx, ServerCell, Str, calls};
+use crate::keyspace::request_record::{integer, Granted, Record};
 use crate::server::events::muted::muted;
 use crate::server::keys::handle::ValueKind;
 use crate::server::keys::key::OwnedKey;
 use crate::server::replication::keyspace_events;
 use crate::server::replication::propagation::Propagation;
+use crate::server::{calls, Ctx, ServerCell, Str};
 
 /// The records of one lock.
 pub(crate) struct Records<'a> {

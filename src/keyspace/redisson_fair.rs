@@ -8,8 +8,8 @@
 
 use crate::core::Now;
 use crate::keyspace::names;
-use crate::server::{Ctx, Str};
 use crate::server::keys::key::Key;
+use crate::server::{Ctx, Str};
 
 /// True if a client waits for a fair lock of this name.
 pub(crate) fn has_queue(ctx: Ctx<'_>, lock: &Str<'_>, now: Now) -> bool {

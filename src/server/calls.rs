@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_longlong, CStr};
 
 use redis_module::raw;
 
+use crate::server::version::{server_version, Version};
 use crate::server::{Ctx, Str};
-use crate::server::version::{Version, server_version};
 
 /// First version that can check a command without executing it.
 const DRY_RUN_SINCE: Version = Version::new(7, 2, 0);

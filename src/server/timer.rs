@@ -7,8 +7,8 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::Ctx;
 use crate::server::callback::ctx::enter;
+use crate::server::Ctx;
 
 /// A timer that is set; see [`set`].
 #[derive(Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use foldhash::HashMap;
 use crate::core::spare::free_spare;
 use crate::core::waits_for::Edge;
 use crate::core::{Decision, WaiterId};
-use crate::driver::replicas::completion::replica_waits::{AwaitedHold, ReplicaRequirement};
+use crate::driver::replicas::replica_waits::{AwaitedHold, ReplicaRequirement};
 use crate::server::clients::blocked::{self, ClientHandle};
 use crate::server::clients::socket::Socket;
 

@@ -3,16 +3,16 @@
 //! Blocks clients and replies to them.
 
 use crate::core::{Decision, Reply, WaiterId};
-use crate::keyspace;
 use crate::driver::clients::blocked_clients::{Answer, DeliveredGrant, NewBlockedWait, WaitOutcome};
 use crate::driver::locks::deadlock::describe_cycle_for_caller;
-use crate::driver::replicas::completion::replica_waits::{AwaitedHold, AwaitedWrite, HoldRef, ReplicaRequirement};
-use crate::driver::state::{Driver, WaitStart, dispatch, with};
-use crate::server::{Ctx, Str};
+use crate::driver::replicas::replica_waits::{AwaitedHold, AwaitedWrite, HoldRef, ReplicaRequirement};
+use crate::driver::state::{dispatch, with, Driver, WaitStart};
+use crate::error::Error;
+use crate::keyspace;
 use crate::server::clients::blocked::{self, BlockedClient, ClientHandle};
 use crate::server::clients::socket::Socket;
 use crate::server::events::turn_end;
-use crate::error::Error;
+use crate::server::{Ctx, Str};
 
 /// Blocks the calling client until its waiter is decided and the required replicas have acknowledged the grant.
 pub(crate) fn block(

@@ -6,9 +6,9 @@
 //! without sending the reply. So a grant is final only when this turn is over and its client was not freed in that way.
 
 use crate::core::WaiterId;
-use crate::server::Ctx;
 use crate::server::clients::caller;
 use crate::server::clients::socket::Socket;
+use crate::server::Ctx;
 
 /// A grant that was replied in this turn of the event loop.
 struct AnsweredGrant {

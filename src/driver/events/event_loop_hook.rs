@@ -5,8 +5,8 @@
 //! The hook costs every turn, and registering and unregistering it costs more. So it is registered with the first work
 //! to do, and the timer unregisters it.
 
-use crate::server::Ctx;
 use crate::server::events::event_loop;
+use crate::server::Ctx;
 
 pub(crate) struct EventLoopHook {
     purpose: event_loop::Purpose,

@@ -10,9 +10,9 @@ use crate::core::{Happened, KeyChange, LockRef};
 use crate::driver::quarantine;
 use crate::driver::state::with;
 use crate::keyspace::reader_cache;
-use crate::server::{Ctx, ServerCell, version};
 use crate::server::events::server_events::{self, KeyspaceEvents, Role};
 use crate::server::replication::{keyspace_events, propagation, replica_messages};
+use crate::server::{version, Ctx, ServerCell};
 
 /// Whether [`subscribe`] has run: a lock has been used.
 static SUBSCRIBED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));

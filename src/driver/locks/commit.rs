@@ -5,9 +5,9 @@
 use crate::core::{InHand, LockRef, WallMs};
 use crate::driver::events::subscriptions;
 use crate::driver::state::with;
-use crate::keyspace::{Lock, channel};
-use crate::server::Ctx;
+use crate::keyspace::{channel, Lock};
 use crate::server::replication::propagation::Propagation;
+use crate::server::Ctx;
 
 /// Writes a lock that a command has opened and the core has changed. `found_free` says whether the lock was free before
 /// the step.

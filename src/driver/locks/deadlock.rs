@@ -5,13 +5,13 @@
 use crate::config;
 use crate::core::waits_for::{Edge, Step, PORTION};
 use crate::core::{Holders, LockId, LockManager, Owner, Search, WaiterId, Waits};
-use crate::keyspace;
 use crate::driver::clients::blocked_clients::WaitOutcome;
 use crate::driver::locks::reconcile::{reconcile, serve_bundles};
 use crate::driver::state::{dispatch, with};
-use crate::server::{Ctx, Str};
-use crate::server::clients::caller::Caller;
 use crate::error::printable;
+use crate::keyspace;
+use crate::server::clients::caller::Caller;
+use crate::server::{Ctx, Str};
 
 /// If at most this many locks are remembered, each is checked for the owner before a search begins.
 const QUICK_CHECK_LOCKS: usize = 64;

@@ -8,9 +8,9 @@ use crate::core::{Decision, InHand, Known, LockId, LockManager, Now, Reply, Try,
 use crate::driver::locks::commit::store;
 use crate::driver::locks::remembered::Remembered;
 use crate::driver::state::with;
-use crate::keyspace::Lock;
-use crate::server::{Ctx, Str, calls};
 use crate::error::Error;
+use crate::keyspace::Lock;
+use crate::server::{calls, Ctx, Str};
 
 /// Reads a lock that may have become free, and grants it to the first waiter.
 pub(crate) fn reconcile(ctx: Ctx<'_>, lock: &LockId) {

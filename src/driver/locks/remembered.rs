@@ -4,9 +4,9 @@
 
 use crate::core::{Hold, Known, LockRef, Now, Patience, Request, RequestId, Unseen};
 use crate::driver::state::with;
-use crate::keyspace::{Memory, granted};
-use crate::server::{Ctx, Str};
+use crate::keyspace::{granted, Memory};
 use crate::server::keys::key;
+use crate::server::{Ctx, Str};
 
 /// A lock that has been looked up in the core, so that it can be read and changed.
 #[derive(Clone, Copy)]

@@ -9,11 +9,11 @@
 use std::rc::Rc;
 
 use crate::core::{Message, MonoUs, News, WaiterId};
-use crate::driver::state::{WaitStart, with};
-use crate::server::{Ctx, Str, calls};
+use crate::driver::state::{with, WaitStart};
+use crate::error::Error;
 use crate::server::clients::caller::Caller;
 use crate::server::events::event_loop;
-use crate::error::Error;
+use crate::server::{calls, Ctx, Str};
 
 /// Prefix of the channel of an inbox.
 const CHANNEL_PREFIX: &[u8; 11] = b"lock:inbox:";

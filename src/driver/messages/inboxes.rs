@@ -9,8 +9,8 @@ use foldhash::HashMap;
 use crate::core::spare::free_spare;
 use crate::core::{LockManager, MonoUs};
 use crate::driver::events::event_loop_hook::EventLoopHook;
-use crate::server::Ctx;
 use crate::server::events::event_loop;
+use crate::server::Ctx;
 
 /// Time for which a connection's permission to use an inbox is cached, in microseconds.
 const PERMISSION_TTL_US: MonoUs = 1_000_000;

@@ -4,10 +4,10 @@
 
 use crate::core::Decision;
 use crate::driver::clients::blocked_clients::WaitOutcome;
-use crate::driver::replicas::completion::replica_waits::{AwaitedWrite, ReplicaWaitEnd};
+use crate::driver::replicas::replica_waits::{AwaitedWrite, ReplicaWaitEnd};
 use crate::driver::state::with;
-use crate::server::Ctx;
 use crate::server::replication::replicas::{self, Progress};
+use crate::server::Ctx;
 
 /// Completes calls and asks the replicas for acknowledgements. Runs after the event loop has executed its input and
 /// before it writes to clients and replicas.

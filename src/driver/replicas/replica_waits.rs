@@ -14,9 +14,9 @@ use std::num::NonZeroU32;
 
 use crate::core::{Decision, MonoUs, Owner, RequestId, Schedule, WaiterId};
 use crate::driver::events::event_loop_hook::EventLoopHook;
-use crate::server::Ctx;
 use crate::server::events::event_loop;
 use crate::server::replication::replicas::Progress;
+use crate::server::Ctx;
 
 /// The acknowledgements that a call requires.
 #[derive(Clone, Copy, Debug)]

@@ -3,10 +3,10 @@
 //! The module's one timer.
 
 use crate::core::MonoUs;
-use crate::server::Ctx;
 use crate::server::events::server_events;
 use crate::server::registration::unloading;
 use crate::server::timer::{self, TimerId};
+use crate::server::Ctx;
 
 /// Maximum delay of a timer on a responsive server, in microseconds.
 const OVERDUE_TOLERANCE_US: MonoUs = 20_000;

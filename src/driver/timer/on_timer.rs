@@ -9,8 +9,8 @@ use crate::driver::messages::owner_events;
 use crate::driver::replicas::completion;
 use crate::driver::state::with;
 use crate::keyspace::channel;
-use crate::server::{Ctx, calls, guard};
 use crate::server::events::event_loop;
+use crate::server::{calls, guard, Ctx};
 
 /// Maximum time per firing, in microseconds. The remaining work follows a millisecond later.
 const BUDGET_US: MonoUs = 4_000;

@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redis_module::raw;
 
 use crate::core::Now;
-use crate::server::{OK, guard};
 use crate::server::callback::cell::{InCallback, ServerCell};
+use crate::server::{guard, OK};
 
 /// The context in which the server has called the module. It is never null. Its lifetime ends with the callback, which
 /// is generic over it and so cannot keep it.

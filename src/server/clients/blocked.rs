@@ -11,9 +11,9 @@ use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
-use crate::server::{Ctx, OK, ServerCell};
 use crate::server::callback::ctx::enter;
 use crate::server::callback::guard::INTERNAL_ERROR;
+use crate::server::{Ctx, ServerCell, OK};
 
 /// The server's handle of a blocked client. It is compared and returned, but never dereferenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,10 +8,10 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, OK, ServerCell, Str};
 use crate::server::calls::reply_type;
 use crate::server::keys::string;
 use crate::server::version::{self, Version};
+use crate::server::{Ctx, ServerCell, Str, OK};
 
 /// First version in which every server returns null for the name of a missing user. Most earlier versions crash.
 const SAFE_USER_NAME_SINCE: Version = Version::new(8, 1, 0);

@@ -15,9 +15,9 @@ use std::ptr;
 use redis_module::raw;
 
 use crate::error::{Error, NotGuarded};
-use crate::server::{Ctx, InCallback, ServerCell, Str, enter, timer};
 use crate::server::clients::caller::Caller;
 use crate::server::registration::command::Args;
+use crate::server::{enter, timer, Ctx, InCallback, ServerCell, Str};
 
 /// Interval between attempts while nothing may be sent to replicas, in milliseconds.
 const RETRY_MS: u64 = 1;

@@ -14,12 +14,12 @@ use std::ffi::{c_int, CStr};
 use redis_module::raw;
 
 use crate::error::NotGuarded;
-use crate::server::{Ctx, ServerCell, Str, version};
 use crate::server::calls::{self, reply_type, text_of};
 use crate::server::clients::caller::Caller;
 use crate::server::events::selected_database;
 use crate::server::keys::field_expiry;
 use crate::server::registration::command::Args;
+use crate::server::{version, Ctx, ServerCell, Str};
 
 /// The reply of the command.
 pub(crate) struct CommandReply(*mut raw::RedisModuleCallReply);

@@ -12,7 +12,7 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, InCallback, ServerCell, enter, timer};
+use crate::server::{enter, timer, Ctx, InCallback, ServerCell};
 
 /// Number of entries per portion. A reply with at most this many is built at once.
 const PORTION: usize = 500;

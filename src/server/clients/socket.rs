@@ -4,8 +4,8 @@
 
 use std::ffi::c_int;
 
-use crate::server::Ctx;
 use crate::server::clients::caller;
+use crate::server::Ctx;
 
 /// The socket of a blocked client. It is only polled; the server owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

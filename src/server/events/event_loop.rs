@@ -7,8 +7,8 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 
+use crate::server::events::subscription::{listen, notify, Listener};
 use crate::server::{Ctx, ServerCell};
-use crate::server::events::subscription::{Listener, listen, notify};
 
 /// The listeners, which share one subscription.
 static ON_WAKEUP: Listener<()> = ServerCell::new(Cell::new(None));

@@ -18,9 +18,9 @@ use std::ffi::c_int;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, InCallback, OK, ServerCell, guard};
 use crate::server::keys::{field_expiry, string};
 use crate::server::version::{self, Version};
+use crate::server::{guard, Ctx, InCallback, ServerCell, OK};
 
 /// First Valkey without the bug.
 const FIXED_SINCE: Version = Version::new(9, 0, 0);

@@ -7,13 +7,13 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 
 use redis_module::raw;
 
-use crate::server::{Ctx, OK, ServerCell, enter};
-use crate::server::events::{event_loop, selected_database};
 use crate::server::events::muted::is_muted;
-use crate::server::events::subscription::{self, Listener, listen, notify};
+use crate::server::events::subscription::{self, listen, notify, Listener};
+use crate::server::events::{event_loop, selected_database};
 use crate::server::keys::string;
-use crate::server::replication::propagation;
 use crate::server::replication::keyspace_events::{GENERIC, HASH};
+use crate::server::replication::propagation;
+use crate::server::{enter, Ctx, ServerCell, OK};
 
 /// Receives keyspace events. The callbacks must not write to the keyspace: the write would be replicated before the
 /// change that led to it.

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, OK, ServerCell, enter};
+use crate::server::{enter, Ctx, ServerCell, OK};
 
 /// The function that receives an event, if any.
 pub(crate) type Listener<T> = ServerCell<Cell<Option<fn(Ctx<'_>, T)>>>;

@@ -13,7 +13,7 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, InCallback, ServerCell, enter};
+use crate::server::{enter, Ctx, InCallback, ServerCell};
 
 /// A context that outlives callbacks. The server's pipe provides none.
 static CONTEXT: ServerCell<Cell<*mut raw::RedisModuleCtx>> = ServerCell::new(Cell::new(ptr::null_mut()));

@@ -12,8 +12,8 @@ use std::cell::{Cell, OnceCell};
 use redis_module::raw;
 
 use crate::core::MonoUs;
-use crate::server::{Ctx, InCallback, ServerCell, Str};
-use crate::server::calls::{self, reply_type};
+use crate::server::calls::reply_type;
+use crate::server::{calls, Ctx, InCallback, ServerCell, Str};
 
 /// The way to query the expiry of fields.
 #[derive(Clone, Copy)]

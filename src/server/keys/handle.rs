@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, Str};
 use crate::server::keys::string;
+use crate::server::{Ctx, Str};
 
 /// The type of a key's value, as far as locks distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::ops::{Deref, DerefMut};
 
 use redis_module::raw;
 
-use crate::server::{Ctx, Str};
 use crate::server::keys::field_expiry::{self, FieldTtlSupport};
 use crate::server::keys::handle::{KeyHandle, READ, WRITE};
+use crate::server::{Ctx, Str};
 
 /// A key of the selected database, closed on drop. Its changes are not replicated, raise no events, and are not
 /// reported to `WATCH`: see [`crate::keyspace`].

@@ -8,9 +8,9 @@ use std::ptr;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, OK, ServerCell, Str, enter};
 use crate::server::callback::guard::INTERNAL_ERROR;
 use crate::server::registration::arguments::Arguments;
+use crate::server::{enter, Ctx, ServerCell, Str, OK};
 
 /// A command of the module.
 pub(crate) trait Command {

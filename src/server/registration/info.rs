@@ -6,7 +6,7 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::{Ctx, InCallback, OK, guard};
+use crate::server::{guard, Ctx, InCallback, OK};
 
 /// Writer for the fields of a section.
 pub(crate) struct Info(*mut raw::RedisModuleInfoCtx);

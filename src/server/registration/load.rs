@@ -6,10 +6,10 @@ use std::ffi::{c_int, CStr};
 
 use redis_module::raw;
 
-use crate::server::{Ctx, OK, calls};
 use crate::server::callback::ctx::warn;
 use crate::server::registration::command::Args;
-use crate::server::version::{Version, is_redis};
+use crate::server::version::{is_redis, Version};
+use crate::server::{calls, Ctx, OK};
 
 /// Registers the module at the server. Must run before everything else, even before memory is allocated. False if the
 /// server refuses.

@@ -15,10 +15,10 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, ServerCell, calls};
 use crate::server::callback::ctx::enter;
 use crate::server::events::subscription;
-use crate::server::version::{self, Version, server_version};
+use crate::server::version::{self, server_version, Version};
+use crate::server::{calls, Ctx, ServerCell};
 
 /// True from the first turn of the event loop after the load until the shutdown.
 static IN_USE: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));

@@ -11,11 +11,11 @@ use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
 
-use crate::server::{Ctx, ServerCell, Str};
 use crate::server::callback::ctx::enter;
 use crate::server::calls::{self, reply_type};
 use crate::server::events::subscription;
-use crate::server::version::{Version, is_known_version};
+use crate::server::version::{is_known_version, Version};
+use crate::server::{Ctx, ServerCell, Str};
 
 /// Class of events that can free a lock: `del`, `rename_from`, `expire` and so on.
 pub(crate) const GENERIC: c_int = raw::REDISMODULE_NOTIFY_GENERIC;

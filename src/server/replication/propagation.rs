@@ -20,11 +20,11 @@ use smallvec::SmallVec;
 
 use crate::config;
 use crate::decimal::Digits;
-use crate::server::{Ctx, ServerCell, Str};
 use crate::server::callback::ctx::enter;
 use crate::server::events::subscription;
 use crate::server::replication::{keyspace_events, replica_messages};
-use crate::server::version::{self, Version, is_known_version};
+use crate::server::version::{self, is_known_version, Version};
+use crate::server::{Ctx, ServerCell, Str};
 
 static FOLLOWERS: ServerCell<Cell<Option<Followers>>> = ServerCell::new(Cell::new(None));
 static CHANGES_ARE_REPORTED: ServerCell<Cell<bool>> = ServerCell::new(Cell::new(false));

@@ -13,8 +13,8 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 
-use crate::server::{Ctx, ServerCell, Str, timer};
 use crate::server::events::event_loop;
+use crate::server::{timer, Ctx, ServerCell, Str};
 
 /// Number of turns without a message after which the hook is unregistered.
 const IDLE_TURNS: u32 = 4;

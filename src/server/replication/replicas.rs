@@ -11,10 +11,11 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 
-use crate::server::{Ctx, ServerCell};
 use crate::server::callback::ctx::enter;
-use crate::server::calls::{knows_command, text_of};
+use crate::server::calls::knows_command;
+use crate::server::calls::text_of;
 use crate::server::events::subscription;
+use crate::server::{Ctx, ServerCell};
 
 /// The offsets of a primary and its replicas in the replication stream.
 pub(crate) struct Progress {
