@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-//! What clients see, on real servers. Each test starts its own; see `support`. The numbers in brackets in the first lines of a
-//! file are those of the invariants in `docs/design.md`.
+//! Tests of client-visible behavior on real servers. Each test starts its own servers, see `support`. Numbers in parentheses
+//! in the first lines of a file refer to the invariants in `docs/design.md`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, unreachable_pub)]
 
