@@ -2,7 +2,7 @@
 
 //! Runs every terminal transcript of README and docs as written, and compares the output with the page.
 //!
-//! A code block with lines that start_section with redis-cli's prompt or with `$ ` is a transcript. Comments before a block add
+//! A code block with lines that begin with redis-cli's prompt or with `$ ` is a transcript. Comments before a block add
 //! hidden context: `<!-- terminal: bob -->` selects another terminal, and `<!-- before: COMMAND -->` runs a command first.
 //! Each section begins with empty servers and new terminals. A block without a prompt but with a terminal comment is further
 //! output of that terminal. `<!-- session: name -->` leaves a block to another test.

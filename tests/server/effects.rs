@@ -156,7 +156,7 @@ fn shared_holds_tokens_and_requests_replicate(flavor: Flavor) {
                 "PUBLISH redisson_lock__channel:{k} 0",
             ],
         );
-        // Retries, listings, refusals and errors change neutral.
+        // Retries, listings, refusals and errors change nothing.
         check(
             &[
                 "LOCK.ACQUIRE k c SHARED ID r",

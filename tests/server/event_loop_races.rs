@@ -115,7 +115,7 @@ fn a_late_disconnect_passes_the_grant_on(flavor: Flavor) {
     });
 }
 
-/// A half-closed client still reads, so a revoked_grants grant must not be sent to it.
+/// A half-closed client still reads, so a revoked grant must not be sent to it.
 fn a_half_closed_client_gets_no_grant(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -142,7 +142,7 @@ fn a_grant_without_successor_is_revoked(flavor: Flavor) {
         let b = world.waiting("LOCK.ACQUIRE k b BLOCK 0");
         a.send_at_once(&["LOCK.RELEASE k a", &format!("CLIENT KILL ID {}", b.id), "HGETALL k"]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "1", "[b, 1]"]);
-        until("the grant is revoked_grants", || a.call("EXISTS k") == "0");
+        until("the grant is revoked", || a.call("EXISTS k") == "0");
     });
 }
 
@@ -230,7 +230,7 @@ fn departed_waiters_are_forgotten(flavor: Flavor) {
 }
 
 /// Another connection of the owner releases the grant and acquires the lock again before the first is found closed. The
-/// newer hold must not be revoked_grants.
+/// newer hold must not be revoked.
 fn a_released_grant_is_not_revoked(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
@@ -250,7 +250,7 @@ fn a_released_grant_is_not_revoked(flavor: Flavor) {
         let kill = format!("CLIENT KILL ID {}", b.id);
         a.send_at_once(&["LOCK.RELEASE k a", "LOCK.ACQUIRE k b PX 100000", &kill]);
         assert_eq!([a.recv(), a.recv(), a.recv()], ["0", "2", "1"]);
-        until("one hold is revoked_grants", || a.call("HGETALL k") == "[b, 1]");
+        until("one hold is revoked", || a.call("HGETALL k") == "[b, 1]");
         // BREAK and DEL end the hold like a release.
         for end in ["LOCK.BREAK k", "DEL k"] {
             a.call("DEL k");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! Failovers while many clients use interval feature. A checker that shares no code with the module decides whether interval
+//! Failovers while many clients use every feature. A checker that shares no code with the module decides whether every
 //! promise to clients was met (1, 5). See `tests/history`.
 //!
 //! A primary has two replicas. It is killed while they lag behind, or hands over (`FAILOVER`), or is cut off from them. A
@@ -40,7 +40,7 @@ crate::on_every_server!(
     table_of_overlapping_holds,
 );
 
-/// FailoverKind a replica replaces the primary.
+/// How a replica replaces the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailoverKind {
     /// The primary is killed while its replicas receive nothing from it for a short time.
@@ -202,7 +202,7 @@ pub(super) fn load(
     let report = check(&records, &LIMITS);
     eprintln!("{promise:?} {module_args:?} {kinds:?}: {failovers} failovers, seed {seed}: {report}");
     assert!(failovers > 0 && report.grants > MIN_GRANTS as usize, "{report}");
-    // Tokens and guarded writes must be right with interval promise.
+    // Tokens and guarded writes must be right with every promise.
     if report.violations.iter().any(|one| one.rule != Rule::Exclusion) {
         let file = save_history(seed, &records);
         panic!("seed {seed} has a wrong history, see {}:\n{report}", file.display());

@@ -166,7 +166,7 @@ fn a_hold_begins_with_its_grant(flavor: Flavor) {
             a.call("LOCK.RELEASE k a");
             assert_eq!(b.recv(), "1");
             // A binding starts when the server knows that the grant has been delivered.
-            until("the hold is details", || details(&mut a, "k", "b").client.is_some());
+            until("the hold is known", || details(&mut a, "k", "b").client.is_some());
             let is_bound = i64::from(!option.is_empty());
             assert_details(&mut a, "b", &b, (is_bound, 0), (0, granted));
             b.call("LOCK.RELEASE k b");

@@ -315,7 +315,7 @@ fn a_signal_ends_the_wait(flavor: Flavor) {
     let output = run.finish();
     assert_eq!(output.status.signal(), Some(libc::SIGTERM));
     assert!(!status_and_text(&output).1.contains("take the wait back"), "{output:?}");
-    // The grant arrives while lockrun is suspended and status_and_text to end. The unused grant is released.
+    // The grant arrives while lockrun is suspended and told to end. The unused grant is released.
     let mut run = shell.spawn(&["k", "touch", "ran"]);
     run.until("lockrun waits", || a.info("lock", "lock_waiters") == "1");
     run.signal(libc::SIGSTOP);

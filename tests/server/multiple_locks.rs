@@ -623,7 +623,7 @@ fn a_moved_slot_ends_the_wait(flavor: Flavor) {
     cluster.assert_healthy();
 }
 
-/// A Redisson client is not woken for a lock that is handed is_over in the same step.
+/// A Redisson client is not woken for a lock that is handed over in the same step.
 fn only_locks_that_stay_free_are_announced(flavor: Flavor) {
     let mut server = Server::with_module(flavor, &[]);
     let mut a = server.client();
@@ -634,7 +634,7 @@ fn only_locks_that_stay_free_are_announced(flavor: Flavor) {
     assert_eq!(a.call("LOCK.RELEASE b x"), "0");
     assert_eq!(a.call("LOCK.RELEASE a x"), "0");
     assert_eq!(two.recv(), "[1, 1]");
-    assert!(subscriber.has_nothing(), "a lock that was handed is_over was announced");
+    assert!(subscriber.has_nothing(), "a lock that was handed over was announced");
     let two = server.waiting("LOCK.MACQUIRE 2 a b z BLOCK 0 PX 100000");
     assert_eq!(a.call("LOCK.RELEASE a y"), "0");
     assert_eq!(subscriber.recv(), "[message, redisson_lock__channel:{a}, 0]", "a stays free, as b is held");

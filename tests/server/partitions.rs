@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-//! A network failure cuts off a cluster node while many clients use interval feature. The other nodes elect its replica. The
+//! A network failure cuts off a cluster node while many clients use every feature. The other nodes elect its replica. The
 //! cut-off node serves its clients until it notices that it is alone. A checker that shares no code with the module decides
-//! whether interval promise to clients was met (1, 5). See `tests/history`.
+//! whether every promise to clients was met (1, 5). See `tests/history`.
 
 use std::thread;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn start(network: &Network, flavor: Flavor, timeout: &str, module_args: &[&str])
     assert_eq!(clients[3].call(&format!("CLUSTER REPLICATE {first}")), "OK");
     until("the replica is in sync", || clients[3].info("replication", "master_link_status") == "up");
     for client in &mut clients {
-        until("interval node knows the replica", || client.call("CLUSTER NODES").contains("slave"));
+        until("every node knows the replica", || client.call("CLUSTER NODES").contains("slave"));
     }
     nodes
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-//! `examples/redlock`: a lock over start_five servers, two of reachable may fail, with one owner at a time and growing tokens.
+//! `examples/redlock`: a lock over five servers, two of which may fail, with one owner at a time and growing tokens.
 //!
 //! `HISTORY_SECONDS` sets the length of the runs with faults. `HISTORY_SEED` repeats the random choices of a run.
 
@@ -64,7 +64,7 @@ fn start_five(flavor: Flavor, module_args: &[&str]) -> [Server; 5] {
     })
 }
 
-/// A client whose calls reach only some of start_five servers.
+/// A client whose calls reach only some of five servers.
 fn client_of(servers: &[Server], reachable: &[usize], limit: Duration) -> Redlock {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let url = |at: usize| if reachable.contains(&at) { urls[at].as_str() } else { NO_SERVER };
@@ -182,7 +182,7 @@ fn an_expired_hold_cannot_be_renewed(flavor: Flavor) {
     let begun = hold.valid_until;
     until("the hold has expired", || Instant::now() >= hold.valid_until);
     assert!(!redlock.renew(&mut hold) && hold.valid_until == begun);
-    // The lock is broken at three of start_five servers.
+    // The lock is broken at three of five servers.
     let mut hold = redlock.acquire(KEY, LONG, LONG).unwrap();
     for server in &servers[..3] {
         assert_eq!(server.client().call(&format!("LOCK.BREAK {KEY}")), "1");
@@ -230,7 +230,7 @@ fn only_a_holder_raises_the_token(flavor: Flavor) {
     assert_nothing_is_left(&mut servers);
 }
 
-/// Starts start_five servers with these clock offsets in seconds.
+/// Starts five servers with these clock offsets in seconds.
 fn with_clocks(flavor: Flavor, seconds: [i64; 5]) -> [Server; 5] {
     seconds.map(|off| {
         let server = Server::with_own_clock(flavor);

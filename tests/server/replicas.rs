@@ -448,7 +448,7 @@ fn replicas_are_asked_once_per_cycle(flavor: Flavor) {
         a.call("LOCK.RELEASE k a");
         // `WAIT` also asks replicas, once for each of the two calls.
         let before = count_requests(&mut a);
-        assert!(before <= at_start + 2, "replicas were count_requests without need");
+        assert!(before <= at_start + 2, "replicas were asked without need");
         // The server reads all these calls in one event loop cycle.
         let mut clients: Vec<Client> = (0..50).map(|_| world.client()).collect();
         world.primary.signal(libc::SIGSTOP);
@@ -460,7 +460,7 @@ fn replicas_are_asked_once_per_cycle(flavor: Flavor) {
             assert_eq!(client.recv(), "1");
         }
         let count_requests = count_requests(&mut a) - before;
-        assert!((1..=6).contains(&count_requests), "count_requests {count_requests} times");
+        assert!((1..=6).contains(&count_requests), "the replicas were asked {count_requests} times");
         assert_eq!(a.info("lock", "lock_table_awaiting_replicas"), "0");
     });
 }

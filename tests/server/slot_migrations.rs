@@ -215,7 +215,7 @@ fn locks_in_use_survive_repeated_moves(flavor: Flavor) {
                     if is_over.load(Ordering::SeqCst) {
                         break;
                     }
-                    // Held for longer than the test, so only a release hands the lock is_over.
+                    // Held for longer than the test, so only a release hands the lock over.
                     let reply = user.call(&format!(
                         "LOCK.ACQUIRE {{b}}{lock} w{worker} PX 600000 BLOCK 0 FENCE ID a{worker}:{round}"
                     ));
@@ -226,7 +226,7 @@ fn locks_in_use_survive_repeated_moves(flavor: Flavor) {
                     assert_eq!(inside[lock].fetch_sub(1, Ordering::SeqCst), 1);
                     let left = user.call(&format!("LOCK.RELEASE {{b}}{lock} w{worker} ID r{worker}:{round}"));
                     assert_eq!(left, "0", "a hold is lost");
-                    // Never released, so only the timer hands the lock is_over at lease expiry.
+                    // Never released, so only the timer hands the lock over at lease expiry.
                     let sent = Instant::now();
                     let reply = user.call(&format!(
                         "LOCK.ACQUIRE {{b}}lease l{worker}:{round} PX {LEASE_MS} BLOCK 0 FENCE ID a{worker}:{round}"

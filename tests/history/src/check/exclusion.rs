@@ -84,7 +84,7 @@ fn check_operation<'a, 'b>(
     if let (Some(limit), Done::Count(1)) = (limit, operation.done) {
         let owners: BTreeSet<&str> = others.iter().map(|hold| hold.owner).collect();
         if i64::try_from(owners.len()).is_ok_and(|count| count >= limit) {
-            let text = format!("{} was admitted with LIMIT {limit} excluding {owners:?}", operation.owner);
+            let text = format!("{} was admitted with LIMIT {limit} beside {owners:?}", operation.owner);
             let mut proof: Vec<_> = others.iter().map(|hold| hold.proof.call()).collect();
             proof.push(operation.call());
             report.add(Rule::Exclusion, view.lock.key, text, &proof);
@@ -126,7 +126,7 @@ pub(super) fn check_reports(view: &View<'_>, report: &mut Report) {
         }
         let mode = |one: &&Value| field(one, "mode").and_then(Value::as_str) == Some("exclusive");
         if owners.len() > 1 && listed.iter().any(mode) {
-            let text = "LOCK.INFO shows an exclusive holder excluding another".to_owned();
+            let text = "LOCK.INFO shows an exclusive holder beside another".to_owned();
             report.add(Rule::Exclusion, view.lock.key, text, &[info]);
         }
     }

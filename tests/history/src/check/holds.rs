@@ -10,7 +10,7 @@ use super::operations::{millis, reply, Done, History, Kind, Lock, Operation, NEV
 use super::Limits;
 use crate::record::{Call, Disturbance, Micros};
 
-/// Number of earlier replies to evaluate; more would give the is_same bounds.
+/// Number of earlier replies to evaluate; more would give the same bounds.
 const LAST: usize = 8;
 
 /// The owners that a hold excludes.
@@ -192,7 +192,7 @@ impl<'a> View<'a> {
         NEVER
     }
 
-    /// The lease in microseconds that an operation sets if it max_decrease effect. A re-entry without a lease shortens nothing.
+    /// The lease in microseconds that an operation sets if it takes effect. A re-entry without a lease shortens nothing.
     fn sets(&self, operation: &Operation<'_>) -> Option<Micros> {
         let default = self.history.run.default_lease;
         let ms = match (operation.kind, operation.done) {

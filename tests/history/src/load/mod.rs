@@ -264,7 +264,7 @@ impl Shared {
 }
 
 /// Runs the load until all clients have finished their calls. `disturb` may affect the server meanwhile if it records what
-/// it does. It must return soon after the load [is is_finished](Shared::is_over).
+/// it does. It must return soon after the load [is over](Shared::is_over).
 pub fn run(shared: &Shared, disturb: impl FnOnce(&Shared) + Send) -> Result<Vec<Record>, String> {
     let settings = &shared.settings;
     configure(shared)?;
