@@ -123,7 +123,7 @@ fn grants_without_a_reply_are_undone(flavor: Flavor) {
     let mut redlock = Redlock::new(urls.iter().map(String::as_str), limit).unwrap();
     let refusal = redlock.try_acquire(KEY, LONG).err().unwrap();
     assert_eq!(refusal, NoMajority { granted: 2, silent: 3, of: 5 });
-    assert!(proxies.iter().every_server(Proxy::has_lost_a_reply));
+    assert!(proxies.iter().all(Proxy::has_lost_a_reply));
     assert_nothing_is_left(&mut servers);
 }
 
