@@ -14,7 +14,7 @@ crate::on_every_server!(
     every_kind_of_script_is_guarded,
     a_guarded_script_runs_within_its_transaction,
     a_slow_script_outlives_its_client,
-    a_slow_script_in_a_transaction_outlives_its_client,
+    a_slow_transaction_script_outlives_its_client,
     a_slow_script_can_be_killed,
     the_lock_is_checked_when_the_script_starts,
     an_expired_hold_runs_no_script,
@@ -24,7 +24,7 @@ crate::on_every_server!(
     revoked_permissions_apply_to_pending_scripts,
     a_user_named_superuser_gains_nothing,
     a_failed_script_still_raises_the_counter,
-    a_grant_in_a_script_has_a_newer_token,
+    grants_in_scripts_have_newer_tokens,
     pending_scripts_wait_for_a_pause,
     a_disconnected_client_runs_no_script,
     a_demotion_ends_pending_scripts,
@@ -158,7 +158,7 @@ fn a_slow_script_outlives_its_client(flavor: Flavor) {
     });
 }
 
-fn a_slow_script_in_a_transaction_outlives_its_client(flavor: Flavor) {
+fn a_slow_transaction_script_outlives_its_client(flavor: Flavor) {
     let in_transaction = |a: &mut Client| {
         a.call("MULTI");
         guarded(a, &["EVAL", SLOW, "0"]);
@@ -418,7 +418,7 @@ fn a_user_named_superuser_gains_nothing(flavor: Flavor) {
 }
 
 /// The token counts from then on, even if a failover lost the end of the counter.
-fn a_grant_in_a_script_has_a_newer_token(flavor: Flavor) {
+fn grants_in_scripts_have_newer_tokens(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let script =

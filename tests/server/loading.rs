@@ -6,7 +6,7 @@ use crate::support::server::{load_module, module, unload_module};
 use crate::support::{until, Client, Flavor, Server};
 
 crate::on_every_server!(
-    a_flush_before_the_first_lock_does_no_harm,
+    a_flush_before_the_first_lock_is_harmless,
     settings_have_bounds,
     settings_apply_from_the_next_call,
     settings_work_as_module_arguments,
@@ -382,7 +382,7 @@ fn a_shutdown_logs_no_unload_failure(flavor: Flavor) {
 
 /// The flush sets the timer before the module has initialized anything else. Ending that uninitialized state crashed the
 /// server.
-fn a_flush_before_the_first_lock_does_no_harm(flavor: Flavor) {
+fn a_flush_before_the_first_lock_is_harmless(flavor: Flavor) {
     for flush in ["FLUSHALL", "FLUSHDB", "FLUSHALL ASYNC", "SWAPDB 0 1", "DEBUG RELOAD"] {
         for first in ["LOCK.ACQUIRE k a", "LOCK.RELEASE k a"] {
             let mut server = Server::with_module(flavor, &["--hz", "500"]);

@@ -9,7 +9,7 @@ crate::on_every_server!(
     a_message_follows_its_release,
     batched_messages_follow_their_releases,
     each_release_is_published_once,
-    a_message_waits_for_the_end_of_a_pause,
+    a_message_waits_for_the_pause_to_end,
     a_demoted_server_drops_its_messages,
     messages_to_replicas_follow_the_setting,
 );
@@ -111,7 +111,7 @@ fn each_release_is_published_once(flavor: Flavor) {
     });
 }
 
-fn a_message_waits_for_the_end_of_a_pause(flavor: Flavor) {
+fn a_message_waits_for_the_pause_to_end(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         let mut there = listener(&world.replica, &[CHANNEL, "end"]);

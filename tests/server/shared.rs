@@ -8,7 +8,7 @@ crate::on_every_server!(
     each_reader_has_its_own_hold,
     an_exclusive_owner_excludes_all_others,
     readers_do_not_overtake_a_writer,
-    readers_are_granted_together_up_to_the_next_writer,
+    readers_before_the_next_writer_are_granted_together,
     a_departed_writer_lets_readers_in,
     a_writer_can_downgrade,
     a_reader_can_upgrade,
@@ -108,7 +108,7 @@ fn readers_do_not_overtake_a_writer(flavor: Flavor) {
     });
 }
 
-fn readers_are_granted_together_up_to_the_next_writer(flavor: Flavor) {
+fn readers_before_the_next_writer_are_granted_together(flavor: Flavor) {
     in_world(flavor, |world| {
         let mut a = world.client();
         a.call("LOCK.ACQUIRE k a");
