@@ -105,7 +105,7 @@ fn max_limits_a_watchdog(flavor: Flavor) {
         assert_eq!(b.call("LOCK.RELEASE k b"), "0");
         assert_eq!(watcher.call("CONFIG SET lock.max-watchdog 1"), "OK");
         assert_eq!(a.call("LOCK.ACQUIRE k a PX 60 WATCHDOG"), "1");
-        assert_eq!(a.call("LOCK.ACQUIRE l a PX 60 WATCHDOG MAX 100000"), "1");
+        assert_eq!(a.call("LOCK.ACQUIRE l a PX 600 WATCHDOG MAX 100000"), "1");
         let first = end_of(&mut watcher, "l");
         until("the lease of k has expired", || watcher.call("EXISTS k") == "0");
         until("the lease of l is renewed", || end_of(&mut watcher, "l") > first + 100);

@@ -320,7 +320,7 @@ fn scan_follows_the_servers_conventions(flavor: Flavor) {
 /// Runs the transcript in `docs/operations.md`.
 fn a_stuck_lock_leads_to_its_process(flavor: Flavor) {
     let page = include_str!("../../docs/operations.md");
-    let (_, transcript) = page.split_once("<!-- transcript: stuck -->\n```\n").unwrap();
+    let (_, transcript) = page.split_once("<!-- session: stuck -->\n```\n").unwrap();
     let (transcript, _) = transcript.split_once("```").unwrap();
     in_world(flavor, |world| {
         let (mut a, mut operator) = (world.client(), world.client());
