@@ -90,8 +90,8 @@ SMOKE = (
     "multiple_locks", "notify", "pauses", "replicas", "slot_migrations", "waiting",
 )  # fmt: skip
 
-# The programs of docs/clients that belong to every change. The packages have the same languages, and tests of their own.
-RAW_CLIENTS = ("python", "rust")
+# The variant of the programs of docs/clients that belongs to every change. The packages have tests of their own.
+RAW_CLIENTS = ("python",)
 
 # Tests of the weekly run whose server belongs to an earlier run: an old client, and the second library of a package.
 WEEKLY = ("redisson_3_17_7", "long_node_redis", "long_java_jedis")

@@ -46,6 +46,7 @@ impl CrowdedWaits {
         let mut caller = Caller::connect(&server)?;
         caller
             .pipeline(["A", "B"].map(|lock| format!("LOCK.ACQUIRE {lock} holder PX 600000")).into_iter())?;
+        caller.call("CONFIG SET lock.max-notify 100000")?;
         let _inbox = inbox(&server)?;
         for lock in ["A", "B"] {
             caller.pipeline((0..owners).map(|n| notify(lock, &format!("o{n}"), &format!("{lock}{n}"))))?;

@@ -69,7 +69,7 @@ fn guard(ctx: Ctx<'_>, words: Args<'_>, is_later: bool) -> Result<(), Error> {
     let is_refused =
         reply.as_ref().map_or(true, |reply| reply.is_error() && !command.may_have_written(reply));
     match (proof.ahead, before) {
-        (_, Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, before),
+        (Some(raised), Some(before)) if is_refused => keyspace::lower_counter(ctx, &key, raised, before),
         (Some(token), None) if !is_refused => {
             keyspace::raise_counter(ctx, &key, token);
         }

@@ -3,17 +3,17 @@
 //! Waits that are still to be searched for whether they wait for their own owners: those that came to wait for somebody after they
 //! began, and those whose search was too long for the call that they began with.
 //!
-//! One at a time is searched, in portions, when the timer fires.
+//! The timer searches one at a time, in portions. After each portion the server serves its clients for a few milliseconds.
 
 use std::collections::VecDeque;
 
 use foldhash::HashSet;
 
 use super::waits_for::Search;
-use super::WaiterId;
+use super::{MonoUs, WaiterId};
 
-/// How long the server serves others between two portions, in milliseconds.
-const PAUSE_MS: u64 = 8;
+/// Time between two portions, in microseconds.
+const PAUSE_US: MonoUs = 8_000;
 
 /// Those waits.
 #[derive(Default)]
@@ -25,8 +25,8 @@ pub(super) struct Searches {
     put_off: Option<(Box<Search>, u64)>,
     /// How often a wait has moved in its queue.
     moves: u64,
-    /// A portion was looked at.
-    rests: bool,
+    /// Start of the next portion.
+    next_portion: MonoUs,
 }
 
 /// What is to be searched next.
@@ -52,22 +52,22 @@ impl Searches {
         self.put_off.is_none() && self.waits.is_empty()
     }
 
-    /// In how many milliseconds to go on.
-    pub(super) fn pause_ms(&self) -> u64 {
-        if self.rests {
-            PAUSE_MS
-        } else {
-            0
-        }
+    /// Number of waits to search.
+    pub(super) fn len(&self) -> usize {
+        self.waits.len() + usize::from(self.put_off.is_some())
     }
 
-    /// A portion was looked at: others are served now.
-    pub(super) fn rest(&mut self) {
-        self.rests = true;
+    /// Start of the next portion; `None` if no search is left.
+    pub(super) fn next(&self) -> Option<MonoUs> {
+        (!self.is_empty()).then_some(self.next_portion)
     }
 
-    pub(super) fn next(&mut self) -> Option<Next> {
-        self.rests = false;
+    /// Ends a portion that is used up.
+    pub(super) fn rest(&mut self, now: MonoUs) {
+        self.next_portion = now.saturating_add(PAUSE_US);
+    }
+
+    pub(super) fn take_next(&mut self) -> Option<Next> {
         if let Some((search, moves)) = self.put_off.take() {
             return match search.of_wait() {
                 Some(id) if moves != self.moves => Some(Next::Begin(id)),
@@ -78,7 +78,7 @@ impl Searches {
         self.known.remove(&id);
         if self.waits.is_empty() {
             // The memory of a crowd.
-            *self = Searches { moves: self.moves, ..Searches::default() };
+            *self = Searches { moves: self.moves, next_portion: self.next_portion, ..Searches::default() };
         }
         Some(Next::Begin(id))
     }

@@ -26,9 +26,9 @@ pub(crate) fn may_be_in_cycle(ctx: Ctx<'_>, id: WaiterId, holders: &Holders) -> 
 
 /// What a search has found.
 enum Found {
-    /// The wait waits for its own owner, through these.
-    Deadlock(Vec<Edge>),
-    /// It may end. So much more may be looked at.
+    /// The wait waits for its own owner, through these edges. The number is the rest of the search's budget.
+    Deadlock(Vec<Edge>, usize),
+    /// The wait may end. The number is the rest of the search's budget.
     MayEnd(usize),
     /// That is to be found out later.
     Interrupted(Box<Search>),
@@ -49,7 +49,7 @@ pub(crate) fn deadlock_of(ctx: Ctx<'_>, id: WaiterId, reported: bool) -> Option<
             with(ctx, |driver| driver.locks.search_later(id));
             None
         }
-        Found::Deadlock(edges) => {
+        Found::Deadlock(edges, _) => {
             let text = words(ctx, &edges);
             with(ctx, |driver| {
                 driver.stats.deadlocks += 1;
@@ -80,16 +80,17 @@ pub(super) fn search_late(ctx: Ctx<'_>) {
                 left = 0;
             }
             (Found::MayEnd(rest), _) => left = left.min(rest),
-            (Found::Deadlock(edges), Some(id)) => with(ctx, |driver| {
+            (Found::Deadlock(edges, rest), Some(id)) => with(ctx, |driver| {
+                left = left.min(rest);
                 let lead = driver.locks.lead_of(id);
                 driver.stats.deadlocks += 1;
                 driver.locks.end_deadlocked(id);
                 driver.blocked.end(lead, Ended::Deadlock(edges));
             }),
-            (Found::Deadlock(_), None) => return defect!("a deadlock of no wait"),
+            (Found::Deadlock(..), None) => return defect!("a deadlock of no wait"),
         }
     }
-    with(ctx, |driver| driver.locks.rest_from_searches());
+    with(ctx, |driver| driver.locks.rest_from_searches(ctx.now()));
 }
 
 /// Follows a search to its end. Lets pass whom that helps, and ends the waits of clients that are gone.
@@ -98,7 +99,7 @@ fn resolve(ctx: Ctx<'_>, mut search: Search, reported: bool) -> Found {
         match run(ctx, &mut search) {
             Step::Cycle(edges, others) if reported => {
                 if !end_gone(ctx, &edges, others) {
-                    return Found::Deadlock(edges);
+                    return Found::Deadlock(edges, search.left());
                 }
             }
             Step::Soft(soft) => let_pass(ctx, &soft),

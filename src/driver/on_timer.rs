@@ -59,7 +59,7 @@ pub(super) fn on_timer(ctx: Ctx<'_>) {
             break;
         }
     }
-    if may_write && with(ctx, |driver| driver.locks.has_searches()) {
+    if may_write && with(ctx, |driver| driver.locks.searches_are_due(ctx.now())) {
         guard(|| search_late(ctx));
     }
     owners::tell(ctx, has_time);

@@ -322,10 +322,14 @@ pub(crate) fn raise_counter(ctx: Ctx<'_>, lock: &Str<'_>, token: Token) -> Optio
     before
 }
 
-/// The counter is what it was before: nothing was done that it was raised for.
-pub(crate) fn lower_counter(ctx: Ctx<'_>, lock: &Str<'_>, Before { value, expires_at }: Before) {
+/// Sets a counter that was raised to a token back to its value before that, unless a grant has raised it further.
+pub(crate) fn lower_counter(ctx: Ctx<'_>, lock: &Str<'_>, raised: Token, before: Before) {
+    let Before { value, expires_at } = before;
     let propagation = Propagation::of(ctx);
     let mut key = open(ctx, &names::counter(lock.as_bytes()));
+    if token_in(&key) != Ok(Some(raised)) {
+        return;
+    }
     set(ctx, propagation, &mut key, Digits::of(value).as_bytes(), expires_at);
     propagation.count();
 }

@@ -24,7 +24,6 @@ pub(super) fn tick(parts: &mut Parts, now: Now, may_write: bool) -> Option<LockI
             parts.miss(id);
         }
     }
-    parts.lost = 0;
     parts.end_losing(now);
     for lock in parts.sessions.sweep(now.mono) {
         parts.drop_if_idle(lock);
@@ -80,11 +79,8 @@ pub(super) fn next_wakeup(parts: &Parts, now: Now, may_write: bool) -> Option<u6
     let without_writing = earlier(parts.deadlines.first(), parts.sessions.next_sweep()).map(until);
     let is_at_once = !parts.notices.is_empty() || !parts.losing.is_empty();
     let without_writing = if is_at_once { Some(0) } else { without_writing };
-    let searches = (!parts.searches.is_empty()).then_some(if may_write {
-        parts.searches.pause_ms()
-    } else {
-        PAUSE_RETRY_MS
-    });
+    let searches = parts.searches.next().map(until);
+    let searches = if may_write { searches } else { searches.map(|ms| ms.max(PAUSE_RETRY_MS)) };
     let without_writing = earlier(without_writing, searches);
     if parts.table.any_ready() {
         return earlier(without_writing, Some(if may_write { 0 } else { PAUSE_RETRY_MS }));

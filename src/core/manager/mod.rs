@@ -346,17 +346,22 @@ impl LockManager {
         several::end_several(&mut self.parts)
     }
 
-    /// True if there are waits that may wait for their own owners by now, though that was not found when they began.
+    /// True if waits are left to search for cycles.
     #[inline]
     pub(crate) fn has_searches(&self) -> bool {
         !self.parts.searches.is_empty()
+    }
+
+    /// True if the next portion of these searches may start.
+    pub(crate) fn searches_are_due(&self, now: Now) -> bool {
+        self.parts.searches.next().is_some_and(|start| start <= now.mono)
     }
 
     /// The next search for a way from such a wait back to its owner. If deadlocks are not to be `reported`, only for one that ends
     /// when somebody is let pass.
     pub(crate) fn next_search(&mut self, reported: bool, now: Now) -> Option<Search> {
         loop {
-            let id = match self.parts.searches.next()? {
+            let id = match self.parts.searches.take_next()? {
                 Next::GoOn(search) => return Some(*search),
                 Next::Begin(id) => id,
             };
@@ -376,9 +381,9 @@ impl LockManager {
         self.parts.searches.put_off(search);
     }
 
-    /// As much was searched as may be in one go.
-    pub(crate) fn rest_from_searches(&mut self) {
-        self.parts.searches.rest();
+    /// Ends a portion of searches that is used up.
+    pub(crate) fn rest_from_searches(&mut self, now: Now) {
+        self.parts.searches.rest(now.mono);
     }
 
     /// The search of this wait was too long for one call: it is searched later.

@@ -67,7 +67,7 @@ fn state<'a>(parts: &'a Parts, lock: LockRef<'_>) -> Option<&'a LockState> {
 }
 
 /// See [`LockManager::tables`](super::LockManager::tables).
-pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 22] {
+pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 24] {
     let (notified, notified_connections) = parts.waiters.notified.lens();
     let (owners, requests) = parts.waiters.index_lens();
     let (connections, ended, sweeps) = parts.sessions.lens();
@@ -94,6 +94,8 @@ pub(super) fn tables(parts: &Parts) -> [(&'static CStr, usize); 22] {
         (c"table_ready_locks", parts.table.ready_len()),
         (c"table_decisions", parts.decisions.len()),
         (c"table_notices", parts.notices.len()),
+        (c"table_searches", parts.searches.len()),
+        (c"table_closing_connections", parts.losing.len()),
         (c"table_granted_key_hints", parts.granted_keys.len()),
     ]
 }

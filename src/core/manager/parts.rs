@@ -120,8 +120,6 @@ pub(super) struct Parts {
     pub(super) portion: Portion,
     /// Connections whose waits and holds are still to be ended.
     pub(super) losing: BTreeMap<ConnectionId, Loses>,
-    /// How many of these were ended since the last tick.
-    pub(super) lost: usize,
     /// Until then nothing is granted but to those who hold the lock: others may hold it whose holds were forgotten.
     pub(super) quarantined_until: Option<MonoUs>,
     /// This server is not the primary.
@@ -334,12 +332,11 @@ impl Parts {
 
     /// Ends some of the waits, and what else depends on connections that have closed; the rest with the next tick.
     pub(super) fn end_losing(&mut self, now: Now) {
-        while self.lost < 4 * self.portion.0 {
+        for _ in 0..4 * self.portion.0 {
             let Some((connection, loses)) = self.losing.first_key_value().map(|(at, loses)| (*at, *loses))
             else {
                 return;
             };
-            self.lost += 1;
             if !self.end_next_of(connection, loses, now) {
                 self.losing.remove(&connection);
             }
@@ -598,10 +595,14 @@ impl Parts {
         }
     }
 
-    /// The owner holds the lock: its queued waits for it, of which it may have more, stand before all newcomers from now on.
+    /// Moves the queued waits of a new holder for this lock ahead of all newcomers. The newcomers that they overtake wait for the
+    /// holder from now on, so its waits are searched for cycles.
     pub(super) fn move_waits_ahead(&mut self, lock: LockIdx, owner: &Owner) {
         let waits: SmallVec<[WaiterId; 4]> = self.waiters.of_owner_at(lock, owner.as_bytes()).collect();
-        waits.into_iter().for_each(|id| self.move_wait(id, true));
+        let overtakes = waits.into_iter().fold(false, |overtakes, id| self.move_wait(id, true) | overtakes);
+        if overtakes {
+            self.search_waits_of(owner);
+        }
     }
 
     /// The owner holds more than when its waits began: those who wait for that may be the ones whom it waits for.
@@ -618,13 +619,13 @@ impl Parts {
         !self.waiters.bundles.is_empty() && self.state(lock).is_some_and(|state| state.queue.has_parts())
     }
 
-    /// The owner of this queued wait holds the lock from now on, or does so no more.
-    pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) {
-        let Some(wait) = self.waiters.queued(id) else { return };
+    /// Moves a queued wait when its owner becomes a holder, or is one no longer. Returns whether its position has changed.
+    pub(super) fn move_wait(&mut self, id: WaiterId, holds: bool) -> bool {
+        let Some(wait) = self.waiters.queued(id) else { return false };
         let (lock, before, wants, is_part) =
             (wait.lock(), wait.position(), wait.request().wants, wait.is_part());
         let after = Position::new(wants, holds, before.ticket());
-        let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return };
+        let Some(state) = self.table.get_mut(lock).filter(|_| before != after) else { return false };
         let crosses = state.queue.is_crossing(before);
         state.queue.remove(before);
         state.queue.insert(after, (id, is_part), wants);
@@ -633,6 +634,7 @@ impl Parts {
             state.queue.set_crossing(after, true);
         }
         self.waiters.set_position(id, after);
+        true
     }
 
     /// The holds of these owners ended: what was still to be delivered, given back, renewed or released of them is void.

@@ -229,10 +229,16 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Ends every hold. Returns how many owners lost theirs.
+    /// Ends every hold. Returns the number of owners who lost theirs.
     pub(super) fn end_all(&mut self) -> usize {
         self.looks_at_all = true;
-        self.holders.clear()
+        let lost = self.holders.clear();
+        if let Some(lock) = self.lock {
+            // Portions of holds to end are over with the holds. Only records may be left, which the next step forgets.
+            self.parts.void_ended(lock, MayHaveEnded::Any, |_| true);
+            self.is_due_again |= std::mem::take(&mut self.is_unfinished);
+        }
+        lost
     }
 
     /// Everybody who holds the lock is to be told what happens to it.

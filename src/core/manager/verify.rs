@@ -111,7 +111,6 @@ impl LockManager {
     /// The server has dealt with all connections that have closed.
     pub(crate) fn close_all(&mut self, now: Now) {
         while !self.parts.losing.is_empty() {
-            self.parts.lost = 0;
             self.parts.end_losing(now);
         }
     }

@@ -104,6 +104,24 @@ fn about_its_own() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn acquire(owner: usize, shared: bool) -> Op {
+    let call = Call { owner, shared, lease: 1_000, ..Call::default() };
+    Op::Acquire { lock: 0, call, block: Some(0) }
+}
+
+/// `LOCK.BREAK` ends all holds in its own step, also those that only a later portion would have revoked.
+#[test]
+fn break_serves_the_queue_in_its_step() {
+    let before = [acquire(0, false), acquire(1, true), acquire(2, true), acquire(3, false)];
+    let release = Op::Release { lock: 0, owner: 0, scope: ReleaseScope::All, lease: None, id: None };
+    let gone = Op::Deliver { which: 0, arrives: false };
+    let mut real = after(&[&before[..], &[release]].concat(), &[gone.clone(), gone], 1);
+    assert_eq!(counts(&real, LOCKS[0]).len(), 2, "both readers hold the lock until they are revoked");
+    happens(&mut real, &Op::Break { lock: 0 });
+    assert!(real.waiting(LOCKS[0]).is_empty());
+    assert_eq!(counts(&real, LOCKS[0]), [(Owner::new(OWNERS[3]), 1, 0)]);
+}
+
 proptest! {
     #![proptest_config(histories(20_000))]
 
